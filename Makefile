@@ -130,7 +130,7 @@ models: $(VENV)/.dev
 .PHONY: sweep
 sweep: venv
 	@echo "== processes killed or stopped at each failpoint"
-	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/test_kill_points.py
+	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/kill_points/test_kill_points.py
 
 .PHONY: crash
 crash: venv
@@ -151,7 +151,7 @@ load: venv
 .PHONY: faults
 faults: venv
 	@echo "== disk faults, power loss, corruption"
-	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(wildcard tests/crash/test_disk_faults_*.py tests/crash/test_power_*.py tests/crash/test_*_corruption*.py)
+	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,disk_faults power_loss disk_corruption segment_corruption)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \

@@ -23,7 +23,7 @@ class Scene(Stage):
 
     def ask_saved(self) -> None:
         """Writes everything to disk and syncs."""
-        with self._looking() as (link, _):
+        with self._observing() as (link, _):
             while True:
                 saved = link.ask(Save(1), 30)
                 assert isinstance(saved, Saved) and not saved.trouble, saved
@@ -44,18 +44,18 @@ class Scene(Stage):
 
     def flush(self, tier: str) -> None:
         """Drops everything from one tier."""
-        with self._looking() as (link, _):
+        with self._observing() as (link, _):
             flushed = link.ask(Flush(1, None, tier), 30)
             assert isinstance(flushed, Flushed) and not flushed.kept, flushed
 
     def header(self) -> dict[str, int]:
         """Returns the counters of the index."""
-        with self._looking() as (_, observer):
+        with self._observing() as (_, observer):
             return observer.header()
 
     def disk_open(self, pages: int = 0) -> bool:
         """Returns whether the disk tier is open, with at least `pages` pages."""
-        with self._looking() as (_, observer):
+        with self._observing() as (_, observer):
             text = observer.disk_text() or b""
             return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
 
@@ -68,7 +68,7 @@ class Scene(Stage):
             os.close(descriptor)
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Link, Observer]]:
+    def _observing(self) -> Iterator[tuple[Link, Observer]]:
         link = Link(self.socket, 10)
         try:
             index, locks = link.greet(Observe(BUILD), 10).descriptors

@@ -37,7 +37,7 @@ from pagetier.client.cli.calibrate.measure import (
     speeds_of,
 )
 from pagetier.client.cli.calibrate.measure import median_seconds as medians
-from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
+from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds, WayName
 from pagetier.kernels.device import Copy, Direction, Event, Stream
 from results_file import row_of, save, show
@@ -106,7 +106,7 @@ def verify(bench: Bench) -> None:
     scene, before = bench.scenes[Direction.LOAD], bench.scenes[Direction.LOAD].cache.clone()
     for run in bench.scale.runs:
         pages = None
-        for way in ORDER:
+        for way in COPY_WAYS:
             scene.arena.zero_()
             do(bench.work_on(scene, Direction.STORE, run, way))
             pages = scene.arena.clone() if pages is None else pages
@@ -124,7 +124,7 @@ def over_plain(bench: Bench) -> Iterator[Result]:
     """Measures each path at each length, one direction and both at once, in turn with a plain copy of as many bytes."""
     both = (Direction.STORE, Direction.LOAD)
     for directions, run in product(((both[0],), (both[1],), both), bench.scale.runs):
-        ways: tuple[WayName, ...] = (*ORDER, "auto")
+        ways: tuple[WayName, ...] = (*COPY_WAYS, "auto")
         actions: list[Begin] = [partial(bench.plain, directions)]
         for way in ways:
             actions.append(partial(do, *(bench.work(direction, run, way) for direction in directions)))

@@ -21,7 +21,7 @@ from measure import REPORTED, Result, Unit, at_least, at_most, main, median_time
 from pagetier.client import Client, FullAttention, GroupKeys, Keys
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import Wish, take
+from pagetier.shm.segments import SegmentRequest, take
 
 SPAWN = get_context("spawn")
 
@@ -223,7 +223,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
     pages = 0
     for _ in range(5):
         began = time.perf_counter()
-        segments = take(Wish(stage.name, geometry, BUILD))
+        segments = take(SegmentRequest(stage.name, geometry, BUILD))
         taken.append(time.perf_counter() - began)
         pages = segments.owner.header()["pages"]
         segments.release()

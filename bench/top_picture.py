@@ -37,17 +37,17 @@ ENGINES = ("vllm worker 0", "vllm worker 1")
 def work(client: Client, seed: int, over: threading.Event) -> None:
     """Acts like an engine: some prompts are repeated, others occur once, and they become more alike with time."""
     dice, space = random.Random(seed), Namespace(model="example/model-8b", dtype="bfloat16", page_tokens=TOKENS)
-    into = np.zeros((PAGES, PAGE), dtype=np.uint8)
+    out = np.zeros((PAGES, PAGE), dtype=np.uint8)
     began = time.monotonic()
     while not over.wait(0.02):
         alike = 120 - 60 * (time.monotonic() - began) / SECONDS
         prompt = min(int(dice.expovariate(1 / alike)), PROMPTS)
         keys = space.keys(range(prompt << 16, (prompt << 16) + TOKENS * PAGES))
         with client.match(keys) as match:
-            client.load(match, into, timeout=0.05)
+            client.load(match, out, timeout=0.05)
             found = len(match)
         if found < PAGES:
-            client.store(keys, into)
+            client.store(keys, out)
 
 
 def daemon_on(folder: Path) -> RunningDaemon:

@@ -143,9 +143,9 @@ class Attachment:
         if session is None or not session.closed:
             return True
         self.session = None
-        self.arenas.look()
+        self.arenas.check_session()
         _retire_soon(session)
-        point("client.let_go")
+        point("client.released")
         return False
 
     def detach(self) -> bool:
@@ -160,7 +160,7 @@ class Attachment:
         self.linked = None
         self._settled.set()
         self.requests.fail_all()
-        self.arenas.look()
+        self.arenas.check_session()
         point("client.leaving")
         return session is None or (not session.closed and _retire(session))
 

@@ -123,7 +123,7 @@ class DiskPrefix(msgspec.Struct, frozen=True):
     all: Keys
 
 
-def pages_behind(match: Match, out: Destination) -> DiskPrefix | None:
+def disk_prefix_of(match: Match, out: Destination) -> DiskPrefix | None:
     """Returns the pages on disk after the pinned ones for which there is room, or None if there are none.
 
     If no page is pinned, the page size is unknown, and one buffer counts as room for all pages.

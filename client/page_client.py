@@ -19,7 +19,7 @@ from pagetier.client.futures import (
 )
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.load import destination_of, pages_behind
+from pagetier.client.load import destination_of, disk_prefix_of
 from pagetier.client.match import Match
 from pagetier.client.matching_client import MatchingClient
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
@@ -56,7 +56,7 @@ class PageClient(MatchingClient):
             if it was not read in time, is gone, or has another size than its buffer.
         """
         destination = destination_of(match, out, start_page, self.threads)
-        on_disk = pages_behind(match, destination)
+        on_disk = disk_prefix_of(match, destination)
         if on_disk is None:
             return destination.copy(match, 0)
         seconds = self._seconds(timeout)

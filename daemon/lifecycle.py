@@ -53,13 +53,13 @@ class RunContext(msgspec.Struct, frozen=True):
 
 
 async def run(
-    config: Config, segments: Segments, server: Server, signals: Reported, keeper: RunContext | None = None
+    config: Config, segments: Segments, server: Server, signals: Reported, context: RunContext | None = None
 ) -> None:
     """Serves until a signal arrives, or one that arrived earlier.
 
     Raises PrefaultError if the arena cannot be populated.
     """
-    life = _Life(config, segments, server, keeper or RunContext(Notifier({}), lambda _: config))
+    life = _Life(config, segments, server, context or RunContext(Notifier({}), lambda _: config))
     loop = asyncio.get_running_loop()
     signals.pass_to(life.leave, loop)
     loop.add_signal_handler(signal.SIGHUP, life.reload)
@@ -71,11 +71,11 @@ async def run(
 
 
 class _Life:
-    def __init__(self, config: Config, segments: Segments, server: Server, keeper: RunContext) -> None:
+    def __init__(self, config: Config, segments: Segments, server: Server, context: RunContext) -> None:
         self._config = config
         self._asked = config  # the configuration that was read last; parts of it may wait for a restart
-        self._keeper = keeper
-        self._notifier = keeper.notifier
+        self._context = context
+        self._notifier = context.notifier
         self._segments = segments
         self._server = server
         self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
@@ -83,14 +83,14 @@ class _Life:
         self._halt = threading.Event()
         self._service: Service | None = None
         self._metrics: MetricsEndpoint | None = None
-        self._admits = False
+        self._open = False
         self._changed = False  # a reload was requested before the daemon was ready
         self._refused = ""
         self._status_due = float("inf")
 
     def leave(self, way: StopRequest) -> None:
         """Handles a stop signal."""
-        self._way = meant_by(way, self._keeper.keep_while)
+        self._way = meant_by(way, self._context.keep_while)
         self._halt.set()
         self._leaving.set()
 
@@ -98,7 +98,7 @@ class _Life:
         """Reads the configuration again, at the earliest when engines may attach: a reload reports READY too."""
         if self._leaving.is_set():
             return
-        if self._service is None or not self._admits:
+        if self._service is None or not self._open:
             self._changed = True
             return
         self._notifier.reloading()
@@ -110,7 +110,7 @@ class _Life:
     def _read_again(self, service: Service) -> str:
         """Returns why the new configuration was rejected, in which case nothing changes; "" if it is in force."""
         try:
-            self._asked = self._keeper.read(service.in_force.beside)
+            self._asked = self._context.read(service.in_force.beside)
             changes = service.in_force.take(self._asked)
         except ConfigError as error:
             log.error("not reloaded, the previous settings stay in force: %s", error, extra=event("reload_refused"))
@@ -133,9 +133,9 @@ class _Life:
         service = await self._serve()
         if self._segments.origin is Origin.MADE:
             await self._populate()
-            self._admit(service)
+            self._open_to_engines(service)
         else:
-            self._admit(service)
+            self._open_to_engines(service)
             await self._populate()
         self._status_due = 0.0
         await self._leaving.wait()
@@ -187,12 +187,12 @@ class _Life:
         await self._metrics.start()
         log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
 
-    def _admit(self, service: Service) -> None:
+    def _open_to_engines(self, service: Service) -> None:
         if self._leaving.is_set():
             return
-        service.admit()
-        point("run.admitted")
-        self._admits = True
+        service.open_to_engines()
+        point("run.opened")
+        self._open = True
         self._notifier.ready(self._status())
         header = self._segments.owner.header()
         log.info(

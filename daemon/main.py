@@ -32,7 +32,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event, log_to_stderr
 from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import Leftovers, Origin, Segments, UnfitError, Wish, take
+from pagetier.shm.segments import Leftovers, Origin, SegmentRequest, Segments, UnfitError, take
 
 log = logging.getLogger("pagetierd")
 
@@ -167,7 +167,7 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
         if not verdict.fits:
             raise ShmError(verdict.explain())
 
-    def will_do(have: Geometry) -> bool:
+    def accepts(have: Geometry) -> bool:
         return serves(have, settings)
 
-    return take(Wish(settings.name, geometry_of(settings), BUILD, leftovers, check_room, will_do))
+    return take(SegmentRequest(settings.name, geometry_of(settings), BUILD, leftovers, check_room, accepts))

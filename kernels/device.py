@@ -66,7 +66,7 @@ class Event(Protocol):
     def wait(self, seconds: float) -> bool:
         """Waits until the event has completed; returns False after `seconds`. Raises DeviceError as done() does."""
 
-    def hold(self, stream: object) -> None:
+    def make_stream_wait(self, stream: object) -> None:
         """Orders later work of an engine's own stream behind this event, without blocking the host.
 
         That work also runs if the copies failed: callers that need to know check done() afterwards.

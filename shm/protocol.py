@@ -41,13 +41,13 @@ class Attach(_Message, frozen=True):
 
     Attributes:
         token: The same when the same session attaches again.
-        holds: Serials (u64) of the granted pages that the session still knows; all others granted to it are released.
+        serials: Serials (u64) of the granted pages that the session still knows; all others granted to it are released.
     """
 
     build: str
     token: int
     name: str
-    holds: bytes = b""
+    serials: bytes = b""
 
 
 class Observe(_Message, frozen=True):
@@ -256,7 +256,7 @@ class Unpacker:
         self._limit = nbytes
 
     @property
-    def held(self) -> int:
+    def buffered(self) -> int:
         """The bytes of messages that are incomplete or not yet taken."""
         return len(self._buffer)
 

@@ -110,7 +110,7 @@ class Segments:
         os.close(self._lock)
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SegmentRequest(msgspec.Struct, frozen=True):
     """The segments that a daemon requests from take().
 
     Attributes:
@@ -119,7 +119,7 @@ class Wish(msgspec.Struct, frozen=True):
         build: Written to the header for diagnostics.
         leftovers: What to do with the segments of an earlier daemon.
         check_room: Called before segments are made; its exceptions are passed on.
-        will_do: Returns whether existing segments of that geometry can be used; None: only exactly this geometry.
+        accepts: Returns whether existing segments of that geometry can be used; None: only exactly this geometry.
     """
 
     name: str
@@ -127,10 +127,10 @@ class Wish(msgspec.Struct, frozen=True):
     build: str
     leftovers: Leftovers = Leftovers.ADOPT
     check_room: Callable[[], None] = lambda: None
-    will_do: Callable[[Geometry], bool] | None = None
+    accepts: Callable[[Geometry], bool] | None = None
 
 
-def take(wish: Wish) -> Segments:
+def take(request: SegmentRequest) -> Segments:
     """Adopts the segments that an earlier daemon left under this name, or makes new ones.
 
     Raises UnfitError, and leaves the segments unchanged, if they are corrupt, of another format, or contain pages and
@@ -144,45 +144,47 @@ def take(wish: Wish) -> Segments:
         ShmError: Another daemon uses them, or they belong to another user.
     """
     for _ in range(_TRIES):
-        index = open_segment(wish.name, "index", flags=posix_ipc.O_CREAT)
+        index = open_segment(request.name, "index", flags=posix_ipc.O_CREAT)
         try:
-            lock(wish.name, index)
+            lock(request.name, index)
             point("segments.locked")
-            segments = _take_locked(wish, index)
+            segments = _take_locked(request, index)
         except BaseException:
             os.close(index)
             raise
         if segments is not None:
             return segments
         os.close(index)
-    raise ShmError(f"segments {wish.name!r} were replaced {_TRIES} times: is another daemon being started and stopped?")
+    raise ShmError(
+        f"segments {request.name!r} were replaced {_TRIES} times: is another daemon being started and stopped?"
+    )
 
 
-def _take_locked(wish: Wish, index: int) -> Segments | None:
+def _take_locked(request: SegmentRequest, index: int) -> Segments | None:
     """Returns None to retry: the index was removed or replaced before it was locked, or was unusable and is removed."""
-    if not is_current(wish.name, index):
+    if not is_current(request.name, index):
         return None
     if os.fstat(index).st_size == 0:
-        return Segments(wish.name, index, _make_or_unlink(wish), Origin.MADE)
-    owner = None if wish.leftovers is Leftovers.DISCARD else _adopt(wish, index)
+        return Segments(request.name, index, _make_or_unlink(request), Origin.MADE)
+    owner = None if request.leftovers is Leftovers.DISCARD else _adopt(request, index)
     if owner is not None:
-        return Segments(wish.name, index, owner, Origin.ADOPTED)
+        return Segments(request.name, index, owner, Origin.ADOPTED)
     point("segments.useless")
-    unlink(wish.name)
+    unlink(request.name)
     return None
 
 
-def _make_or_unlink(wish: Wish) -> Owner:
+def _make_or_unlink(request: SegmentRequest) -> Owner:
     try:
-        wish.check_room()
-        return _make(wish)
+        request.check_room()
+        return _make(request)
     except BaseException:
-        unlink(wish.name)
+        unlink(request.name)
         raise
 
 
-def _make(wish: Wish) -> Owner:
-    name, g = wish.name, wish.geometry
+def _make(request: SegmentRequest) -> Owner:
+    name, g = request.name, request.geometry
     for kind in ("locks", "arena"):
         os.close(open_new(name, kind))
     point("segments.named")
@@ -193,7 +195,7 @@ def _make(wish: Wish) -> Owner:
     point("segments.mapped")
     _populate_index(owner)
     point("segments.populated")
-    owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), wish.build)
+    owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), request.build)
     owner.adopt(0)
     point("segments.made")
     return owner
@@ -207,35 +209,35 @@ def _populate_index(owner: Owner) -> None:
         raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error
 
 
-def _adopt(wish: Wish, index: int) -> Owner | None:
+def _adopt(request: SegmentRequest, index: int) -> Owner | None:
     """Returns None if the segments were never finished, or were being removed."""
     head = head_of(index)
     if head.unfinished:
         return None
     if head.why_not:
-        raise _no_use(wish.name, head.why_not)
+        raise _unfit(request.name, head.why_not)
     try:
-        owner = map_segments(wish.name)
+        owner = map_segments(request.name)
     except posix_ipc.ExistentialError:
         return None
     except OSError as error:
         why = f"cannot be mapped: {error.strerror}"
         if error.errno in _SHORTAGES:
-            raise ShmError(f"segments {wish.name!r} {why}") from error
-        raise _no_use(wish.name, why) from error
-    return _adopt_mapped(wish, owner)
+            raise ShmError(f"segments {request.name!r} {why}") from error
+        raise _unfit(request.name, why) from error
+    return _adopt_mapped(request, owner)
 
 
-def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
+def _adopt_mapped(request: SegmentRequest, owner: Owner) -> Owner | None:
     why_not = owner.why_not()
     if why_not is not None:
-        raise _no_use(wish.name, f"are corrupt: {why_not}")
+        raise _unfit(request.name, f"are corrupt: {why_not}")
     before = owner.header()
     if before["closed"]:
         return None
-    other = _other_geometry(wish, owner)
+    other = _other_geometry(request, owner)
     if other and before["pages"]:
-        raise _no_use(wish.name, f"contain pages and have {other}")
+        raise _unfit(request.name, f"contain pages and have {other}")
     point("segments.sound")
     owner.adopt(used_slots(owner))
     point("segments.adopted")
@@ -244,8 +246,8 @@ def _adopt_mapped(wish: Wish, owner: Owner) -> Owner | None:
     if not other:
         return owner
     if after["pages"]:  # a daemon that died while it adopted them had not counted any yet
-        raise _no_use(wish.name, f"contain pages and have {other}")
-    log.info("segments %r contain no page and have %s: dropped", wish.name, other, extra=event("leftovers_dropped"))
+        raise _unfit(request.name, f"contain pages and have {other}")
+    log.info("segments %r contain no page and have %s: dropped", request.name, other, extra=event("leftovers_dropped"))
     return None
 
 
@@ -254,7 +256,7 @@ def _log_dropped(pages: int) -> None:
         log.warning("dropped %d pages that were corrupt or incomplete", pages, extra=event("dropped", pages=pages))
 
 
-def _no_use(name: str, why: str) -> UnfitError:
+def _unfit(name: str, why: str) -> UnfitError:
     return UnfitError(f"segments {name!r} {why}")
 
 
@@ -264,12 +266,12 @@ def map_segments(name: str) -> Owner:
         return Owner(*(stack.enter_context(opened(name, kind)) for kind in KINDS))
 
 
-def _other_geometry(wish: Wish, owner: Owner) -> str:
+def _other_geometry(request: SegmentRequest, owner: Owner) -> str:
     """Returns the existing and the configured geometry, or "" if the existing one can be used."""
     have = Geometry.of(owner.header())
-    if have == wish.geometry or (wish.will_do is not None and wish.will_do(have)):
+    if have == request.geometry or (request.accepts is not None and request.accepts(have)):
         return ""
-    return f"{have}; the configuration asks for {wish.geometry}"
+    return f"{have}; the configuration asks for {request.geometry}"
 
 
 def used_slots(owner: Owner) -> int:

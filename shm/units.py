@@ -81,19 +81,19 @@ def _all_spellings(units: dict[str, int]) -> dict[str, int]:
 _BYTES = _all_spellings(_canonical_units())
 
 
-def parse_size(text: str | int) -> int:
-    """Returns the bytes that `text` specifies ("2GiB", "512 MiB", "1.5G", 4096), rounded down.
+def parse_size(raw: object) -> int:
+    """Returns the bytes that `raw` specifies ("2GiB", "512 MiB", "1.5G", 4096), rounded down.
 
     Raises:
         ValueError: It is not a size, negative, or exceeds 63 bits; the message quotes it.
     """
-    if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise ValueError(f"{shown(text)} is not a size")
-    nbytes = _spelled_bytes(text) if isinstance(text, str) else text
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+        raise ValueError(f"{shown(raw)} is not a size")
+    nbytes = _spelled_bytes(raw) if isinstance(raw, str) else raw
     if nbytes < 0:
-        raise ValueError(f"{shown(text)} is not a size")
+        raise ValueError(f"{shown(raw)} is not a size")
     if nbytes > _LIMIT:
-        raise ValueError(f"{_quoted(text)} is too large: a size is at most {format_size(_LIMIT)}")
+        raise ValueError(f"{_quoted(raw)} is too large: a size is at most {format_size(_LIMIT)}")
     return nbytes
 
 
@@ -104,17 +104,17 @@ def _spelled_bytes(text: str) -> int:
     return int(number * _BYTES[unit])
 
 
-def parse_duration(text: str | int | float) -> float:
-    """Returns the seconds that `text` specifies ("250ms", "30s", "5m", 60).
+def parse_duration(raw: object) -> float:
+    """Returns the seconds that `raw` specifies ("250ms", "30s", "5m", 60).
 
     Raises:
         ValueError: It is not a duration, negative or longer than 36,500 days; the message quotes it.
     """
-    if isinstance(text, bool) or not isinstance(text, (str, int, float)):
-        raise ValueError(f"{shown(text)} is not a duration")
-    seconds = _spelled_seconds(text) if isinstance(text, str) else _plain_seconds(text)
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        raise ValueError(f"{shown(raw)} is not a duration")
+    seconds = _spelled_seconds(raw) if isinstance(raw, str) else _plain_seconds(raw)
     if seconds > _MOST_DAYS * _SECONDS["d"]:
-        raise ValueError(f"{_quoted(text)} is too long: at most {_MOST_DAYS}d")
+        raise ValueError(f"{_quoted(raw)} is too long: at most {_MOST_DAYS}d")
     return float(seconds)
 
 

@@ -91,7 +91,7 @@ class ReadResult(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Held(msgspec.Struct, frozen=True):
+class StoredPages(msgspec.Struct, frozen=True):
     """Some of the pages in a tier, as packed little-endian arrays with one element a page.
 
     Attributes:
@@ -152,7 +152,7 @@ class Tier(Protocol):
         fit.
         """
 
-    def contents(self) -> Iterator[Held]:
+    def contents(self) -> Iterator[StoredPages]:
         """Returns all pages in batches. Pages written or dropped during the walk may or may not be included."""
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:

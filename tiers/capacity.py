@@ -62,15 +62,15 @@ def pages_of_value(frame_bytes: int) -> int:
 def least_cap(environments: int, frame_bytes: int) -> int:
     """Returns the smallest cap, in whole MiB, with which each environment has room for a frame."""
     low, high = 0, 1
-    while not holds_any(high << 20, environments, frame_bytes):
+    while not has_room(high << 20, environments, frame_bytes):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds_any(middle << 20, environments, frame_bytes) else (middle, high)
+        low, high = (low, middle) if has_room(middle << 20, environments, frame_bytes) else (middle, high)
     return high << 20
 
 
-def holds_any(cap_bytes: int, environments: int, frame_bytes: int) -> bool:
+def has_room(cap_bytes: int, environments: int, frame_bytes: int) -> bool:
     """Returns whether each environment has room for a frame."""
     return shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0
 

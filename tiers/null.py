@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pagetier.tiers.base import Held, Incoming, Outgoing, ReadOutcome, ReadResult, TierState, Written
+from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, StoredPages, TierState, Written
 
 
 class NullTier:
@@ -15,7 +15,7 @@ class NullTier:
         """No frames fit."""
         return 0
 
-    def contents(self) -> Iterator[Held]:
+    def contents(self) -> Iterator[StoredPages]:
         """Returns no pages."""
         return iter(())
 

@@ -30,7 +30,7 @@ class Trust(IntEnum):
 
 
 class Serve(_WorkerMessage, frozen=True):
-    """Requests the worker to open the tier.
+    """Asks the worker to open the tier.
 
     Attributes:
         slot: The worker's slot in the index.
@@ -79,12 +79,12 @@ class Sync(_WorkerMessage, frozen=True):
     number: int
 
 
-class Tell(_WorkerMessage, frozen=True):
+class GetState(_WorkerMessage, frozen=True):
     """Requests the tier's state; answered with Tells."""
 
 
 class Leave(_WorkerMessage, frozen=True):
-    """Requests the worker to sync, close the tier and exit."""
+    """Asks the worker to sync, close the tier and exit."""
 
 
 class Opened(_WorkerMessage, frozen=True):
@@ -94,7 +94,7 @@ class Opened(_WorkerMessage, frozen=True):
     state: TierState
 
 
-class Fails(_WorkerMessage, frozen=True):
+class OpenFailed(_WorkerMessage, frozen=True):
     """Reports that the tier cannot be used; the worker then exits.
 
     `reason` is one sentence for an administrator, `trust` how far the next worker may trust the folder.
@@ -104,7 +104,7 @@ class Fails(_WorkerMessage, frozen=True):
     trust: Trust = Trust.AS_LEFT
 
 
-class Holds(_WorkerMessage, frozen=True):
+class InventoryPart(_WorkerMessage, frozen=True):
     """Reports some of the pages in the tier. `spaces` are indices into `table`."""
 
     keys: bytes
@@ -160,28 +160,28 @@ class Synced(_WorkerMessage, frozen=True):
     reason: str
 
 
-class Tells(_WorkerMessage, frozen=True):
+class StateReport(_WorkerMessage, frozen=True):
     """Answers Tell. The worker also sends it when something changed that matters to an administrator."""
 
     state: TierState
 
 
-Order: TypeAlias = Serve | Write | Read | Sync | Tell | Leave
-Report: TypeAlias = Opened | Fails | Holds | Complete | Wrote | HasRead | Synced | Tells
+Command: TypeAlias = Serve | Write | Read | Sync | GetState | Leave
+Report: TypeAlias = Opened | OpenFailed | InventoryPart | Complete | Wrote | HasRead | Synced | StateReport
 
-_orders: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
+_commands: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _reports: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Report)
 
 
-def read_order(body: bytes) -> Order:
+def decode_command(body: bytes) -> Command:
     """Decodes a message for the worker. Raises ProtocolError for anything else."""
     try:
-        return _orders.decode(body)
+        return _commands.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a message for a worker: {error}") from error
 
 
-def read_report(body: bytes) -> Report:
+def decode_report(body: bytes) -> Report:
     """Decodes a message for the daemon. Raises ProtocolError for anything else."""
     try:
         return _reports.decode(body)

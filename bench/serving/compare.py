@@ -128,5 +128,5 @@ def _ours(scene: Scene) -> dict[str, Any]:
         "kv_connector_module_path": "pagetier.client.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": str(scene.socket), "disk_deadline": 30},
+        "kv_connector_extra_config": {"socket": str(scene.socket), "disk_timeout": 30},
     }

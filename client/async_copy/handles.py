@@ -121,7 +121,7 @@ class LoadHandle:
         except DeviceError:
             return False
 
-    def hold(self, stream: object, layer: int, timeout: float) -> bool:
+    def make_stream_wait(self, stream: object, layer: int, timeout: float) -> bool:
         """Makes further work on the engine's stream wait until a layer is in the cache.
 
         The call itself waits, at most `timeout` seconds, only until the copies of the layer are enqueued. Raises
@@ -139,7 +139,7 @@ class LoadHandle:
         if event is None or not self._valid:
             return False
         try:
-            event.hold(stream)
+            event.make_stream_wait(stream)
         except DeviceError:
             return False
         return True

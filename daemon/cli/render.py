@@ -37,11 +37,11 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
         )
     if disk.note:
         yield disk.note
-    if work.lost or work.spared:
-        yield f"{work.lost:,} pages evicted before they were written, {work.spared:,} deliberately not written"
+    if work.lost or work.skipped:
+        yield f"{work.lost:,} pages evicted before they were written, {work.skipped:,} deliberately not written"
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
-        yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.spared_bytes)} not written"
+        yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"
 
 
 def synced(disk: DiskReport) -> str:

@@ -50,8 +50,8 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hit_ratio(self) -> float | None:
         """Hits per page looked up; None before the first lookup."""
-        looked_for = self.hits + self.misses
-        return self.hits / looked_for if looked_for else None
+        lookups = self.hits + self.misses
+        return self.hits / lookups if lookups else None
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,14 +181,14 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         lost: Pages evicted before they could be written.
-        spared: Pages not written, since the disk was unavailable or the budget did not allow it.
+        skipped: Pages not written, since the disk was unavailable or the budget did not allow it.
         damaged: Pages that failed verification.
     """
 
     written: int
     read: int
     lost: int
-    spared: int
+    skipped: int
     damaged: int
 
 
@@ -268,7 +268,8 @@ def _disk(header: dict[str, int], report: DiskReport) -> PageTier:
 
 
 def _disk_work(header: dict[str, int]) -> DiskWork:
-    return DiskWork(**{name: header[f"disk_{name}"] for name in DiskWork.__struct_fields__})
+    counters = {name: header[f"disk_{name}"] for name in ("written", "read", "lost", "damaged")}
+    return DiskWork(**counters, skipped=header["disk_spared"])
 
 
 def _disk_report(observer: Observer) -> DiskReport:

@@ -18,13 +18,13 @@ import msgspec
 _CHECKSUM_COMMENT: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of the lines above: "
 
 
-def sealed(text: str) -> str:
+def with_checksum(text: str) -> str:
     """Returns the text, which ends with a newline, and a comment with its checksum."""
     return f"{text}{_CHECKSUM_COMMENT}{_digest(text)}\n"
 
 
-def is_as_sealed(text: str) -> bool:
-    """Returns whether a text ends with the comment of `sealed` and was not modified since."""
+def is_unmodified(text: str) -> bool:
+    """Returns whether a text ends with the comment of `with_checksum` and was not modified since."""
     body, found, digest = text.rpartition(_CHECKSUM_COMMENT)
     return bool(found) and digest == f"{_digest(body)}\n"
 
@@ -193,7 +193,7 @@ def _install_file(root: Path, file: Installed, *, replace: bool) -> bool:
     """Writes a file. Returns False if a modified one exists and stays."""
     path = root / file.place
     try:
-        text = file.text if file.keep else sealed(file.text)
+        text = file.text if file.keep else with_checksum(file.text)
         there = path.read_bytes() if path.is_file() else b""
         if there == text.encode() or (file.keep and _exists(path)):
             return True
@@ -214,7 +214,7 @@ def _exists(path: Path) -> bool:
 
 def _is_unmodified(path: Path, there: bytes, text: str) -> bool:
     """Returns whether the file was installed and not modified. A link was made by the administrator or by systemd."""
-    return not path.is_symlink() and (there == text.encode() or is_as_sealed(there.decode(errors="replace")))
+    return not path.is_symlink() and (there == text.encode() or is_unmodified(there.decode(errors="replace")))
 
 
 def _described(root: Path, file: Installed) -> str:

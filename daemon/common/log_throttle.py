@@ -37,7 +37,7 @@ class LogThrottle:
         self._clock = clock
         self._minutes: dict[int, _Minute] = {}
 
-    def tell(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
+    def log(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
         """Logs a line, unless the user's limit for this minute is reached."""
         minute = self._minute(uid)
         text = line % facts
@@ -89,7 +89,7 @@ class FaultLog:
         """Clears the reason, since the state is unknown now. What was logged is remembered."""
         self.reason = ""
 
-    def tell(self, reason: str) -> None:
+    def report(self, reason: str) -> None:
         """Logs that the fault began or ended, if that is news. reason: "" for no fault."""
         self.reason = reason
         if reason and not self._logged and self._clock() - self._logged_at >= QUIET_S:

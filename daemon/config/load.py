@@ -65,7 +65,7 @@ class _SourcedValue(msgspec.Struct, frozen=True):
     """A value that was parsed from a source, and the place to name in messages."""
 
     value: Any
-    where: str
+    location: str
 
 
 _SourcedValues = dict[str, _SourcedValue]
@@ -98,13 +98,13 @@ def load(
     return config
 
 
-def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config:
+def with_changes(config: Config, texts: Mapping[str, str], location: str) -> Config:
     """Returns the configuration with other values for some settings.
 
     Args:
         config: The configuration to change.
         texts: Values by `Field.path`.
-        where: The source of the values, for messages.
+        location: The source of the values, for messages.
 
     Raises:
         ConfigError: A setting is unknown or its value invalid.
@@ -113,8 +113,8 @@ def with_changes(config: Config, texts: Mapping[str, str], where: str) -> Config
     given: _SourcedValues = {}
     for path, text in texts.items():
         if path not in known:
-            raise ConfigError(f'{where}: unknown setting "{path}"{hint(path, known)}')
-        given[path] = _read(known[path], text, f"{where}: {path}")
+            raise ConfigError(f'{location}: unknown setting "{path}"{hint(path, known)}')
+        given[path] = _read(known[path], text, f"{location}: {path}")
     changed = replaced(config, {path: each.value for path, each in given.items()})
     _check(changed, given, "in force")
     return changed
@@ -226,11 +226,11 @@ def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:
     return given
 
 
-def _read(field: Field, raw: object, where: str) -> _SourcedValue:
+def _read(field: Field, raw: object, location: str) -> _SourcedValue:
     try:
-        return _SourcedValue(field.setting.read(raw), where)
+        return _SourcedValue(field.setting.read(raw), location)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{location}: {error}") from error
 
 
 def _build(given: _SourcedValues, env: Mapping[str, str]) -> Config:
@@ -258,7 +258,7 @@ def _check(config: Config, given: _SourcedValues, otherwise: str = "default") ->
     """Validates that settings fit each other. otherwise: the source to name for values that were not given."""
 
     def describe(path: str, value: str) -> str:
-        return f"{path} = {value} ({given[path].where if path in given else otherwise})"
+        return f"{path} = {value} ({given[path].location if path in given else otherwise})"
 
     if wrong := first_conflict(config, describe):
         raise ConfigError(wrong)

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 from pagetier.daemon.config.schema import MOST_FRAMES, Config, DiskOptions
 from pagetier.shm.units import format_size, spell_size
-from pagetier.tiers.capacity import holds_any, least_cap
+from pagetier.tiers.capacity import has_room, least_cap
 
 # The tier's files are mapped by several processes, beside the arena: this is half of a process's addresses.
 MOST_MAPPED: Final = 1 << 46
@@ -22,7 +22,7 @@ def wrong_disk_size(config: Config) -> str:
         return ""
     if disk.size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    if not holds_any(disk.size, disk.environments, frame):
+    if not has_room(disk.size, disk.environments, frame):
         least = least_cap(disk.environments, frame)
         detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
         return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"

@@ -39,7 +39,7 @@ def size_setting(help: str, least: int = 0) -> Setting:
     """Returns a setting in bytes, at least `least`."""
 
     def read(raw: object) -> int:
-        nbytes = parse_size(raw)  # type: ignore[arg-type]  # it rejects other types itself
+        nbytes = parse_size(raw)
         if nbytes < least:
             raise ValueError(f"{shown(raw)} is too small: at least {spell_size(least)}")
         return nbytes
@@ -120,7 +120,7 @@ def pause_setting(help: str) -> Setting:
 
 
 def _duration(raw: object) -> float:
-    return parse_duration(raw)  # type: ignore[arg-type]  # it rejects other types itself
+    return parse_duration(raw)
 
 
 def choice_setting(help: str, *names: str) -> Setting:

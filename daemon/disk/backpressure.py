@@ -35,7 +35,7 @@ class BackPressure:
         self._waiting: deque[_WaitingStore] = deque()
         self.writing = False
 
-    def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
+    def wait_for_room(self, sizes: bytes, go: Callable[[], None]) -> None:
         """Calls `go` once: at once if no unwritten page has to leave for these pages, else a little later.
 
         Args:
@@ -52,7 +52,7 @@ class BackPressure:
         timer = self._loop.call_later(self._patience, self._release_first)
         self._waiting.append(_WaitingStore(frames, go, timer))
 
-    def look(self) -> None:
+    def release_ready(self) -> None:
         """Releases the stores that have room now. Call it after pages were written."""
         while self._waiting and (not self.writing or self._room(self._waiting[0].frames)):
             self._release_first()

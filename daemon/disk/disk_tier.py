@@ -17,7 +17,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
-from pagetier.tiers.worker_protocol import Tell
+from pagetier.tiers.worker_protocol import GetState
 
 _REPORT_EVERY_S: Final = 1.0
 _PAUSE_S: Final = 0.02
@@ -36,32 +36,32 @@ class DiskTier:
         self._events = events = WorkerEvents(segments, config, loop)
         self._supervisor = events.supervisor
         self._budget = events.budget
-        self._behind = events.write_behind
+        self._write_behind = events.write_behind
         self._fetches = events.fetches
         self._flushes = events.flushes
         self._backpressure = events.backpressure
         self._bulletin = events.bulletin
-        self._saving = DiskFlush(self._owner, config.disk, self._behind, loop)
+        self._saving = DiskFlush(self._owner, config.disk, self._write_behind, loop)
         self._reported_at = 0.0
 
     @property
-    def wanted(self) -> bool:
+    def configured(self) -> bool:
         """Whether a disk is configured."""
         return self._events.options.size > 0
 
     @property
     def budgeted(self) -> bool:
-        """Whether the writes have a budget, so that granted() must be called."""
-        return self.wanted and self._events.options.budget > 0
+        """Whether the writes have a budget, so that note_granted() must be called."""
+        return self.configured and self._events.options.budget > 0
 
     @property
     def slots_kept(self) -> int:
         """The number of slots to keep free for the worker: 1 if a disk is configured and has no worker now."""
-        return int(self.wanted and self._fetches.slot is None)
+        return int(self.configured and self._fetches.slot is None)
 
     def start(self) -> None:
         """Starts the worker if a disk is configured."""
-        if not self.wanted:
+        if not self.configured:
             return
         options = self._events.options
         self._bulletin.note(standing=Standing.STARTING, folder=str(options.path), write=options.write, cap=options.size)
@@ -72,7 +72,7 @@ class DiskTier:
 
         Waits for a tier that is still being opened, or that the next worker opens again. Logs the pages that are lost.
         """
-        if not self.wanted:
+        if not self.configured:
             return
         ends = self._loop.time() + timeout
         await self._save_all(ends)
@@ -82,7 +82,7 @@ class DiskTier:
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
-        log_lost(lost, why or (self._saving.why_not_all if lost.spared else "they were stored during the stop"))
+        log_lost(lost, why or (self._saving.why_not_all if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
         if self._bulletin.standing is Standing.NONE and self._owner.header()["pages"]:
@@ -106,7 +106,7 @@ class DiskTier:
     def _why_unsaved(self) -> str:
         if not self._bulletin.is_open:
             return f"the disk tier is not open ({self._bulletin.trouble})"
-        return self._behind.stalled() or self._behind.trouble
+        return self._write_behind.stalled() or self._write_behind.trouble
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.
@@ -123,28 +123,28 @@ class DiskTier:
 
     # Requests of the service.
 
-    def look(self) -> None:
-        """Orders the writes that are due. Called after every reservation."""
-        self._behind.look()
+    def write_due(self) -> None:
+        """Sends the writes that are due. Called after every reservation."""
+        self._write_behind.write_due()
 
     def tidy(self) -> None:
-        """Orders due writes, drops and syncs, and publishes the status. Called a few times a second."""
-        if not self.wanted:
+        """Sends due writes, drops and syncs, and publishes the status. Called a few times a second."""
+        if not self.configured:
             return
         self._saving.end_when_due()
-        self._behind.tidy()
+        self._write_behind.tidy()
         now = self._loop.time()
         if now - self._reported_at > _REPORT_EVERY_S:
             self._reported_at = now
-            self._supervisor.send(Tell())
+            self._supervisor.send(GetState())
             self._bulletin.note()
 
-    def admit(self, sizes: bytes, go: Callable[[], None]) -> None:
+    def wait_for_room(self, sizes: bytes, go: Callable[[], None]) -> None:
         """Calls `go` once, at once or after a short wait for the disk: before a reservation of pages of these sizes."""
-        self._backpressure.writing = self._behind.writing
-        self._backpressure.admit(sizes, go)
+        self._backpressure.writing = self._write_behind.writing
+        self._backpressure.wait_for_room(sizes, go)
 
-    def granted(self, outcomes: bytes, entries: bytes, sizes: bytes) -> None:
+    def note_granted(self, outcomes: bytes, entries: bytes, sizes: bytes) -> None:
         """Records the response to a reservation for the budget."""
         self._budget.note(outcomes, self._owner.chains(entries), sizes)
 
@@ -156,10 +156,10 @@ class DiskTier:
             then: Called once, soon: with "" when the pages have left the disk, else with the reason why they may still
                 be there. This daemon then drops them as soon as the disk is back, and does not find them before.
         """
-        if self.wanted and not self._behind.ready:
+        if self.configured and not self._write_behind.ready:
             self._flushes.keep(digests, then)
-        elif self.wanted and (order := self._behind.drop_now()):
-            self._flushes.wait(digests, order, then)
+        elif self.configured and (command := self._write_behind.drop_now()):
+            self._flushes.wait(digests, command, then)
         else:
             then("")
 
@@ -170,7 +170,9 @@ class DiskTier:
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
         if not self._bulletin.is_open:
-            why = "there is no disk tier: set disk.path and disk.size" if not self.wanted else self._bulletin.trouble
+            why = (
+                "there is no disk tier: set disk.path and disk.size" if not self.configured else self._bulletin.trouble
+            )
             return Saved(number, 0, 0, synced=False, trouble=why)
         return self._saving.ask(number)
 
@@ -180,9 +182,9 @@ class DiskTier:
 
     def work(self) -> DiskCounters:
         """Returns the counters for the metrics."""
-        behind = self._behind
+        write_behind = self._write_behind
         return DiskCounters(
-            self._bulletin.report, behind.in_flight, behind.at_work.seconds, self._fetches.at_work.seconds
+            self._bulletin.report, write_behind.in_flight, write_behind.at_work.seconds, self._fetches.at_work.seconds
         )
 
     def too_large(self) -> str:

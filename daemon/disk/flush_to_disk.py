@@ -22,9 +22,9 @@ class DiskFlush:
     """A flush of all pages to an open tier. On the loop's thread only."""
 
     def __init__(
-        self, owner: Owner, options: DiskOptions, behind: WriteBehind, loop: asyncio.AbstractEventLoop
+        self, owner: Owner, options: DiskOptions, write_behind: WriteBehind, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._owner, self._behind, self._loop = owner, behind, loop
+        self._owner, self._write_behind, self._loop = owner, write_behind, loop
         self._rule = RULES[options.write]
         self._until = 0.0
 
@@ -34,16 +34,20 @@ class DiskFlush:
         Each client counts its requests from 0: its first request retries the pages that could not be written before.
         """
         self.go_on()
-        if not self._behind.all_wanted or number == 0:
-            self._behind.all_wanted = True
-            self._behind.try_again()
+        if not self._write_behind.flush_all or number == 0:
+            self._write_behind.flush_all = True
+            self._write_behind.try_again()
             self._owner.disk_rule(RULES["through"])
-        self._behind.look()
-        pages, nbytes, spared = self._owner.unwritten()
+        self._write_behind.write_due()
+        pages, nbytes, skipped = self._owner.unwritten()
         if not pages:
-            self._behind.sync_soon()
-        synced = not pages and not self._behind.busy
-        trouble = self._behind.stalled() or (self._why_spared(spared) if not pages else "") or self._behind.trouble
+            self._write_behind.sync_soon()
+        synced = not pages and not self._write_behind.busy
+        trouble = (
+            self._write_behind.stalled()
+            or (self._why_skipped(skipped) if not pages else "")
+            or self._write_behind.trouble
+        )
         return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
 
     def go_on(self) -> None:
@@ -52,16 +56,16 @@ class DiskFlush:
 
     def end_when_due(self) -> None:
         """Ends the flush when no client has polled for two seconds. Called a few times a second."""
-        if self._behind.all_wanted and self._loop.time() > self._until:
-            self._behind.all_wanted = False
+        if self._write_behind.flush_all and self._loop.time() > self._until:
+            self._write_behind.flush_all = False
             self._owner.disk_rule(self._rule)
 
     @property
     def why_not_all(self) -> str:
         """The reason why some pages are in memory only although the flush has ended."""
-        return self._behind.refusal or "disk.size is too small for all"
+        return self._write_behind.refusal or "disk.size is too small for all"
 
-    def _why_spared(self, pages: int) -> str:
+    def _why_skipped(self, pages: int) -> str:
         return f"{pages:,} pages stay in memory only: {self.why_not_all}" if pages else ""
 
 
@@ -72,12 +76,12 @@ class UnwrittenPages(msgspec.Struct, frozen=True):
     """Pages in memory only.
 
     Attributes:
-        spared: The number of them that the tier did not have to write, or has dropped.
+        skipped: The number of them that the tier did not have to write, or has dropped.
     """
 
     pages: int
     nbytes: int
-    spared: int = 0
+    skipped: int = 0
 
 
 def missing_on_disk(owner: Owner) -> UnwrittenPages:
@@ -85,10 +89,10 @@ def missing_on_disk(owner: Owner) -> UnwrittenPages:
 
     From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
     """
-    _, _, spared = owner.unwritten()
+    _, _, skipped = owner.unwritten()
     owner.disk_rule(RULES["through"])  # with this rule the bytes of all pages that can be written are reported
     pages, nbytes, larger = owner.unwritten()
-    return UnwrittenPages(pages + larger, nbytes, spared)
+    return UnwrittenPages(pages + larger, nbytes, skipped)
 
 
 def in_memory(owner: Owner) -> UnwrittenPages:

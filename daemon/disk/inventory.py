@@ -15,7 +15,7 @@ from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Space
-from pagetier.tiers.worker_protocol import Holds
+from pagetier.tiers.worker_protocol import InventoryPart
 
 log = logging.getLogger("pagetierd.disk")
 
@@ -38,13 +38,13 @@ class Inventory:
         self._spaces: list[npt.NDArray[np.uint32]] = []
         self._table: dict[Space, int] = {}
 
-    def add(self, held: Holds) -> None:
+    def add(self, report: InventoryPart) -> None:
         """Adds one report of the worker."""
-        table = np.array([self._table.setdefault(space, len(self._table)) for space in held.table], dtype="<u4")
-        self._keys.append(held.keys)
-        self._sizes.append(held.sizes)
-        self._stamps.append(held.stamps)
-        self._spaces.append(table[np.frombuffer(held.spaces, dtype="<u4")])
+        table = np.array([self._table.setdefault(space, len(self._table)) for space in report.table], dtype="<u4")
+        self._keys.append(report.keys)
+        self._sizes.append(report.sizes)
+        self._stamps.append(report.stamps)
+        self._spaces.append(table[np.frombuffer(report.spaces, dtype="<u4")])
 
     def __len__(self) -> int:
         return sum(map(len, self._sizes)) // 8
@@ -75,7 +75,7 @@ class Inventory:
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
             numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks)
-            point("contents.loaded")
+            point("inventory.loaded")
             await asyncio.sleep(0)
         drops: bytes = keys[self._among(flushed)[spaces]].tobytes()
         return drops

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-LETTING_GO_S: Final = 10.0
+DROP_TIMEOUT_S: Final = 10.0
 _MOST: Final = 4096
 _ALL: Final = b""  # stands for all namespaces; digests are longer
-_NO_ORDER: Final = 0  # orders are numbered from 1
+_NO_COMMAND: Final = 0  # commands are numbered from 1
 _LATER: Final = "flushed pages leave the disk when it is back, if this daemon still runs then"
 _AWAY: Final = f"the disk tier is not open: {_LATER}"
-_HANGS: Final = f"the disk has not answered for {LETTING_GO_S:.0f} s: {_LATER}"
+_HANGS: Final = f"the disk has not answered for {DROP_TIMEOUT_S:.0f} s: {_LATER}"
 
 
 class PendingFlushes:
@@ -25,52 +25,52 @@ class PendingFlushes:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._orders: dict[bytes, int] = {}
+        self._commands: dict[bytes, int] = {}
         self._waiting: dict[int, list[Callable[[str], None]]] = {}
 
     def keep(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
         """Remembers a flush that no worker can carry out now. `digests` is None for all namespaces."""
-        self._note(digests, _NO_ORDER)
+        self._note(digests, _NO_COMMAND)
         then(_AWAY)
 
-    def wait(self, digests: Collection[bytes] | None, order: int, then: Callable[[str], None]) -> None:
-        """Remembers a flush that the worker carries out by `order` or an earlier order.
+    def wait(self, digests: Collection[bytes] | None, command: int, then: Callable[[str], None]) -> None:
+        """Remembers a flush that the worker carries out by `command` or an earlier command.
 
         `digests` is None for all namespaces.
         """
-        self._note(digests, order)
-        self._waiting.setdefault(order, []).append(then)
-        self._loop.call_later(LETTING_GO_S, self._answer, order, _HANGS)
+        self._note(digests, command)
+        self._waiting.setdefault(command, []).append(then)
+        self._loop.call_later(DROP_TIMEOUT_S, self._answer, command, _HANGS)
 
-    def done(self, order: int, reason: str) -> None:
-        """Handles a completed order.
+    def done(self, command: int, reason: str) -> None:
+        """Handles a completed command.
 
         Args:
-            order: The number of the order.
+            command: The number of the command.
             reason: Why pages of it are still on disk, or "". The next worker drops these.
         """
-        left = {digest: _NO_ORDER for digest, number in self._orders.items() if number == order} if reason else {}
-        self._orders = {digest: number for digest, number in self._orders.items() if number != order} | left
-        self._answer(order, f"some flushed pages are still on disk: {reason}" if reason else "")
+        left = {digest: _NO_COMMAND for digest, number in self._commands.items() if number == command} if reason else {}
+        self._commands = {digest: number for digest, number in self._commands.items() if number != command} | left
+        self._answer(command, f"some flushed pages are still on disk: {reason}" if reason else "")
 
     def lost(self) -> None:
-        """Answers all waiting requests: the worker is gone, and its orders with it."""
-        for order in list(self._waiting):
-            self._answer(order, _AWAY)
+        """Answers all waiting requests: the worker is gone, and its commands with it."""
+        for command in list(self._waiting):
+            self._answer(command, _AWAY)
 
-    def again(self, order: int) -> None:
-        """Assigns all remaining flushes to `order` of the new worker; 0 if its disk has none of their pages."""
-        self._orders = dict.fromkeys(self._orders, order) if order else {}
+    def again(self, command: int) -> None:
+        """Assigns all remaining flushes to `command` of the new worker; 0 if its disk has none of their pages."""
+        self._commands = dict.fromkeys(self._commands, command) if command else {}
 
     def among(self, digest: bytes) -> bool:
         """Returns whether the pages of the namespace with this digest are flushed."""
-        return digest in self._orders or _ALL in self._orders
+        return digest in self._commands or _ALL in self._commands
 
-    def _note(self, digests: Collection[bytes] | None, order: int) -> None:
-        self._orders |= dict.fromkeys((_ALL,) if digests is None else digests, order)
-        if len(self._orders) > _MOST:
-            self._orders = {_ALL: order}
+    def _note(self, digests: Collection[bytes] | None, command: int) -> None:
+        self._commands |= dict.fromkeys((_ALL,) if digests is None else digests, command)
+        if len(self._commands) > _MOST:
+            self._commands = {_ALL: command}
 
-    def _answer(self, order: int, why: str) -> None:
-        for then in self._waiting.pop(order, ()):
+    def _answer(self, command: int, why: str) -> None:
+        for then in self._waiting.pop(command, ()):
             then(why)

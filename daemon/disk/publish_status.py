@@ -20,12 +20,12 @@ class StatusPublisher:
     def __init__(
         self,
         owner: Owner,
-        behind: WriteBehind,
+        write_behind: WriteBehind,
         budget: Budget,
         stalled: Callable[[], str],
         restarts: Callable[[], int],
     ) -> None:
-        self._owner, self._behind, self._budget = owner, behind, budget
+        self._owner, self._write_behind, self._budget = owner, write_behind, budget
         self._stalled, self._restarts = stalled, restarts
         self._faults = FaultLog("%s", "the disk answers again")
         self.report = DiskReport()
@@ -52,12 +52,12 @@ class StatusPublisher:
     def note(self, **news: object) -> None:
         """Publishes the report with the fields in `news` and the current values of the others."""
         stalled = self._stalled()
-        self._faults.tell(stalled)
+        self._faults.report(stalled)
         known = self.report.trouble if not self.is_open and "standing" not in news else ""
         news |= {
-            "trouble": news.get("trouble") or stalled or self._behind.trouble or known,
+            "trouble": news.get("trouble") or stalled or self._write_behind.trouble or known,
             "budget": self._budget.report(),
-            "device_bytes": self._behind.device_bytes,
+            "device_bytes": self._write_behind.device_bytes,
             "restarts": self._restarts(),
         }
         self.report = msgspec.structs.replace(self.report, **news)

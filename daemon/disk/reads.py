@@ -15,7 +15,7 @@ from pagetier.daemon.disk.status import Busy
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, ProtocolError
-from pagetier.tiers.worker_protocol import HasRead, Order, Read
+from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
 # Values of enum pt_outcome in shm/core/daemon/reserve.h.
 _GRANTED, _PENDING = 0, 2
@@ -53,7 +53,7 @@ class _WaitingFetch:
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """The pages of one read order to the worker."""
+    """The pages of one read command to the worker."""
 
     serials: array[int]
     sizes: array[int]
@@ -67,7 +67,7 @@ class DiskReads:
     """
 
     def __init__(
-        self, owner: Owner, ttl_ns: int, send: Callable[[Order], None], loop: asyncio.AbstractEventLoop
+        self, owner: Owner, ttl_ns: int, send: Callable[[Command], None], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._owner = owner
         self._ttl_ns = ttl_ns
@@ -91,10 +91,10 @@ class DiskReads:
         stalled = self._stalled()
         room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
-        point("fetches.granted")
+        point("disk_reads.granted")
         waiting = _WaitingFetch(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
         self._read(request.keys, outcomes, entries, serials)
-        point("fetches.ordered")
+        point("disk_reads.sent")
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
                 waiting.open[serial].append(page)
@@ -104,23 +104,23 @@ class DiskReads:
             self._late(waiting)
 
     def has_read(self, report: HasRead) -> None:
-        """Handles the worker's report on pages of a read order. Raises ProtocolError if there is no such order."""
+        """Handles the worker's report on pages of a read command. Raises ProtocolError if there is no such command."""
         job = self._jobs.get(report.number)
         if job is None or report.first + len(report.read) > len(job.serials):
-            raise ProtocolError("a report on pages without a read order")
+            raise ProtocolError("a report on pages without a read command")
         self._read_at = self._loop.time()
         if report.damaged:
             self._owner.disk_damaged(report.damaged)
-            point("fetches.damaged")
+            point("disk_reads.damaged")
         came = 0
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
             self._frames_reading -= self._frames_of(job.sizes[page])
             self._complete(job.serials[page], _HERE if flag else _ABSENT, report.reason)
-        point("fetches.completed")
+        point("disk_reads.completed")
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
-        self._faults.tell(report.reason)
+        self._faults.report(report.reason)
         if not any(serial in self._reading for serial in job.serials):
             del self._jobs[report.number]
         self.at_work.note(len(self._reading))
@@ -135,22 +135,24 @@ class DiskReads:
         self.at_work.note(0)
 
     def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
-        """Orders the worker to read the pages for which frames were granted."""
+        """Asks the worker to read the pages for which frames were granted."""
         granted = [page for page, outcome in enumerate(outcomes) if outcome == _GRANTED]
         if not granted:
             return
         wanted = b"".join(entries[4 * i : 4 * i + 4] for i in granted)
         numbers = b"".join(serials[8 * i : 8 * i + 8] for i in granted)
         sizes = self._owner.sizes(wanted)
-        order = Read(next(self._numbers), wanted, numbers, b"".join(keys[32 * i : 32 * i + 32] for i in granted), sizes)
+        command = Read(
+            next(self._numbers), wanted, numbers, b"".join(keys[32 * i : 32 * i + 32] for i in granted), sizes
+        )
         job = _Job(array("Q", numbers), array("Q", sizes))
-        self._jobs[order.number] = job
+        self._jobs[command.number] = job
         if not self._reading:
             self._read_at = self._loop.time()
         self._reading |= {serial: {} for serial in job.serials}
         self.at_work.note(len(self._reading))
         self._frames_reading += sum(map(self._frames_of, job.sizes))
-        self._send(order)
+        self._send(command)
 
     def _stalled(self) -> bool:
         return bool(self._reading) and self._loop.time() - self._read_at > _STALLED_S

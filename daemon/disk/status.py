@@ -29,12 +29,12 @@ class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         per_day: Bytes that may be written a day.
         left: Bytes that may be written now.
-        spared_bytes: Bytes that were not written because the budget was spent.
+        skipped_bytes: Bytes that were not written because the budget was spent.
     """
 
     per_day: int
     left: int
-    spared_bytes: int
+    skipped_bytes: int
 
 
 class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,18 +126,18 @@ class DiskCounters(msgspec.Struct, frozen=True):
 
 
 class Busy:
-    """A clock that runs while orders are in progress."""
+    """A clock that runs while commands are in progress."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: float | None = None
         self._before = 0.0
 
-    def note(self, orders: int) -> None:
-        """Sets the number of orders in progress."""
-        if orders and self._since is None:
+    def note(self, commands: int) -> None:
+        """Sets the number of commands in progress."""
+        if commands and self._since is None:
             self._since = self._clock()
-        elif not orders:
+        elif not commands:
             self._before, self._since = self.seconds, None
 
     @property

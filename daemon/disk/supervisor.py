@@ -11,7 +11,7 @@ from pagetier.daemon.disk.worker_process import WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.segments import Segments
-from pagetier.tiers.worker_protocol import Fails, Leave, Opened, Order, Report, Serve, Trust
+from pagetier.tiers.worker_protocol import Command, Leave, Opened, OpenFailed, Report, Serve, Trust
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
@@ -81,13 +81,13 @@ class Supervisor:
         """Whether another worker will follow when this one has ended."""
         return self._task is not None and not self._task.done()
 
-    def send(self, order: Order) -> None:
-        """Sends an order to the worker, if there is one."""
+    def send(self, command: Command) -> None:
+        """Sends a command to the worker, if there is one."""
         if self._worker is not None:
-            self._worker.send(order)
+            self._worker.send(command)
 
     async def stop(self, timeout: float) -> None:
-        """Orders the worker to leave, and kills it if it has not ended within `timeout` seconds."""
+        """Asks the worker to leave, and kills it if it has not ended within `timeout` seconds."""
         self.leaving = True
         self.send(Leave())
         worker, task = self._worker, self._task
@@ -100,7 +100,7 @@ class Supervisor:
             await asyncio.gather(task, return_exceptions=True)
 
     def renew(self, options: DiskOptions) -> None:
-        """Replaces the worker by one with these options, after it has completed its orders."""
+        """Replaces the worker by one with these options, after it has completed its commands."""
         self._options = options
         worker = self._worker
         if worker is not None:
@@ -114,7 +114,7 @@ class Supervisor:
             worker.kill()
 
     def abandon(self) -> None:
-        """Kills the worker without waiting for its orders: the next daemon's worker finds the files as they are."""
+        """Kills the worker without waiting for its commands: the next daemon's worker finds the files as they are."""
         self.leaving = True
         if self._task is not None:
             self._task.cancel()
@@ -174,7 +174,7 @@ class Supervisor:
         except (OSError, ShmError) as error:
             worker.give_up(f"cannot receive the segments: {error}")
             return
-        order = Serve(
+        command = Serve(
             slot,
             str(self._options.path),
             self._options.size,
@@ -183,9 +183,9 @@ class Supervisor:
             max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)]),
         )
         try:
-            await worker.serve(order, descriptors)
+            await worker.serve(command, descriptors)
         except OSError as error:
-            worker.give_up(f"cannot receive its orders: {error}")
+            worker.give_up(f"cannot receive its commands: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -194,7 +194,7 @@ class Supervisor:
         match report:
             case Opened():
                 self._doubt = Trust.AS_LEFT
-            case Fails():
+            case OpenFailed():
                 self._why, self._doubt = report.reason, max(self._doubt, report.trust)
                 if self._worker is not None:
                     self._worker.expect_end()

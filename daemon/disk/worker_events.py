@@ -25,7 +25,18 @@ from pagetier.shm.log_format import event
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import format_size
-from pagetier.tiers.worker_protocol import Complete, Fails, HasRead, Holds, Opened, Report, Synced, Tells, Trust, Wrote
+from pagetier.tiers.worker_protocol import (
+    Complete,
+    HasRead,
+    InventoryPart,
+    Opened,
+    OpenFailed,
+    Report,
+    StateReport,
+    Synced,
+    Trust,
+    Wrote,
+)
 
 log = logging.getLogger("pagetierd.disk")
 
@@ -90,7 +101,7 @@ class WorkerEvents:
                 self.fetches.has_read(report)
             case Synced():
                 self.write_behind.synced(report)
-            case Tells():
+            case StateReport():
                 self.bulletin.hear(report.state)
             case _:
                 self._hear_opening(report)
@@ -102,12 +113,12 @@ class WorkerEvents:
                 self._owner.disk_open(report.room, RULES[self.options.write])
                 point("disk.opened")
                 self.bulletin.hear(report.state)
-            case Holds(), _Stage.OPENED:
+            case InventoryPart(), _Stage.OPENED:
                 self._contents.add(report)
             case Complete(), _Stage.OPENED:
                 self._stage = _Stage.COMPLETE
                 self._loading = self._loop.create_task(self._load())
-            case Fails(), _:  # the supervisor keeps the reason, and the end of the worker follows
+            case OpenFailed(), _:  # the supervisor keeps the reason, and the end of the worker follows
                 self._unverified = report.trust is not Trust.AS_LEFT  # the next worker verifies the files, then opens
                 self.refused = self._stage is not _Stage.COMPLETE and not self._unverified
             case _:
@@ -141,7 +152,7 @@ class WorkerEvents:
 
     def _release_stores(self) -> None:
         self.backpressure.writing = self.write_behind.writing
-        self.backpressure.look()
+        self.backpressure.release_ready()
 
     def failed(self, why: str) -> None:
         """Implements Watcher.failed()."""
@@ -176,7 +187,7 @@ class WorkerEvents:
         return beyond_its_disk(self.options, self.bulletin.report.disk_total)
 
     def _stalled(self) -> str:
-        """Returns a sentence if the disk has not answered for long, be it an order or the opening; else ""."""
+        """Returns a sentence if the disk has not answered for long, be it a command or the opening; else ""."""
         waited = time.monotonic() - self._began
         if self._stage is _Stage.STARTED and self.supervisor.has_worker and waited > STALLED_S:
             return f"the disk has not answered for {waited:.0f} s: it is still being opened"

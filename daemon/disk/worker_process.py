@@ -19,7 +19,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import ProtocolError, Unpacker, pack
 from pagetier.tiers.base import KEY_BYTES
-from pagetier.tiers.worker_protocol import HasRead, Holds, Opened, Order, Report, Serve, Wrote, read_report
+from pagetier.tiers.worker_protocol import Command, HasRead, InventoryPart, Opened, Report, Serve, Wrote, decode_report
 
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
@@ -38,7 +38,7 @@ def _wrong(report: Report) -> str:
     match report:
         case Opened() if not 0 <= report.room <= _MOST_FRAMES:
             return f"room for {report.room} frames"
-        case Holds():
+        case InventoryPart():
             return _wrong_pages(report) or next(filter(None, map(wrong_space, report.table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:
             return "an unknown result of a page"
@@ -48,14 +48,14 @@ def _wrong(report: Report) -> str:
             return ""
 
 
-def _wrong_pages(held: Holds) -> str:
-    pages = len(held.keys) // KEY_BYTES
-    lengths = tuple(map(len, (held.keys, held.sizes, held.stamps, held.spaces)))
+def _wrong_pages(part: InventoryPart) -> str:
+    pages = len(part.keys) // KEY_BYTES
+    lengths = tuple(map(len, (part.keys, part.sizes, part.stamps, part.spaces)))
     if lengths != (KEY_BYTES * pages, _U64 * pages, _U64 * pages, _U32 * pages):
         return f"arrays of {lengths} bytes for {pages} pages"
-    if pages and max(np.frombuffer(held.spaces, "<u4")) >= len(held.table):
+    if pages and max(np.frombuffer(part.spaces, "<u4")) >= len(part.table):
         return "a namespace that is not in its table"
-    sizes = np.frombuffer(held.sizes, "<u8")
+    sizes = np.frombuffer(part.sizes, "<u8")
     if pages and not 0 < sizes.min() <= sizes.max() < _MOST_BYTES:
         return f"pages of {sizes.min()} to {sizes.max()} bytes"
     return ""
@@ -104,22 +104,22 @@ class WorkerProcess:
             undo.pop_all()
         loop.add_reader(self._pidfd, self._gone)
 
-    async def serve(self, order: Serve, descriptors: list[int]) -> None:
+    async def serve(self, command: Serve, descriptors: list[int]) -> None:
         """Sends the worker its configuration and the descriptors of the segments, and starts to receive reports.
 
         Raises OSError if the worker is gone.
         """
-        socket.send_fds(self._socket, [pack(order)], descriptors)
+        socket.send_fds(self._socket, [pack(command)], descriptors)
         point("disk.served")
         self._connecting = True  # from now on the transport closes the socket, even if it is not created yet
         self._transport, _ = await self._loop.create_unix_connection(lambda: self._receiver, sock=self._socket)
         if self.ended.done():
             self._transport.abort()
 
-    def send(self, order: Order) -> None:
-        """Sends an order without waiting. Orders to a dead worker are lost."""
+    def send(self, command: Command) -> None:
+        """Sends a command without waiting. Commands to a dead worker are lost."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(pack(order))
+            self._transport.write(pack(command))
 
     def give_up(self, why: str) -> None:
         """Kills the worker for this reason; `ended` follows."""
@@ -195,7 +195,7 @@ class _ReportReceiver(asyncio.Protocol):
         """Passes on each complete report."""
         try:
             for body in self._unpacker.feed(data) if self._listens else ():
-                report = read_report(body)
+                report = decode_report(body)
                 check(report)
                 self._hear(report)
         except ProtocolError as error:

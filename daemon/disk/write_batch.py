@@ -34,11 +34,11 @@ class WriteBatch(msgspec.Struct, frozen=True):
         )
 
 
-def write_order(number: int, pages: WriteBatch, drops: bytes, offset: int, spaces: list[dict[str, Any]]) -> Write:
-    """Returns the order to drop and to write these pages.
+def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spaces: list[dict[str, Any]]) -> Write:
+    """Returns the command to drop and to write these pages.
 
     Args:
-        number: The number of the order.
+        number: The number of the command.
         pages: The pages to write.
         drops: The keys of the pages to drop first.
         offset: The stamp of a page on disk minus its tick in memory.

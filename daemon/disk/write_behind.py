@@ -11,22 +11,22 @@ from typing import Final
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOptions
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.write_batch import WriteBatch, write_order
+from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
-from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
+from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 
 RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
-_MOST_DROPS: Final = 1 << 20  # in one order, because the size of a message is limited
+_MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is limited
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
-_LOOK_S: Final = 10.0  # the check walks over the whole index
+_RECHECK_S: Final = 10.0  # the check walks over the whole index
 # Values of enum pt_write_result in shm/core/daemon/write_behind.h.
-_FAILED, _DONE, _SPARED, _AGAIN = range(4)
+_FAILED, _DONE, _SKIPPED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
     bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
 )
@@ -36,12 +36,12 @@ class WriteBehind:
     """Decides which pages are written, and when. On the loop's thread only.
 
     Attributes:
-        all_wanted: All pages are to be written, by a flush to disk.
+        flush_all: All pages are to be written, by a flush to disk.
         refusal: The reason of the last page or sync that failed, until the next flush or worker; "" if there was none.
         device_bytes: Bytes that the workers of this daemon handed to the file system.
     """
 
-    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Order], None]) -> None:
+    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Command], None]) -> None:
         header = owner.header()
         self._owner = owner
         self._options = options
@@ -53,14 +53,14 @@ class WriteBehind:
         self._lost_drops = b""
         self._frame_bytes = header["frame_bytes"]
         self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
-        self._ahead = max(1, int(header["frames"] * options.write_behind))
+        self._clean_frames = max(1, int(header["frames"] * options.write_behind))
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False
         self._unsynced = False
         self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
         self._paid: dict[int, int] = {}
-        self.all_wanted = False
+        self.flush_all = False
         self._writes = FaultLog("the disk tier cannot write: %s", "the disk tier writes again")
         self._syncs = FaultLog("the disk tier cannot sync: %s", "the disk tier syncs again")
         self._pages_failed = False
@@ -81,18 +81,18 @@ class WriteBehind:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a worker that accepts orders."""
+        """Whether there is a worker that accepts commands."""
         return self._ready
 
     def begin(self, drops: bytes, newest: int = 0) -> int:
-        """Starts to send orders to a new worker. Pages that the previous worker did not drop are dropped again.
+        """Starts to send commands to a new worker. Pages that the previous worker did not drop are dropped again.
 
         Args:
             drops: The keys of pages to drop before anything else.
             newest: The latest stamp on the disk.
 
         Returns:
-            The number of the order that drops the last of these keys; 0 if there are none.
+            The number of the command that drops the last of these keys; 0 if there are none.
         """
         self._offset = self._offset or _offset(newest)
         self._owner.disk_drop(self._lost_drops)
@@ -111,7 +111,7 @@ class WriteBehind:
         self._syncs.forget()
 
     def lost(self) -> None:
-        """Forgets all orders: the worker is gone, and the index has put their pages back already."""
+        """Forgets all commands: the worker is gone, and the index has put their pages back already."""
         self._ready = self._syncing = self._unsynced = False
         self._in_flight.clear()
         self.at_work.note(0)
@@ -121,7 +121,7 @@ class WriteBehind:
         self._forget_trouble()  # the reason why there is no worker matters more than failed writes
 
     def drop_now(self) -> int:
-        """Orders the worker to drop all due pages; returns the order that completes this, 0 if none are left."""
+        """Asks the worker to drop all due pages; returns the command that completes this, 0 if none are left."""
         drops = self._owner.disk_drops()
         return self._drop(drops) if drops else max(self._dropping, default=0)
 
@@ -135,16 +135,16 @@ class WriteBehind:
         """Whether pages are being written or synced, or wait for a sync."""
         return bool(self._in_flight) or self._syncing or self._unsynced
 
-    def look(self) -> None:
-        """Orders the writes that are due. Cheap, for a call after every reservation."""
-        while self._ready and len(self._in_flight) < _IN_FLIGHT and self._due() and self._order():
+    def write_due(self) -> None:
+        """Sends the writes that are due. Cheap, for a call after every reservation."""
+        while self._ready and len(self._in_flight) < _IN_FLIGHT and self._due() and self._write_batch():
             pass
 
     def tidy(self) -> None:
-        """Orders due drops and syncs. Called a few times a second."""
+        """Sends due drops and syncs. Called a few times a second."""
         if not self._ready:
             return
-        self.look()
+        self.write_due()
         drops = self._owner.disk_drops()
         if drops:
             self._drop(drops)
@@ -157,83 +157,83 @@ class WriteBehind:
             self._sync()
 
     def wrote(self, report: Wrote) -> None:
-        """Handles a completed write order. Raises ProtocolError if there is no such order."""
+        """Handles a completed write command. Raises ProtocolError if there is no such command."""
         entries = self._in_flight.pop(report.number, None)
         if entries is None or len(entries) != 4 * len(report.stored):
-            raise ProtocolError("a report on pages without a write order")
+            raise ProtocolError("a report on pages without a write command")
         self.at_work.note(len(self._in_flight))
         dropped = self._dropping.pop(report.number, None)
-        point("behind.heard")
+        point("write_behind.reported")
         self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
-        point("behind.ended")
+        point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
         self._budget.spend(report.disk_bytes - self._paid.pop(report.number, 0))
         self._wrote_at = self._moved_at = time.monotonic()
-        if report.reason or dropped or Stored.DONE in report.stored:  # other orders did not change the disk
-            self._writes.tell(report.reason)
+        if report.reason or dropped or Stored.DONE in report.stored:  # other commands did not change the disk
+            self._writes.report(report.reason)
             self._pages_failed = Stored.FAILED in report.stored
         self.refusal = report.reason or self.refusal
-        self.look()
+        self.write_due()
 
     def synced(self, report: Synced) -> None:
-        """Handles a completed sync, which need not cover the pages ordered while it ran."""
+        """Handles a completed sync, which need not cover the pages written while it ran."""
         self._syncing = False
         self._synced_at = self._moved_at = time.monotonic()
-        self._syncs.tell(report.reason)  # a successful sync does not clear the fault of failed writes
+        self._syncs.report(report.reason)  # a successful sync does not clear the fault of failed writes
         self.refusal = report.reason or self.refusal
 
     def _shrink(self, entries: bytes, page: int) -> None:
         """Shrinks the tier by the page's size: its free space is fragmented, and no fragment can take the page."""
         (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
         self._owner.disk_shrink(-(-size // self._frame_bytes))
-        point("behind.shrunk")
+        point("write_behind.shrunk")
 
     def _due(self) -> bool:
-        if self.all_wanted or self._options.write == "through":
+        if self.flush_all or self._options.write == "through":
             return True
-        return self._owner.frames_ahead(self._ahead) < self._ahead
+        return self._owner.frames_ahead(self._clean_frames) < self._clean_frames
 
-    def _order(self) -> bool:
-        """Orders a batch. Returns False if there was nothing to write."""
-        ordered = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
-        point("behind.chosen")
-        admitted = self._admitted(ordered)
+    def _write_batch(self) -> bool:
+        """Sends a batch. Returns False if there was nothing to write."""
+        batch = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        point("write_behind.chosen")
+        allowed = self._within_budget(batch)
         drops = self._owner.disk_drops()
-        if not len(admitted) and not drops:
-            return len(ordered) > 0
+        if not len(allowed) and not drops:
+            return len(batch) > 0
         self._unsynced = True
-        spaces = self._owner.spaces() if len(admitted) else []
-        order = write_order(next(self._numbers), admitted, drops, self._offset, spaces)
-        self._paid[order.number] = 0 if self.all_wanted else sum(array("Q", admitted.sizes))
-        self._put(order, admitted.entries)
-        point("behind.ordered")
-        return len(ordered) > 0
+        spaces = self._owner.spaces() if len(allowed) else []
+        command = write_command(next(self._numbers), allowed, drops, self._offset, spaces)
+        self._paid[command.number] = 0 if self.flush_all else sum(array("Q", allowed.sizes))
+        self._put(command, allowed.entries)
+        point("write_behind.sent")
+        return len(batch) > 0
 
-    def _admitted(self, ordered: WriteBatch) -> WriteBatch:
+    def _within_budget(self, batch: WriteBatch) -> WriteBatch:
         """Returns the pages that the budget allows. The others may leave memory unwritten."""
-        if not self._budget.per_day or self.all_wanted:
-            return ordered
-        chains, sizes = array("I", ordered.chains), array("Q", ordered.sizes)
-        verdicts = [self._budget.admits(chain, size) for chain, size in zip(chains, sizes, strict=True)]
-        spared = ordered.only([i for i, admitted in enumerate(verdicts) if not admitted])
-        if len(spared):
-            self._owner.end_orders(spared.entries, bytes([_SPARED]) * len(spared))
-        return ordered.only([i for i, admitted in enumerate(verdicts) if admitted])
+        if not self._budget.per_day or self.flush_all:
+            return batch
+        chains, sizes = array("I", batch.chains), array("Q", batch.sizes)
+        verdicts = [self._budget.allows(chain, size) for chain, size in zip(chains, sizes, strict=True)]
+        skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
+        if len(skipped):
+            self._owner.end_orders(skipped.entries, bytes([_SKIPPED]) * len(skipped))
+        return batch.only([i for i, allowed in enumerate(verdicts) if allowed])
 
     def _drop(self, drops: bytes) -> int:
-        """Orders the worker to drop these keys and returns the number of the last order."""
+        """Asks the worker to drop these keys and returns the number of the last command."""
         self._unsynced = True
         number = 0
         for first in range(0, len(drops), 32 * _MOST_DROPS):
             number = next(self._numbers)
             self._put(Write(number, drops[first : first + 32 * _MOST_DROPS]), b"")
-            point("behind.dropped")
+            point("write_behind.dropped")
         return number
 
     def stalled(self) -> str:
-        """Returns that the disk has not completed an order for long, "" if it has."""
+        """Returns that the disk has not completed a command for long, "" if it has."""
         waited = time.monotonic() - self._moved_at
         if waited < STALLED_S or not (self._in_flight or self._syncing):
             return ""
@@ -243,13 +243,13 @@ class WriteBehind:
         if not self._in_flight and not self._syncing:
             self._moved_at = time.monotonic()
 
-    def _put(self, order: Write, entries: bytes) -> None:
+    def _put(self, command: Write, entries: bytes) -> None:
         self._begin_waiting()
-        self._in_flight[order.number] = entries
+        self._in_flight[command.number] = entries
         self.at_work.note(len(self._in_flight))
-        if order.drops:
-            self._dropping[order.number] = order.drops
-        self._send(order)
+        if command.drops:
+            self._dropping[command.number] = command.drops
+        self._send(command)
 
     def _sync_if_due(self) -> None:
         now = time.monotonic()
@@ -266,11 +266,11 @@ class WriteBehind:
         """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""
         now = time.monotonic()
         waits = self._writes.reason and self._pages_failed and not self._in_flight
-        if not waits or now - self._checked_at < _LOOK_S:
+        if not waits or now - self._checked_at < _RECHECK_S:
             return
         self._checked_at = now
-        pages, _, spared = self._owner.unwritten()
-        if not pages and not spared:
+        pages, _, skipped = self._owner.unwritten()
+        if not pages and not skipped:
             self._writes.forget()
 
 

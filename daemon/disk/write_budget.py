@@ -1,6 +1,6 @@
 """Limits the bytes written to disk a day.
 
-Whole prefixes are admitted, because a page is useless without those before it.
+Whole prefixes are allowed, because a page is useless without those before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GRANTED: Final = 0
 
 class _Verdict(Enum):
     OPEN = 0
-    ADMITTED = 1
+    ALLOWED = 1
     REJECTED = 2
 
 
@@ -50,7 +50,7 @@ class Budget:
         self._clock = clock
         self._left = float(per_day)
         self._at = clock()
-        self._spared_bytes = 0
+        self._skipped_bytes = 0
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
 
     def note(self, outcomes: bytes, chains: bytes, sizes: bytes) -> None:
@@ -67,24 +67,24 @@ class Budget:
         numbers, nbytes = array("I", chains), array("Q", sizes)
         first = granted[0]
         parent = numbers[first - 1] if first else 0
-        # An unknown parent means that the prefix is not on disk: the run gets a chain that is never admitted.
+        # An unknown parent means that the prefix is not on disk: the run gets a chain that is never allowed.
         self._chains[numbers[first]] = _Chain(parent, sum(nbytes[i] for i in granted))
         if first and parent not in self._chains:
             self._chains[numbers[first]].verdict = _Verdict.REJECTED
         while len(self._chains) > _MOST_CHAINS:
             self._chains.popitem(last=False)
 
-    def admits(self, chain: int, size: int) -> bool:
+    def allows(self, chain: int, size: int) -> bool:
         """Returns whether a page of this run may be written."""
         if not self.per_day:
             return True
-        if self._admitted(chain):
+        if self._is_allowed(chain):
             return True
-        self._spared_bytes += size
+        self._skipped_bytes += size
         return False
 
     def spend(self, size: int) -> None:
-        """Charges bytes written beyond the admitted ones: trees, padding, and writes that an administrator requested.
+        """Charges bytes written beyond the allowed ones: trees, padding, and writes that an administrator requested.
 
         The bucket may become negative; the following hours fill it again.
         """
@@ -95,15 +95,15 @@ class Budget:
         if not self.per_day:
             return None
         self._fill()
-        return BudgetReport(per_day=self.per_day, left=max(0, int(self._left)), spared_bytes=self._spared_bytes)
+        return BudgetReport(per_day=self.per_day, left=max(0, int(self._left)), skipped_bytes=self._skipped_bytes)
 
-    def _admitted(self, number: int) -> bool:
+    def _is_allowed(self, number: int) -> bool:
         chain = self._chains.get(number)
         if chain is None:
             return False
         if chain.verdict is _Verdict.OPEN:
             self._decide(chain)
-        return chain.verdict is _Verdict.ADMITTED
+        return chain.verdict is _Verdict.ALLOWED
 
     def _decide(self, chain: _Chain) -> None:
         unpaid = [chain]
@@ -117,7 +117,7 @@ class Budget:
             return
         self._left -= cost
         for run in unpaid:
-            run.verdict = _Verdict.ADMITTED
+            run.verdict = _Verdict.ALLOWED
 
     def _fill(self) -> None:
         now = self._clock()

@@ -51,7 +51,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
         frame: Bytes of a frame. Only whole frames are made.
         index_fixed: Bytes of the index that do not depend on the arena.
         index_per_frame: Bytes of the index for each frame.
-        held: Bytes of all this that are in memory already, in segments of an earlier daemon that are adopted.
+        in_memory: Bytes of all this that are in memory already, in segments of an earlier daemon that are adopted.
         processes: What the processes need beside the segments.
     """
 
@@ -59,7 +59,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     frame: int
     index_fixed: int = 0
     index_per_frame: int = 0
-    held: int = 0
+    in_memory: int = 0
     processes: Processes = Processes()
 
     @property
@@ -153,7 +153,7 @@ def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
 
 def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     """Returns the bytes of the most frames that fit into `room` together with the index and the given costs."""
-    return max(0, room + need.held - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
+    return max(0, room + need.in_memory - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
 
 
 # RssAnon of a daemon that serves metrics minus that of one that does not.
@@ -190,8 +190,8 @@ def short_index(have: Geometry, config: Config) -> str:
     )
 
 
-def need_of(config: Config, held: int = 0) -> Need:
-    """Returns the memory for the segments, of which `held` bytes exist already. Raises ShmError as geometry_of does."""
+def need_of(config: Config, in_memory: int = 0) -> Need:
+    """Returns the memory for the segments, of which `in_memory` bytes exist. Raises ShmError as geometry_of does."""
     geometry = geometry_of(config)
     index, locks, arena = geometry.sizes
     fixed = index + locks if config.index.entries else _index_of_disk(geometry)
@@ -200,7 +200,7 @@ def need_of(config: Config, held: int = 0) -> Need:
         frame=geometry.frame_bytes,
         index_fixed=fixed,
         index_per_frame=-(-(index + locks - fixed) // geometry.frames),
-        held=held,
+        in_memory=in_memory,
         processes=processes_of(config),
     )
 

@@ -28,9 +28,9 @@ class Evictor:
     def follow(self, marks: EvictOptions) -> None:
         """Applies other shares from now on."""
         self._mark(marks)
-        self.look()
+        self.maybe_evict()
 
-    def look(self) -> None:
+    def maybe_evict(self) -> None:
         """Starts to evict if it is due. Cheap, for a call after every reservation."""
         if self._low and not self._running and self._owner.free_frames < self._low:
             self._running = True

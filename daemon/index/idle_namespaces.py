@@ -106,7 +106,7 @@ class IdleNamespaces:
         self._disk.flushed([space["digest"]], _ignore)
         idle = (time.monotonic_ns() - space["used_ns"]) / _NS
         facts = event("namespace_dropped", namespace=printable(space["name"]), pages=pages, idle=round(idle))
-        self._throttle.tell(
+        self._throttle.log(
             logging.INFO,
             NOBODY,
             "namespace %r dropped after %.0f s without use, the table of namespaces is full (%d): %d pages evicted",

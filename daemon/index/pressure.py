@@ -38,7 +38,7 @@ class PinQuota:
         """Applies another share from now on. Pages that are pinned stay pinned."""
         self._owner.bound_pins(share_of(self._owner.header(), share))
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Logs once for each attachment whose matches end at the quota. Cheap, for a call a few times a second."""
         before, self._bounded = self._bounded, self._owner.bounded()
         if self._bounded > before:
@@ -103,7 +103,7 @@ class Shortage:
         self._lacked = False
         self._quiet_until = -LOG_EVERY_S
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Logs a new shortage, at most once a minute. Cheap, for a call a few times a second."""
         before, self._lacked = self._lacked, self._owner.lacks_memory
         if self._lacked and not before and self._clock() >= self._quiet_until:

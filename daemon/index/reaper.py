@@ -101,7 +101,7 @@ class Reaper:
         point("reaper.freed")
         facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)
         line = "process %d (%s) ended without detaching: slot %d is free"
-        self._throttle.tell(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
+        self._throttle.log(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)

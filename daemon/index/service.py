@@ -62,7 +62,7 @@ _NEXT_SAVE = (Save, False)
 class Service:
     """The index's only writer. All calls are on the loop's thread, and none of them blocks.
 
-    Clients may observe at once; engines may attach after admit().
+    Clients may observe at once; engines may attach after open_to_engines().
 
     Attributes:
         alive: Called a few times a second by the loop that does all work.
@@ -73,7 +73,7 @@ class Service:
         self._owner: Owner = segments.owner
         self._config = config
         self._loop = loop
-        self._admits = False
+        self._open = False
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self._evictor = Evictor(self._owner, config.evict, loop)
@@ -91,9 +91,9 @@ class Service:
         self._reaper.watch_adopted()
         self._tidying = loop.call_soon(self._tidy)
 
-    def admit(self) -> None:
+    def open_to_engines(self) -> None:
         """Lets engines attach: the arena is ready."""
-        self._admits = True
+        self._open = True
         self.disk.start()
 
     @property
@@ -111,17 +111,17 @@ class Service:
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
-        if not self._admits:
+        if not self._open:
             return Refusal("its arena is being populated: try again in a moment")
-        if len(request.holds) % _SERIAL_BYTES:
-            return Refusal(f"{len(request.holds)} bytes are not a whole number of serials")
+        if len(request.serials) % _SERIAL_BYTES:
+            return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
         if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
         point("service.attached")
-        self._owner.keep_only(slot, request.holds)
+        self._owner.keep_only(slot, request.serials)
         point("service.kept")
         self._reaper.watch(slot, pidfd)
         point("service.watched")
@@ -148,7 +148,7 @@ class Service:
                 reply(self.reserve(slot, request))
                 self.reserve_seconds.add(self._loop.time() - began)
 
-        self.disk.admit(b"" if len(request.sizes) % 8 else request.sizes, go)
+        self.disk.wait_for_room(b"" if len(request.sizes) % 8 else request.sizes, go)
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
@@ -169,10 +169,10 @@ class Service:
         )
         point("service.reserved")
         if self.disk.budgeted:
-            self.disk.granted(outcomes, entries, request.sizes)
-        self._evictor.look()
-        self.disk.look()
-        point("service.looked")
+            self.disk.note_granted(outcomes, entries, request.sizes)
+        self._evictor.maybe_evict()
+        self.disk.write_due()
+        point("service.checked")
         if _REFUSED_FULL in outcomes:
             self._pin_quota.full()
         if rest := len(request.sizes) // _SIZE_BYTES - pages:
@@ -191,7 +191,7 @@ class Service:
             return
         self.disk.fetch(request, reply)
         point("service.fetched")
-        self._evictor.look()
+        self._evictor.maybe_evict()
 
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
         """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
@@ -261,14 +261,14 @@ class Service:
         if self._owner.open_entries:
             self._owner.settle(_TIDY_MOST)
             point("service.settled")
-            self._evictor.look()
+            self._evictor.maybe_evict()
         if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
             self.disk.still_asked()
         self.disk.tidy()
         self._store_quota.renew()
-        self._pin_quota.look()
+        self._pin_quota.check()
         self.idle_namespaces.poll()
-        self._shortage.look()
+        self._shortage.check()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
 

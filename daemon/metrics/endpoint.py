@@ -43,7 +43,7 @@ class _Counters:
 
     def collect(self) -> Iterator[Metric]:
         """Returns all families of one sample."""
-        return families(self._sampler.look(), self._most_spaces)
+        return families(self._sampler.take(), self._most_spaces)
 
     def describe(self) -> Iterator[Metric]:
         """Returns nothing: no other collector uses these names."""

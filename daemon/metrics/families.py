@@ -58,25 +58,24 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -
     return family
 
 
-def disk_families(look: Sample) -> Iterator[Metric]:
+def disk_families(sample: Sample) -> Iterator[Metric]:
     """Yields the metrics of the disk tier."""
-    report, header = look.work.report, look.header
+    report, header = sample.work.report, sample.header
     standings = {standing.value: float(report.standing is standing) for standing in Standing}
     yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
     yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header["disk_damaged"])
-    yield counter(
-        "spared_pages", "Pages that the disk did not write, by rule or because it could not.", header["disk_spared"]
-    )
+    about = "Pages that the disk did not write, by rule or because it could not."
+    yield counter("write_skipped_pages", about, header["disk_spared"])
     if report.standing is not Standing.NONE:
-        yield _queue(look)
+        yield _queue(sample)
         yield from _worker(report)
         yield from _budget(report)
 
 
-def _queue(look: Sample) -> Metric:
+def _queue(sample: Sample) -> Metric:
     # Each page is listed once, regardless of the number of tiers that it is in.
-    unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in look.spaces)
-    pages = {"waiting": max(0, unwritten - look.work.writing), "writing": look.work.writing}
+    unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in sample.spaces)
+    pages = {"waiting": max(0, unwritten - sample.work.writing), "writing": sample.work.writing}
     about = "Pages in memory only: waiting to be written, and being written."
     return gauges("write_behind_queue_pages", about, ["state"], pages)
 
@@ -95,24 +94,24 @@ def _budget(report: DiskReport) -> Iterator[Metric]:
     if budget is not None:
         bytes_of_day = {"left": budget.left, "spent": max(0, budget.per_day - budget.left)}
         yield gauges("disk_budget_bytes", "Bytes that may be written a day.", ["state"], bytes_of_day)
-        spared = {"budget": budget.spared_bytes}
-        yield counters("spared_bytes", "Bytes that were not written, by reason.", ["reason"], spared)
+        skipped = {"budget": budget.skipped_bytes}
+        yield counters("write_skipped_bytes", "Bytes that were not written, by reason.", ["reason"], skipped)
 
 
 OTHERS = "others"
 _KINDS = ("pages", "bytes")
 
 
-def space_families(look: Sample, most: int) -> Iterator[Metric]:
+def space_families(sample: Sample, most: int) -> Iterator[Metric]:
     """Yields the pages and bytes of the `most` namespaces with the most bytes, and of all others together."""
-    yield gauge("namespaces", "Namespaces in the index.", len(look.spaces))
-    yield gauge("namespaces_limit", "The most namespaces.", look.header["spaces"])
-    counts = look.idle_namespaces
+    yield gauge("namespaces", "Namespaces in the index.", len(sample.spaces))
+    yield gauge("namespaces_limit", "The most namespaces.", sample.header["spaces"])
+    counts = sample.idle_namespaces
     about = "Idle namespaces dropped from a full table; of this daemon."
     yield counter("namespaces_dropped", about, counts.dropped)
     about = "Requests rejected because the table of namespaces was full; of this daemon."
     yield counter("namespaces_rejected", about, counts.rejected)
-    ordered = sorted(look.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
+    ordered = sorted(sample.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
     for kind in _KINDS:
         numbers: dict[tuple[str, str], float] = {}
         for at, space in enumerate(ordered):
@@ -132,26 +131,26 @@ _NS = 1_000_000_000
 _ENGINE, _MEMORY, _DISK = "engine", "memory", "disk"
 
 
-def families(look: Sample, most_spaces: int) -> Iterator[Metric]:
+def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     """Yields all metrics."""
-    yield from _daemon(look)
-    yield from _lookups(look)
-    yield from _tiers(look)
-    yield from _transfers(look)
-    yield from _leaving(look)
-    yield from _reservations(look)
-    yield from disk_families(look)
-    yield from space_families(look, most_spaces)
+    yield from _daemon(sample)
+    yield from _lookups(sample)
+    yield from _tiers(sample)
+    yield from _transfers(sample)
+    yield from _leaving(sample)
+    yield from _reservations(sample)
+    yield from disk_families(sample)
+    yield from space_families(sample, most_spaces)
 
 
-def _daemon(look: Sample) -> Iterator[Metric]:
-    header = look.header
+def _daemon(sample: Sample) -> Iterator[Metric]:
+    header = sample.header
     yield InfoMetricFamily(PREFIX + "build", "The running version.", value=_BUILD)
     yield gauge("incarnation", "Daemons that these segments have had.", header["incarnation"])
-    yield gauge("attached_processes", "Attachments, the disk tier's worker included.", look.attached)
+    yield gauge("attached_processes", "Attachments, the disk tier's worker included.", sample.attached)
     yield gauge("attached_processes_limit", "The most attachments.", SLOTS)
     yield counter("departures", "Attached processes that left or died.", header["deaths"])
-    yield counter("owner_deaths", "Attached processes that died without leaving; of this daemon.", look.deaths)
+    yield counter("owner_deaths", "Attached processes that died without leaving; of this daemon.", sample.deaths)
     entries = {"used": header["entries"] - header["free_entries"], "free": header["free_entries"]}
     yield gauges("index_entries", "Entries of the index.", ["state"], entries)
     about = "Pages that daemons adopted at their start, or had to drop."
@@ -159,8 +158,8 @@ def _daemon(look: Sample) -> Iterator[Metric]:
     yield counters("adoptions", about, ["result"], adoptions)
 
 
-def _lookups(look: Sample) -> Iterator[Metric]:
-    header, counts = look.header, look.counts
+def _lookups(sample: Sample) -> Iterator[Metric]:
+    header, counts = sample.header, sample.counts
     yield counter("lookups", "Requests that were looked up, each counted once.", counts["lookups"])
     pages = {
         (_MEMORY, "hit"): counts["hit_pages"],
@@ -172,14 +171,14 @@ def _lookups(look: Sample) -> Iterator[Metric]:
     yield counters("lookup_pages", about, ["tier", "result"], pages)
     found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
     tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
-    if look.work.report.standing is not Standing.NONE:
+    if sample.work.report.standing is not Standing.NONE:
         tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
     about = "Tokens of looked-up prompts: a hit in the tier that gave them; disk: of those not found in memory."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 
-def _tiers(look: Sample) -> Iterator[Metric]:
-    header, work = look.header, look.work
+def _tiers(sample: Sample) -> Iterator[Metric]:
+    header, work = sample.header, sample.work
     frame = header["frame_bytes"]
     memory, disk = header["used_frames"] * frame, header["disk_used_frames"] * frame
     limits = {_MEMORY: header["arena_bytes"], _DISK: work.report.cap}
@@ -203,8 +202,8 @@ def _tiers(look: Sample) -> Iterator[Metric]:
     yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
 
 
-def _transfers(look: Sample) -> Iterator[Metric]:
-    header, counts, work = look.header, look.counts, look.work
+def _transfers(sample: Sample) -> Iterator[Metric]:
+    header, counts, work = sample.header, sample.counts, sample.work
     ways = ["source", "destination"]
     nbytes = {
         (_ENGINE, _MEMORY): counts["stored_bytes"],
@@ -230,8 +229,8 @@ def _transfers(look: Sample) -> Iterator[Metric]:
     yield counters("transfer_seconds", about, ways, seconds)
 
 
-def _leaving(look: Sample) -> Iterator[Metric]:
-    header = look.header
+def _leaving(sample: Sample) -> Iterator[Metric]:
+    header = sample.header
     pages = {
         (_MEMORY, "room"): header["evicted"],
         (_MEMORY, "flushed"): header["flushed"],
@@ -247,12 +246,14 @@ def _leaving(look: Sample) -> Iterator[Metric]:
     yield counter("lost_pages", "Pages that left memory before they were written to disk.", header["disk_lost"])
 
 
-def _reservations(look: Sample) -> Iterator[Metric]:
-    header = look.header
+def _reservations(sample: Sample) -> Iterator[Metric]:
+    header = sample.header
     pages = {result: header[result] for result in ("granted", "present", "pending", "refused")}
     yield counters("reservations", "Pages, or parts of pages, that engines asked room for.", ["result"], pages)
-    yield counter("unpublished_pages", "Pages that were written but could not be published.", look.counts["lost_pages"])
-    seconds = look.reserve_seconds
+    yield counter(
+        "unpublished_pages", "Pages that were written but could not be published.", sample.counts["lost_pages"]
+    )
+    seconds = sample.reserve_seconds
     bounds = [*(f"{bound:g}" for bound in seconds.bounds), "+Inf"]
     buckets = list(zip(bounds, map(float, seconds.cumulative()), strict=True))
     about = "From a request for room to its response; of this daemon."

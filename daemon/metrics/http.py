@@ -31,7 +31,7 @@ class OpenConnections:
         if self._open >= MOST:
             facts = event("metrics_full", open=MOST)
             line = "a connection to the metrics is closed: %d are open, the most for this daemon"
-            self._throttle.tell(logging.WARNING, NOBODY, line, MOST, extra=facts)
+            self._throttle.log(logging.WARNING, NOBODY, line, MOST, extra=facts)
             return False
         self._open += 1
         return True

@@ -47,7 +47,7 @@ class Sampler:
         self._service = service
         self._observer = _observer_of(segments)
 
-    def look(self) -> Sample:
+    def take(self) -> Sample:
         """Takes a sample, without a walk over the index."""
         service = self._service
         return Sample(

@@ -12,7 +12,7 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
 from pagetier.daemon.index.service import Service
-from pagetier.daemon.server.greeting import Greeter, send_admission
+from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
         self._take_turn(data)
-        if why := self._house.limits.hold(self._caller, self._end, self._unpacker.held):
+        if why := self._house.limits.count_incomplete(self._caller, self._end, self._unpacker.buffered):
             # Frees the bytes now, because a peer that reads no responses delays the end of its connection.
             self._unpacker = Unpacker()
             self._end(why)
@@ -222,15 +222,15 @@ class Connection(asyncio.Protocol):
     def _greet(self, request: Attach | Observe) -> None:
         try:
             with self._transport.get_extra_info("socket").dup() as connection:
-                admission = self._greeter.admit(request, connection)
-                point("connection.admitted")
-                send_admission(connection, admission)
+                reply = self._greeter.authorize(request, connection)
+                point("connection.greeted")
+                send_greeting_reply(connection, reply)
                 point("connection.answered")
         except OSError as error:
             self._handle_unsent(error)
             return
-        if isinstance(admission.answer, Refusal):
-            self._end(admission.answer.reason)
+        if isinstance(reply.answer, Refusal):
+            self._end(reply.answer.reason)
             return
         self._greeted = True
         self._house.limits.greeted(self._caller, self._end)
@@ -252,5 +252,5 @@ class Connection(asyncio.Protocol):
     def _end(self, why: str) -> None:
         facts = event("peer_refused", why=why)
         throttle, uid = self._house.throttle, self._caller.uid
-        throttle.tell(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
+        throttle.log(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
         self._transport.close()

@@ -16,7 +16,7 @@ from pagetier.shm._core import ShmError
 from pagetier.shm.protocol import BUILD, Attach, Observe, Refusal, Welcome, pack
 
 
-class Admission(msgspec.Struct, frozen=True):
+class GreetingReply(msgspec.Struct, frozen=True):
     """The response to a greeting, and the descriptors that are sent with it."""
 
     answer: Welcome | Refusal
@@ -41,7 +41,7 @@ class Greeter:
         self.slot = -1
         self.ends = 0
 
-    def admit(self, request: Attach | Observe, connection: socket.socket) -> Admission:
+    def authorize(self, request: Attach | Observe, connection: socket.socket) -> GreetingReply:
         """Returns the response to a greeting that arrived over `connection`. Raises OSError if the peer has left."""
         if request.build != BUILD:
             return _refuse(f"the daemon is {BUILD!r}, the client {request.build!r}: install the same version")
@@ -50,29 +50,29 @@ class Greeter:
         except ProcessLookupError as error:
             return _refuse(str(error))
         try:
-            return self._admit_peer(request, peer)
+            return self._authorize_peer(request, peer)
         except ShmError as error:
             self.free_unused()
             return _refuse(str(error))
         finally:
             os.close(peer.pidfd)
 
-    def _admit_peer(self, request: Attach | Observe, peer: Peer) -> Admission:
+    def _authorize_peer(self, request: Attach | Observe, peer: Peer) -> GreetingReply:
         segments = self._service.segments
         self.rights = rights_of(peer, self._access)
         if self.rights < (Rights.WATCH if isinstance(request, Observe) else Rights.USE):
             return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
         if isinstance(request, Observe):
-            return Admission(self._service.observe(), segments.read_only_descriptors())
+            return GreetingReply(self._service.observe(), segments.read_only_descriptors())
         self._had_slot = self._service.has_slot(peer, request)
         if not self._had_slot and _has_closed(self._socket):
             # The session may have ended. A slot that is taken for it now would stay taken if this daemon died.
             raise BrokenPipeError
         answer = self._service.attach(peer, request)
         if isinstance(answer, Refusal):
-            return Admission(answer)
+            return GreetingReply(answer)
         self.slot, self.ends = answer.slot, self._service.ends(answer.slot)
-        return Admission(answer, segments.descriptors())
+        return GreetingReply(answer, segments.descriptors())
 
     def free_unused(self) -> None:
         """Frees a slot that was taken by this greeting, if the peer did not get the segments. An older slot stays.
@@ -84,12 +84,12 @@ class Greeter:
             self.slot = -1
 
 
-def send_admission(connection: socket.socket, admission: Admission) -> None:
+def send_greeting_reply(connection: socket.socket, reply: GreetingReply) -> None:
     """Sends the response with its descriptors and closes them. Raises OSError if the peer has left."""
     try:
-        socket.send_fds(connection, [pack(admission.answer)], list(admission.descriptors))
+        socket.send_fds(connection, [pack(reply.answer)], list(reply.descriptors))
     finally:
-        for descriptor in admission.descriptors:
+        for descriptor in reply.descriptors:
             os.close(descriptor)
 
 
@@ -100,5 +100,5 @@ def _has_closed(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _refuse(reason: str) -> Admission:
-    return Admission(Refusal(reason))
+def _refuse(reason: str) -> GreetingReply:
+    return GreetingReply(Refusal(reason))

@@ -60,7 +60,7 @@ class ConnectionLimits:
         if not silent:
             self._silent.pop(caller.uid, None)
 
-    def hold(self, caller: Caller, end: End, nbytes: int) -> str:
+    def count_incomplete(self, caller: Caller, end: End, nbytes: int) -> str:
         """Counts the bytes of an incomplete message.
 
         Returns:
@@ -78,7 +78,7 @@ class ConnectionLimits:
 
     def leave(self, caller: Caller, end: End) -> None:
         """Stops counting a connection, which is closed and no longer waits for a greeting."""
-        self.hold(caller, end, 0)
+        self.count_incomplete(caller, end, 0)
         self._watching.pop(end, None)
         self._of_process[caller.pid] -= 1
         if not self._of_process[caller.pid]:

@@ -74,4 +74,4 @@ class ConnectionAcceptor:
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
         line = "new connections have to wait%s"
-        self._throttle.tell(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))
+        self._throttle.log(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))

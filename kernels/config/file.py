@@ -25,11 +25,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pagetier.kernels.config.copy_settings import WAYS, CopySettings, Thresholds
-from pagetier.kernels.config.units import read_count, read_duration, read_rate, read_size, shown, spell_size
 from pagetier.shm.errors import PagetierError
+from pagetier.shm.units import parse_duration, parse_size, shown, spell_size
 
 COPY_VARIABLE: Final = "PAGETIER_COPY_CONFIG"
-_Told = TypeVar("_Told", CopySettings, Thresholds)
+_Settings = TypeVar("_Settings", CopySettings, Thresholds)
 _NAME: Final = Path("pagetier", "copy.toml")
 _SYSTEM: Final = Path("/etc")
 _TABLES: Final = ("stores", "loads")
@@ -79,19 +79,19 @@ def default_place(environ: Mapping[str, str] | None = None) -> Path:
     return places[0]
 
 
-def read_settings(text: str, where: str) -> CopySettings:
-    """Parses the text of a settings file; messages call it `where`. Raises SettingsError."""
+def read_settings(text: str, location: str) -> CopySettings:
+    """Parses the text of a settings file; messages call it `location`. Raises SettingsError."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        raise SettingsError(f"{location}: {error}") from error
     except ValueError as error:
-        raise SettingsError(f"{where}: a number has too many digits") from error
+        raise SettingsError(f"{location}: a number has too many digits") from error
     except RecursionError as error:
-        raise SettingsError(f"{where}: brackets are nested too deeply") from error
+        raise SettingsError(f"{location}: brackets are nested too deeply") from error
     tables = {name: document.pop(name) for name in _TABLES if name in document}
-    given: dict[str, Any] = {name: _read_table(table, name, where) for name, table in tables.items()}
-    return _built(CopySettings, given | _read_keys(document, "", where), f"{where}: ")
+    given: dict[str, Any] = {name: _read_table(table, name, location) for name, table in tables.items()}
+    return _built(CopySettings, given | _read_keys(document, "", location), f"{location}: ")
 
 
 def write_settings(path: Path, settings: CopySettings, measured: str) -> None:
@@ -153,37 +153,48 @@ def _read_way(raw: object) -> str:
     return str(raw)
 
 
+def _parse_rate(raw: object) -> int:
+    """Returns bytes per second from a size, with or without a trailing "/s". Raises ValueError."""
+    return parse_size(raw.removesuffix("/s") if isinstance(raw, str) else raw)
+
+
+def _read_count(raw: object) -> int:
+    if type(raw) is not int:
+        raise ValueError(f"{shown(raw)} is not a whole number")
+    return raw
+
+
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "way": _read_way,
-    "programs": read_count,
-    "store_bandwidth": read_rate,
-    "load_bandwidth": read_rate,
-    "backlog": read_duration,
-    "chunk": read_size,
-    "depth": read_count,
-    "patience": read_duration,
-    "staging": read_size,
-    **{f"{table}.{key}": read_size for table in _TABLES for key in Thresholds.__struct_fields__},
+    "programs": _read_count,
+    "store_bandwidth": _parse_rate,
+    "load_bandwidth": _parse_rate,
+    "backlog": parse_duration,
+    "chunk": parse_size,
+    "depth": _read_count,
+    "patience": parse_duration,
+    "staging": parse_size,
+    **{f"{table}.{key}": parse_size for table in _TABLES for key in Thresholds.__struct_fields__},
 }
 
 
-def _read_table(table: object, name: str, where: str) -> Thresholds:
+def _read_table(table: object, name: str, location: str) -> Thresholds:
     if not isinstance(table, dict):
-        raise SettingsError(f"{where}: {name} = {shown(table)}: must be a table, [{name}]")
-    return _built(Thresholds, _read_keys(table, f"{name}.", where), f"{where}: {name}.")
+        raise SettingsError(f"{location}: {name} = {shown(table)}: must be a table, [{name}]")
+    return _built(Thresholds, _read_keys(table, f"{name}.", location), f"{location}: {name}.")
 
 
-def _read_keys(table: dict[str, Any], prefix: str, where: str) -> dict[str, Any]:
-    return {key: _read_key(f"{prefix}{key}", raw, where) for key, raw in table.items()}
+def _read_keys(table: dict[str, Any], prefix: str, location: str) -> dict[str, Any]:
+    return {key: _read_key(f"{prefix}{key}", raw, location) for key, raw in table.items()}
 
 
-def _read_key(name: str, raw: object, where: str) -> Any:
+def _read_key(name: str, raw: object, location: str) -> Any:
     if name not in _READERS:
-        raise SettingsError(f'{where}: unknown key "{name}" (= {shown(raw)}){_nearest(name)}')
+        raise SettingsError(f'{location}: unknown key "{name}" (= {shown(raw)}){_nearest(name)}')
     try:
         return _READERS[name](raw)
     except ValueError as error:
-        raise SettingsError(f"{where}: {name} = {error}") from error
+        raise SettingsError(f"{location}: {name} = {error}") from error
 
 
 def _nearest(name: str) -> str:
@@ -195,7 +206,7 @@ def _nearest(name: str) -> str:
     return f'; did you mean "{near[0]}"?' if near else f"; there are {', '.join(_READERS)}"
 
 
-def _built(struct: type[_Told], given: dict[str, Any], before: str) -> _Told:
+def _built(struct: type[_Settings], given: dict[str, Any], before: str) -> _Settings:
     try:
         return struct(**given)
     except ValueError as error:
@@ -234,7 +245,7 @@ def _keys(settings: CopySettings) -> str:
     for field in msgspec.structs.fields(CopySettings):
         value = getattr(settings, field.name)
         if field.name not in _TABLES and value != field.default:
-            sized = _READERS[field.name] in (read_size, read_rate)
+            sized = _READERS[field.name] in (parse_size, _parse_rate)
             lines.append(f"{field.name} = {_quoted(spell_size(value) if sized else value)}\n")
     return "".join([*lines, "\n"]) if lines else ""
 

@@ -103,8 +103,8 @@ class CudaEvent:
             nap = min(1.5 * nap, _LONGEST_NAP)
         return True
 
-    def hold(self, stream: object) -> None:
-        """Implements Event.hold() for a torch.cuda.Stream that is not being captured: see driver.enter."""
+    def make_stream_wait(self, stream: object) -> None:
+        """Implements Event.make_stream_wait() for a torch.cuda.Stream that is not being captured: see driver.enter."""
         with translated(), _of_torch("torch.cuda.Stream", stream):
             cast("Any", stream).wait_event(self._event)
 

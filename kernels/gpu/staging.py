@@ -131,10 +131,10 @@ def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
     slots, extents = copy.transfer.slots, _extents(copy)
     pages = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
     for first, end in pairwise(_cuts(extents.tolist(), slot_bytes) if len(pages) else []):
-        begin, behind = int(extents[first:end, 0].min()), int(extents[first:end, 1].max())
+        begin, end_offset = int(extents[first:end, 0].min()), int(extents[first:end, 1].max())
         planes = range(copy.planes.start + first, copy.planes.start + end)
-        at_once = min(slot_bytes // (behind - begin), len(pages))
-        yield Batch(_of(copy, pages, planes), begin, behind - begin, at_once)
+        at_once = min(slot_bytes // (end_offset - begin), len(pages))
+        yield Batch(_of(copy, pages, planes), begin, end_offset - begin, at_once)
 
 
 def _extents(copy: Copy) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ import msgspec
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
 
-_LOOK_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
+_CHECK_EVERY_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
 
 _Task: TypeAlias = "Callable[[], object]"
 
@@ -38,7 +38,7 @@ class HostEvent:
         """Waits until the event has completed; returns False after `seconds`. Raises DeviceError as done() does."""
         return self._came.wait(seconds) and self._sound()
 
-    def hold(self, stream: object) -> None:
+    def make_stream_wait(self, stream: object) -> None:
         """Orders later work of a stream behind this event; on an Executor also if work before the event failed.
 
         Args:
@@ -137,7 +137,7 @@ class HostStream:
         require_host(copy.transfer)
         gate = self._gate
         run = partial(_run, copy, self._threads)
-        self._put(partial(_run_behind, gate, run) if gate is not None and gate.transfer is copy.transfer else run)
+        self._put(partial(_run_after, gate, run) if gate is not None and gate.transfer is copy.transfer else run)
 
     def record(self) -> HostEvent:
         """Returns the point after everything that was enqueued so far. Raises DeviceError."""
@@ -201,7 +201,7 @@ def _run(copy: Copy, threads: int) -> None:
     work(some, copy.frames, threads)
 
 
-def _run_behind(gate: EngineEvent, run: _Task) -> None:
+def _run_after(gate: EngineEvent, run: _Task) -> None:
     if not gate.reason:
         run()
 
@@ -233,12 +233,12 @@ def _is_over(gate: EngineEvent) -> bool:
 def _has_come(event: object) -> bool:
     """Waits a little and returns whether the event has completed. Raises if the work before it failed."""
     if isinstance(event, Future):
-        wait_for([event], _LOOK_S)
+        wait_for([event], _CHECK_EVERY_S)
         if event.done() and (event.cancelled() or event.exception() is not None):
             raise DeviceError("the engine's work failed")
         return event.done()
     if isinstance(event, (threading.Event, HostEvent)):
-        return event.wait(_LOOK_S)
+        return event.wait(_CHECK_EVERY_S)
     if inspect.isawaitable(event.wait()):  # type: ignore[attr-defined]
         raise DeviceError(f"the wait() method of {type(event).__name__} returned an awaitable instead of waiting")
     return True

@@ -58,11 +58,11 @@ class Plane(msgspec.Struct, frozen=True):
             raise LayoutError(f"{self}: a plane needs at least one block, token, head and byte")
         if not all(-_MOST <= stride < _MOST for stride, _, _ in self._axes()):
             raise LayoutError(f"{self}: strides have at most 62 bits")
-        reach = self.width
+        extent = self.width
         for stride, count, axis in sorted(self._axes()):
-            if count > 1 and stride < reach:
-                raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but each step covers {reach} bytes")
-            reach += (count - 1) * stride
+            if count > 1 and stride < extent:
+                raise LayoutError(f"{self}: {axis} stride of {stride} bytes, but each step covers {extent} bytes")
+            extent += (count - 1) * stride
 
     @property
     def end(self) -> int:
@@ -90,19 +90,19 @@ Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], int]
 @lru_cache(maxsize=1 << 16)  # the layers of one allocation repeat the same questions
 def _meet(gap: int, one: Pattern, other: Pattern) -> bool:
     """Returns whether two planes share a byte; the other plane begins `gap` bytes later."""
-    reach: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, tuple[int, int]] = {}
     for stride, count in one[0]:
-        reach[stride] = (1 - count, 0)
+        ranges[stride] = (1 - count, 0)
     for stride, count in other[0]:
-        reach[stride] = (reach.get(stride, (0, 0))[0], count - 1)
-    return _hits(gap, sorted(reach.items(), reverse=True), -other[1], one[1])
+        ranges[stride] = (ranges.get(stride, (0, 0))[0], count - 1)
+    return _hits(gap, sorted(ranges.items(), reverse=True), -other[1], one[1])
 
 
-def _hits(gap: int, reach: list[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
+def _hits(gap: int, ranges: list[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
     """Returns whether some choice of steps brings `gap` between low and high. Tries the longest strides first."""
-    if not reach:
+    if not ranges:
         return low < gap < high
-    (stride, (least, most)), rest = reach[0], reach[1:]
+    (stride, (least, most)), rest = ranges[0], ranges[1:]
     back, forth = (sum(step * ends[at] for step, ends in rest) for at in (0, 1))
     first, last = max(least, (low - forth - gap) // stride + 1), min(most, (high - back - gap - 1) // stride)
     return any(_hits(gap + steps * stride, rest, low, high) for steps in range(first, last + 1))

@@ -29,7 +29,7 @@ def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
         The layout of the cache.
     """
     views = _views(tensors, 4, "blocks, heads, tokens, K and V")
-    return cache_of([_split(view.order(0, 2, 1, 3), k_width) for view in views])
+    return cache_of([_split(view.permuted(0, 2, 1, 3), k_width) for view in views])
 
 
 def vllm_of_any_version(tensors: Sequence[Tensor]) -> CacheLayout:

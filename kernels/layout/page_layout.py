@@ -200,4 +200,4 @@ class Shard(msgspec.Struct, frozen=True):
         raise LayoutError(f"{of_model} heads cannot be divided among {self.ranks} ranks")
 
 
-ALONE: Final = Shard()
+UNSHARDED: Final = Shard()

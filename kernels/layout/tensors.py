@@ -63,7 +63,7 @@ class View(msgspec.Struct, frozen=True, eq=False):
         shape = (*self.shape[:axis], count, *self.shape[axis + 1 :])
         return self._with(self.address + first * self.strides[axis], shape, self.strides)
 
-    def order(self, *axes: int) -> View:
+    def permuted(self, *axes: int) -> View:
         """Returns the same elements with their axes permuted."""
         return self._with(self.address, tuple(self.shape[a] for a in axes), tuple(self.strides[a] for a in axes))
 

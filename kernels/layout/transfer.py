@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from pagetier.kernels.layout.arrays import frozen
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
-from pagetier.kernels.layout.page_layout import ALONE, Heads, PageLayout, Rows, Shard
+from pagetier.kernels.layout.page_layout import UNSHARDED, Heads, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
 
 PLANE_FIELDS: Final = 8
@@ -63,7 +63,7 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
 class PagedCache:
     """One rank's cache, and its share of a page's bytes. Thread-safe."""
 
-    def __init__(self, cache: CacheLayout, page: PageLayout, shard: Shard = ALONE) -> None:
+    def __init__(self, cache: CacheLayout, page: PageLayout, shard: Shard = UNSHARDED) -> None:
         """Raises LayoutError, naming the plane, where the cache does not match the page and the shard."""
         self.cache, self.page, self.shard = cache, page, shard
         stage = shard.layers(len(page.layers))

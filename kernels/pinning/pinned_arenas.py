@@ -13,7 +13,7 @@ from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.pinning.pinning import Pinning, Registering, Unregistering
 from pagetier.shm._core import Session
 
-_LOOK_S: Final = 1.0  # seconds between two checks whether the session is still the current one
+_CHECK_EVERY_S: Final = 1.0  # seconds between two checks whether the session is still the current one
 _LANDING_S: Final = 0.02  # seconds between two checks whether the copies of an arena that is to be unpinned have ended
 
 
@@ -75,7 +75,7 @@ class PinnedArenas:
             self._leases.add(lease)
         return lease
 
-    def look(self) -> None:
+    def check_session(self) -> None:
         """Checks at once whether the current session has changed, instead of within the next second."""
         if self._pid == os.getpid():
             with self._changed:
@@ -183,7 +183,7 @@ class PinnedArenas:
                 if idle is not None:
                     idle.ending = True
                     return idle
-                self._changed.wait(_LANDING_S if unwanted else _LOOK_S)
+                self._changed.wait(_LANDING_S if unwanted else _CHECK_EVERY_S)
             self._watching = False
             return None
 

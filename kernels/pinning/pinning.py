@@ -142,7 +142,7 @@ class Pinning:
         with self._changed:
             self._closing = True
             self._waiting.clear()
-            self._tell()
+            self._update()
         for thread in self._threads:
             thread.join()
         return not self._stuck
@@ -185,7 +185,7 @@ class Pinning:
                 self._give_up(failure)
             else:
                 self._pinned.add(chunk)
-            self._tell()
+            self._update()
 
     def _give_up(self, failure: str) -> None:
         first, self._failure = not self._failure, self._failure or failure
@@ -208,7 +208,7 @@ class Pinning:
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         self._missing = self._count_missing()
         self._changed.notify_all()
 

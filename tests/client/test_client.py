@@ -49,13 +49,13 @@ def test_stored_pages_are_loaded(client: Client, form: Any) -> None:
     given = [page.tobytes() for page in pages] if form is list else form(pages)
     assert client.store(keys, given).outcomes == [Outcome.STORED] * 10
     assert client.store(keys, given).outcomes == [Outcome.PRESENT] * 10
-    into = np.zeros_like(pages)
+    out = np.zeros_like(pages)
     with client.match(keys) as match:
         assert len(match) == 10
-        assert client.load(match, into) == 10
-        assert client.load(match, into[4:6], start_page=4) == 2
-    assert np.array_equal(into, pages)
-    assert client.load(match, into) == 0, "the match was released"
+        assert client.load(match, out) == 10
+        assert client.load(match, out[4:6], start_page=4) == 2
+    assert np.array_equal(out, pages)
+    assert client.load(match, out) == 0, "the match was released"
 
 
 def test_a_match_ends_at_the_first_missing_page(client: Client) -> None:
@@ -112,9 +112,9 @@ def test_pages_in_use_are_not_evicted(client: Client) -> None:
     client.store(keys, pages)
     with client.match(keys) as match:
         assert client.reserve(some_keys(256, seed=1), 65536).publish().stored == 156
-        into = np.zeros_like(pages)
-        assert client.load(match, into) == 100
-        assert np.array_equal(into, pages)
+        out = np.zeros_like(pages)
+        assert client.load(match, out) == 100
+        assert np.array_equal(out, pages)
 
 
 def test_pages_of_a_reservation_may_be_published_and_abandoned_one_by_one(client: Client) -> None:
@@ -130,9 +130,9 @@ def test_pages_of_a_reservation_may_be_published_and_abandoned_one_by_one(client
         assert [outcome.name for outcome in reservation.publish().outcomes].index("REFUSED") == 3
     with client.match(keys) as match:
         assert len(match) == 3
-        into = np.zeros_like(pages[:3])
-        assert client.load(match, into) == 3
-    assert np.array_equal(into, pages[:3])
+        out = np.zeros_like(pages[:3])
+        assert client.load(match, out) == 3
+    assert np.array_equal(out, pages[:3])
 
 
 def test_kept_pages_are_neither_found_nor_granted_to_others(daemon: RunningDaemon, client: Client) -> None:
@@ -183,10 +183,10 @@ def test_a_page_is_readable_when_all_its_parts_are_stored(daemon: RunningDaemon,
         assert len(client.match(some_keys(3))) == 0
         pipe.send(None)
         assert pipe.recv() == 3
-    into = np.empty((3, 4, PAGE // 4), np.uint8)
+    out = np.empty((3, 4, PAGE // 4), np.uint8)
     with client.match(some_keys(3)) as match:
-        assert client.load(match, into.reshape(3, PAGE)) == 3
-    assert (into == np.arange(4, dtype=np.uint8)[None, :, None]).all()
+        assert client.load(match, out.reshape(3, PAGE)) == 3
+    assert (out == np.arange(4, dtype=np.uint8)[None, :, None]).all()
 
 
 def test_threads_share_a_client(client: Client) -> None:
@@ -197,10 +197,10 @@ def test_threads_share_a_client(client: Client) -> None:
         for _ in range(60):
             which = int(rng.integers(0, 12))
             keys, pages = some_keys(6, seed=which), some_pages(6, which, 20_000)
-            into = np.zeros_like(pages)
+            out = np.zeros_like(pages)
             with client.match(keys) as match:
-                loaded = client.load(match, into) if len(match) else 0
-                if not np.array_equal(into[:loaded], pages[:loaded]):
+                loaded = client.load(match, out) if len(match) else 0
+                if not np.array_equal(out[:loaded], pages[:loaded]):
                     wrong.append(f"seed {seed}, prompt {which}")
             client.store(keys, pages)
 
@@ -218,9 +218,9 @@ def test_two_clients_of_one_process_do_not_share_pins(daemon: RunningDaemon, cli
     with daemon.client() as other, client.match(keys) as match:
         other.match(keys).release()
         other.reserve(some_keys(256, seed=1), 65536).publish()
-        into = np.zeros_like(pages)
-        assert client.load(match, into) == 4
-        assert np.array_equal(into, pages)
+        out = np.zeros_like(pages)
+        assert client.load(match, out) == 4
+        assert np.array_equal(out, pages)
 
 
 def there(client: Client, keys: Keys) -> int:

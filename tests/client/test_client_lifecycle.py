@@ -24,9 +24,9 @@ PAGES = np.random.default_rng(1).integers(0, 256, (10, 100_000), dtype=np.uint8)
 
 def loads_exactly(client: Client) -> bool:
     """Returns whether all ten pages are found with their bytes."""
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
-        return client.load(match, into) == 10 and np.array_equal(into, PAGES)
+        return client.load(match, out) == 10 and np.array_equal(out, PAGES)
 
 
 def test_without_a_daemon_matches_miss_and_one_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -104,12 +104,12 @@ def test_after_a_stop_a_match_in_a_variable_keeps_no_memory(released: bool) -> N
             match.release()
         assert daemon.stop() == 0
         assert eventually(lambda: daemon.name not in Path("/proc/self/maps").read_text())
-        into = np.zeros_like(PAGES)
-        assert client.load(match, into) == 0 and not into.any()
+        out = np.zeros_like(PAGES)
+        assert client.load(match, out) == 0 and not out.any()
         assert len(client.adopt(match.to_handle())) == 0 and not len(match.page_sizes)
         daemon.start()
         assert client.wait_attached(START_S)
-        assert client.load(match, into) == 0 and not into.any()
+        assert client.load(match, out) == 0 and not out.any()
         assert client.store(KEYS, PAGES).stored == 10
         match.release()
         assert loads_exactly(client)
@@ -127,7 +127,7 @@ def test_a_reservation_that_is_open_during_a_stop_is_rejected_and_keeps_no_memor
 def test_a_copy_that_runs_at_a_stop_ends_before_the_memory_is_released() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
-        into = np.zeros_like(PAGES)
+        out = np.zeros_like(PAGES)
         match, session = client.match(KEYS), client.session
         assert session is not None
         session.hold()  # as a copy does for which this process cannot wait
@@ -135,10 +135,10 @@ def test_a_copy_that_runs_at_a_stop_ends_before_the_memory_is_released() -> None
         daemon.start()
         assert client.wait_attached(START_S), "attaching does not wait for the copy"
         assert session.usable and client.session is not session
-        assert client.load(match, into) == 10 and np.array_equal(into, PAGES)
+        assert client.load(match, out) == 10 and np.array_equal(out, PAGES)
         session.unhold()
         assert eventually(lambda: not session.usable)
-        assert client.load(match, into) == 0
+        assert client.load(match, out) == 0
 
 
 def test_a_load_whose_memory_is_released_meanwhile_is_a_miss() -> None:
@@ -151,9 +151,9 @@ def test_a_load_whose_memory_is_released_meanwhile_is_a_miss() -> None:
 
     with RunningDaemon() as daemon, daemon.client() as client:
         assert client.store(KEYS, PAGES).stored == 10
-        session, into = client.session, Buffers(bytearray(PAGES.shape[1]) for _ in PAGES)
-        assert client.load(client.match(KEYS), into) == 0
-        assert not any(map(any, into))
+        session, out = client.session, Buffers(bytearray(PAGES.shape[1]) for _ in PAGES)
+        assert client.load(client.match(KEYS), out) == 0
+        assert not any(map(any, out))
 
 
 def test_a_match_does_not_keep_segments_that_a_new_daemon_replaced() -> None:

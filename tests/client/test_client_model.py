@@ -84,12 +84,12 @@ class ClientMachine(RuleBasedStateMachine):
     @rule(who=who, keys=chains)
     def load(self, who: int, keys: Keys) -> None:
         w = self.world
-        into = np.zeros((len(keys), PAGE), np.uint8)
+        out = np.zeros((len(keys), PAGE), np.uint8)
         reach, hurry = w.pages_anywhere(keys), bool(w.pending & set(keys))
         with w.clients[who].match(keys) as match:
             assert (len(match), match.available_pages) == (w.pages_in_memory(keys), self.matched_pages(keys))
-            loaded = w.clients[who].load(match, into, timeout=0 if hurry else LONG_S)
-        assert_exact(keys, into[:loaded])
+            loaded = w.clients[who].load(match, out, timeout=0 if hurry else LONG_S)
+        assert_exact(keys, out[:loaded])
         assert loaded == reach or (hurry and w.pages_in_memory(keys) <= loaded <= reach)
         self.wait_in_memory(keys, hurry=hurry)
 
@@ -146,9 +146,9 @@ class ClientMachine(RuleBasedStateMachine):
         """Pages of a match stay available until it is released."""
         w = self.world
         held = w.held.pop(pick % len(w.held))
-        into = np.zeros((len(held.keys), PAGE), np.uint8)
-        assert held.client.load(held.match, into) == len(held.keys)
-        assert_exact(held.keys, into)
+        out = np.zeros((len(held.keys), PAGE), np.uint8)
+        assert held.client.load(held.match, out) == len(held.keys)
+        assert_exact(held.keys, out)
         held.match.release()
 
     # ---- clients

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fake_daemon import Peer, PretendedDaemon
+from fake_daemon import FakeDaemon, Peer
 from pagetier.client import Client, Keys, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
 from running_daemon import RunningDaemon, eventually, namespace
@@ -37,13 +37,13 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 @pytest.fixture
-def fake() -> Iterator[PretendedDaemon]:
-    with PretendedDaemon() as running:
+def fake() -> Iterator[FakeDaemon]:
+    with FakeDaemon() as running:
         yield running
 
 
 @pytest.fixture
-def asking(fake: PretendedDaemon) -> Iterator[Client]:
+def asking(fake: FakeDaemon) -> Iterator[Client]:
     """Returns a client of a daemon that answers when the test says so."""
     with Client(fake.socket) as attached:
         assert attached.wait_attached(5)
@@ -59,7 +59,7 @@ def ready(pending: PendingReservation) -> bool:
     return pending.ready
 
 
-def answer(fake: PretendedDaemon, *asked: tuple[Peer, Reserve]) -> None:
+def answer(fake: FakeDaemon, *asked: tuple[Peer, Reserve]) -> None:
     """Answers these requests in one message."""
     asked[0][0].send(*(fake.answer_to(peer, request) for peer, request in asked))
 
@@ -155,12 +155,12 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
 
 
 def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
-    for deadline in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
+    for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
         began = time.monotonic()
-        result = client.store(some_keys(3), bytes(3 * PAGE), timeout=deadline)
+        result = client.store(some_keys(3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
         assert time.monotonic() - began < 2
-        client.reserve_async(some_keys(3), PAGE, timeout=deadline).cancel()
+        client.reserve_async(some_keys(3), PAGE, timeout=timeout).cancel()
     assert eventually(lambda: empty(daemon))
     assert client.store(some_keys(3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
 
@@ -189,7 +189,7 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
 # ---- a daemon that answers when the test does
 
 
-def test_pages_of_a_late_response_are_abandoned(fake: PretendedDaemon, asking: Client) -> None:
+def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
     assert asking.store(some_keys(3), bytes(3 * PAGE), timeout=0.05).refused == 3
     began = time.monotonic()
     result = asking.store(some_keys(3, 1), bytes(3 * PAGE), timeout=5)
@@ -205,7 +205,7 @@ def test_pages_of_a_late_response_are_abandoned(fake: PretendedDaemon, asking: C
     assert pending.wait(5).publish().stored == 3
 
 
-def test_a_late_response_before_one_in_time_delays_no_caller(fake: PretendedDaemon, asking: Client) -> None:
+def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, asking: Client) -> None:
     """The background thread may read both responses; the thread that waits for the second one is woken at once."""
     for prompt in range(200):
         asking.reserve_async(some_keys(1, prompt), 1)
@@ -228,14 +228,14 @@ def test_a_late_response_before_one_in_time_delays_no_caller(fake: PretendedDaem
     assert fake.owner.check_integrity() == []
 
 
-def test_responses_out_of_order_reach_their_requests(fake: PretendedDaemon, asking: Client) -> None:
+def test_responses_out_of_order_reach_their_requests(fake: FakeDaemon, asking: Client) -> None:
     reservations = [asking.reserve_async(some_keys(count, count), 1) for count in range(1, 6)]
     asked = [fake.next() for _ in reservations]
     answer(fake, *reversed(asked))
     assert [len(pending.wait(5).granted) for pending in reservations] == [1, 2, 3, 4, 5]
 
 
-def test_a_response_without_a_request_is_ignored(fake: PretendedDaemon, asking: Client) -> None:
+def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Client) -> None:
     pending = asking.reserve_async(some_keys(2), 1)
     peer, request = fake.next()
     right = fake.answer_to(peer, request)
@@ -245,7 +245,7 @@ def test_a_response_without_a_request_is_ignored(fake: PretendedDaemon, asking: 
     assert asking.attached
 
 
-def test_open_requests_fail_when_the_daemon_hangs_up(fake: PretendedDaemon, asking: Client) -> None:
+def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: Client) -> None:
     pending = asking.reserve_async(some_keys(2), 1)
     results = []
     waiting = threading.Thread(target=lambda: results.append(asking.reserve(some_keys(2, 1), 1, timeout=30)))
@@ -260,7 +260,7 @@ def test_open_requests_fail_when_the_daemon_hangs_up(fake: PretendedDaemon, aski
         assert reservation.publish().reason == "the daemon is gone"
 
 
-def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: PretendedDaemon, asking: Client) -> None:
+def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: FakeDaemon, asking: Client) -> None:
     """The daemon can then release the other pages, which were granted in responses that never came."""
     pending = asking.reserve_async(some_keys(3), PAGE)
     answer(fake, fake.next())
@@ -274,14 +274,14 @@ def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: Pre
     fake.hang_up()
     assert eventually(lambda: len(fake.greetings) == 2)
     first, again = fake.greetings
-    assert first.token == again.token and first.holds == b""
-    assert sorted(np.frombuffer(again.holds, np.uint64).tolist()) == sorted(kept._serials.tolist())
-    fake.owner.keep_only(peer.slot, again.holds)
+    assert first.token == again.token and first.serials == b""
+    assert sorted(np.frombuffer(again.serials, np.uint64).tolist()) == sorted(kept._serials.tolist())
+    fake.owner.keep_only(peer.slot, again.serials)
     assert fake.owner.header()["used_frames"] == (3 + 2) * 3
     assert kept.publish().stored == 3
 
 
-def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: PretendedDaemon, asking: Client) -> None:
+def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
     asking.reserve_async(some_keys(3), PAGE)
     gc.collect()
     answer(fake, fake.next())

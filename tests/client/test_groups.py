@@ -60,9 +60,9 @@ def loads(client: Client, found: GroupMatch) -> None:
     """Loads the pages of each group and compares them."""
     for match, group_keys, first in zip(found.matches, found.groups, found.start_pages, strict=True):
         assert match.keys == group_keys.keys[first : first + len(match)]
-        into = np.zeros((len(match), PAGE), np.uint8)
-        assert client.load(match, into) == len(match)
-        assert np.array_equal(into, content(match.keys))
+        out = np.zeros((len(match), PAGE), np.uint8)
+        assert client.load(match, out) == len(match)
+        assert np.array_equal(out, content(match.keys))
 
 
 @pytest.fixture

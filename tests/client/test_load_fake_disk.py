@@ -86,12 +86,12 @@ def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
 
 
 def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: DiskDaemon, client: Client) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         assert (len(match), match.available_pages) == (3, 10)
         with answering(daemon, daemon.fulfil) as asked:
-            assert client.load(match, into) == 10
-    assert np.array_equal(into, PAGES)
+            assert client.load(match, out) == 10
+    assert np.array_equal(out, PAGES)
     assert asked[0].keys == KEYS[3:].data
     assert LONG_S - 1 < asked[0].timeout < LONG_S, "the daemon has time to say that the disk was too slow"
     assert daemon.write_out() == 10, "no page is pinned any more"
@@ -99,19 +99,19 @@ def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: DiskDaemon, client: C
 
 def test_a_prompt_that_is_only_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
     daemon.write_out()
-    for into in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
+    for out in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
         with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
             assert (len(match), match.available_pages) == (0, 10)
-            assert client.load(match, into) == 10
-        assert np.array_equal(np.array([np.frombuffer(page, np.uint8) for page in into]), PAGES)
+            assert client.load(match, out) == 10
+        assert np.array_equal(np.array([np.frombuffer(page, np.uint8) for page in out]), PAGES)
         assert daemon.write_out() == 10
 
 
 @pytest.mark.parametrize("first", range(11))
 @pytest.mark.parametrize("form", ["one", "list"])
 def test_a_load_starts_at_any_page(daemon: DiskDaemon, client: Client, first: int, form: str) -> None:
-    into = np.zeros_like(PAGES[first:])
-    given: Any = into if form == "one" else list(into)
+    out = np.zeros_like(PAGES[first:])
+    given: Any = out if form == "one" else list(out)
     with client.match(KEYS) as match:
         if first == 10:
             assert client.load(match, given, first) == 0
@@ -120,14 +120,14 @@ def test_a_load_starts_at_any_page(daemon: DiskDaemon, client: Client, first: in
         else:
             with answering(daemon, daemon.fulfil):
                 assert client.load(match, given, first) == 10 - first
-    assert np.array_equal(into, PAGES[first:])
+    assert np.array_equal(out, PAGES[first:])
 
 
 @pytest.mark.parametrize("form", ["one", "list"])
 @pytest.mark.parametrize("room", [0, 2, 3, 5])
 def test_a_load_requests_only_pages_that_have_room(daemon: DiskDaemon, client: Client, room: int, form: str) -> None:
-    into = np.zeros((room, PAGE), np.uint8)
-    given: Any = into if form == "one" else list(into)
+    out = np.zeros((room, PAGE), np.uint8)
+    given: Any = out if form == "one" else list(out)
     with client.match(KEYS) as match:
         if room <= 3:
             assert client.load(match, given) == room
@@ -136,7 +136,7 @@ def test_a_load_requests_only_pages_that_have_room(daemon: DiskDaemon, client: C
             with answering(daemon, daemon.fulfil) as asked:
                 assert client.load(match, given) == room
             assert asked[0].keys == KEYS[3:room].data
-    assert np.array_equal(into, PAGES[:room])
+    assert np.array_equal(out, PAGES[:room])
 
 
 def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) -> None:
@@ -153,10 +153,10 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
 
 
 def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, client: Client) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, partly(daemon, 4)):
-        assert client.load(match, into) == 7
-    assert full(into) == 7 and np.array_equal(into[:7], PAGES[:7])
+        assert client.load(match, out) == 7
+    assert full(out) == 7 and np.array_equal(out[:7], PAGES[:7])
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
@@ -167,10 +167,10 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, 3)
         daemon.fulfil(peer, request)
 
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, into) == left
-    assert full(into) == left and np.array_equal(into[:left], PAGES[:left])
+        assert client.load(match, out) == left
+    assert full(out) == left and np.array_equal(out[:left], PAGES[:left])
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
@@ -180,56 +180,56 @@ def test_a_load_does_not_trust_the_outcomes_in_the_response(
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
 
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, into) == 3
-    assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
+        assert client.load(match, out) == 3
+    assert full(out) == 3 and np.array_equal(out[:3], PAGES[:3])
 
 
 def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
             began = time.monotonic()
-            assert client.load(match, into, timeout=2.0) == 3
+            assert client.load(match, out, timeout=2.0) == 3
             assert least <= time.monotonic() - began < most
             time.sleep(0.1)  # more than a healthy daemon takes to report that the disk was too slow
         assert client.store(some_keys(2, 1), some_pages(2), timeout=10).stored == 2
         with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
-            assert client.load(match, into) == 10
-    assert np.array_equal(into, PAGES)
+            assert client.load(match, out) == 10
+    assert np.array_equal(out, PAGES)
 
 
 def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemon, client: Client) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.bring_in(request.keys)
 
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, into, timeout=5) == 10
-    assert np.array_equal(into, PAGES)
+        assert client.load(match, out, timeout=5) == 10
+    assert np.array_equal(out, PAGES)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, client: Client, timeout: float) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         began = time.monotonic()
-        assert client.load(match, into, timeout=timeout) == 3
+        assert client.load(match, out, timeout=timeout) == 3
         assert time.monotonic() - began < 1
     peer, request = daemon.next_fetch()
     assert request.timeout == 0
     daemon.fulfil(peer, request)
     with client.match(KEYS) as match:
-        assert client.load(match, into, timeout=timeout) == 10, "the next load finds them in memory"
-    assert np.array_equal(into, PAGES)
+        assert client.load(match, out, timeout=timeout) == 10, "the next load finds them in memory"
+    assert np.array_equal(out, PAGES)
 
 
 def test_adopted_and_released_matches_send_no_request(daemon: DiskDaemon, client: Client) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
-        assert client.load(adopted, into) == 3
-    assert client.load(match, into) == 0
+        assert client.load(adopted, out) == 3
+    assert client.load(match, out) == 0
     assert daemon.fetches.empty()
 
 
@@ -238,13 +238,13 @@ def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, cl
     def answer(peer: Peer, request: Fetch) -> None:
         client.close() if how == "close" else daemon.hang_up()
 
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, answer):
         began = time.monotonic()
-        count = client.load(match, into)
+        count = client.load(match, out)
         assert time.monotonic() - began < LONG_S / 2
     assert count == 3 or (how == "close" and count == 0), "the client was closed before anything was copied"
-    assert full(into) == count and np.array_equal(into[:count], PAGES[:count])
+    assert full(out) == count and np.array_equal(out[:count], PAGES[:count])
 
 
 def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
@@ -261,12 +261,12 @@ def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) 
 def test_the_second_match_of_a_load_may_find_less(
     daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    into = np.zeros_like(PAGES)
+    out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
         found = client.match(KEYS[:left])
         monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
-        assert client.load(match, into) == 3
-    assert full(into) == 3 and np.array_equal(into[:3], PAGES[:3])
+        assert client.load(match, out) == 3
+    assert full(out) == 3 and np.array_equal(out[:3], PAGES[:3])
 
 
 def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
@@ -275,13 +275,13 @@ def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) ->
     loaded: list[int] = []
 
     def work() -> None:
-        into = np.zeros_like(PAGES)
+        out = np.zeros_like(PAGES)
         for _ in range(25):
-            into[:] = 0
+            out[:] = 0
             with client.match(KEYS) as match:
-                count = client.load(match, into, timeout=10)
+                count = client.load(match, out, timeout=10)
             loaded.append(count)
-            if full(into) != count or not np.array_equal(into[:count], PAGES[:count]):
+            if full(out) != count or not np.array_equal(out[:count], PAGES[:count]):
                 wrong.append(count)
 
     threads = [threading.Thread(target=work) for _ in range(4)]

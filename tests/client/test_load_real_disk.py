@@ -44,11 +44,11 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 def loaded(client: Client, keys: Keys, timeout: float = LONG_S) -> Any:
     """Returns the pages of a prompt that were loaded."""
-    into = np.zeros((len(keys), PAGE), np.uint8)
+    out = np.zeros((len(keys), PAGE), np.uint8)
     with client.match(keys) as match:
-        count = client.load(match, into, timeout=timeout)
-    assert not into[count:].any()
-    return into[:count]
+        count = client.load(match, out, timeout=timeout)
+    assert not out[count:].any()
+    return out[:count]
 
 
 def test_evicted_pages_are_loaded_from_disk(daemon: RunningDaemon, client: Client) -> None:

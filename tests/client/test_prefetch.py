@@ -141,9 +141,9 @@ def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, clien
 
 def test_waiting_ends_at_the_timeout_and_may_be_repeated(daemon: DiskDaemon, client: Client) -> None:
     prefetch = client.prefetch(some_keys(3), timeout=60)
-    for deadline in (0, -1, float("nan"), 0.2):
+    for timeout in (0, -1, float("nan"), 0.2):
         began = time.monotonic()
-        assert prefetch.wait(deadline) == 0 and not prefetch.ready
+        assert prefetch.wait(timeout) == 0 and not prefetch.ready
         assert time.monotonic() - began < 5
     peer, request = daemon.next_fetch()
     timer = threading.Timer(0.2, lambda: peer.send(Fetched(request.number, bytes(3))))

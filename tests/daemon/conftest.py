@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from refused_starts import fill, shared_memory, still_holds
+from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
 
 
@@ -42,4 +42,4 @@ def left() -> Iterator[RunningDaemon]:
         if daemon.process is not None and daemon.process.poll() is not None:
             daemon.start()
         with daemon.client() as client:
-            assert still_holds(client), daemon.log.read_text()
+            assert still_serves(client), daemon.log.read_text()

@@ -21,7 +21,7 @@ from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
-from pagetier.shm.segments import Origin, Segments, Wish, take
+from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
 from refused_starts import shared_memory
 
 Scenario = Callable[[Config], Coroutine[Any, Any, None]]
@@ -58,15 +58,15 @@ def config(tmp_path: Path) -> Config:
     return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
 
 
-def live(config: Config, scenario: Scenario, keeper: daemon_run.RunContext | None = None) -> None:
+def live(config: Config, scenario: Scenario, context: daemon_run.RunContext | None = None) -> None:
     """Runs a daemon in this process and the scenario beside it, which stops the daemon."""
 
     async def both() -> None:
-        segments = take(Wish(config.name, SMALL, BUILD))
+        segments = take(SegmentRequest(config.name, SMALL, BUILD))
         server = Server(config.socket, AccessOptions())
         telling = asyncio.create_task(scenario(config))
         try:
-            await daemon_run.run(config, segments, server, Reported(), keeper)
+            await daemon_run.run(config, segments, server, Reported(), context)
         finally:
             await telling
             await see_peers_off()
@@ -75,18 +75,18 @@ def live(config: Config, scenario: Scenario, keeper: daemon_run.RunContext | Non
 
 
 def leave_segments(config: Config) -> None:
-    segments = take(Wish(config.name, SMALL, BUILD))
+    segments = take(SegmentRequest(config.name, SMALL, BUILD))
     assert segments.origin is Origin.MADE
     segments.release()
 
 
 def remove_segments(config: Config) -> Segments:
-    segments = take(Wish(config.name, SMALL, BUILD))
+    segments = take(SegmentRequest(config.name, SMALL, BUILD))
     segments.remove()
     return segments
 
 
-def tell(number: signal.Signals) -> None:
+def send_signal(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
@@ -97,7 +97,7 @@ def attached(config: Config) -> Welcome | Refusal:
         return answer
 
 
-def looked(config: Config) -> bool:
+def observes(config: Config) -> bool:
     with Peer(config.socket) as peer:
         return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
 
@@ -105,14 +105,14 @@ def looked(config: Config) -> bool:
 def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(config: Config, slow: SlowPrefault) -> None:
     async def scenario(config: Config) -> None:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
-        assert await asyncio.to_thread(looked, config)
+        assert await asyncio.to_thread(observes, config)
         refusal = await asyncio.to_thread(attached, config)
         assert isinstance(refusal, Refusal)
         assert "being populated" in refusal.reason
         slow.may_end.set()
         while not isinstance(await asyncio.to_thread(attached, config), Welcome):
             await asyncio.sleep(0.01)
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario)
     assert shared_memory(config.name) == []
@@ -126,7 +126,7 @@ def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
         assert isinstance(await asyncio.to_thread(attached, config), Welcome)
         slow.may_end.set()
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario)
     assert shared_memory(config.name) == []
@@ -148,13 +148,13 @@ def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Con
 
     async def scenario(config: Config) -> None:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
-        tell(signal.SIGHUP)
+        send_signal(signal.SIGHUP)
         await asyncio.sleep(0.1)
         assert heard.lines == []
         slow.may_end.set()
         while "RELOADING=1" not in heard.lines:
             await asyncio.sleep(0.01)
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
@@ -172,10 +172,10 @@ def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault) -> N
         while "READY=1" not in heard.lines:
             await asyncio.sleep(0.01)
         heard.lines.clear()
-        tell(signal.SIGHUP)
+        send_signal(signal.SIGHUP)
         while not any("MemoryError" in line for line in heard.lines):
             await asyncio.sleep(0.01)
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario, daemon_run.RunContext(heard, read))
     assert heard.lines.index("RELOADING=1") < heard.lines.index("READY=1")
@@ -197,7 +197,7 @@ def test_the_status_names_the_pages_that_are_served(
         while len(heard.lines[heard.lines.index("STATUS=populating") :]) < 4:
             await asyncio.sleep(0.01)
         assert heard.lines[-1].startswith("STATUS=serving 0 pages")
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
 
@@ -206,7 +206,7 @@ def test_the_status_names_the_pages_that_are_served(
 def test_a_stop_while_it_is_populated(config: Config, slow: SlowPrefault, number: signal.Signals) -> None:
     async def scenario(config: Config) -> None:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
-        tell(number)
+        send_signal(number)
 
     live(config, scenario)
     assert shared_memory(config.name) == []
@@ -243,7 +243,7 @@ def test_a_hand_over_leaves_segments_and_no_socket(config: Config, slow: SlowPre
     async def scenario(config: Config) -> None:
         await asyncio.to_thread(slow.began.wait, WAIT_S)
         slow.may_end.set()
-        tell(signal.SIGUSR1)
+        send_signal(signal.SIGUSR1)
 
     live(config, scenario)
     assert not config.socket.exists()
@@ -255,7 +255,7 @@ def test_a_socket_that_another_daemon_has_put_there_stays(config: Config, slow: 
         await asyncio.to_thread(slow.began.wait, WAIT_S)
         config.socket.unlink()
         config.socket.touch()
-        tell(signal.SIGTERM)
+        send_signal(signal.SIGTERM)
 
     live(config, scenario)
     assert config.socket.exists()

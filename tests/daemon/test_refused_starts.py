@@ -240,8 +240,8 @@ SLOW = """
 import threading, time
 from pagetier.daemon import main as module
 take = module.take
-def slowly(wish):
-    segments = take(wish)
+def slowly(request):
+    segments = take(request)
     print("made", flush=True)
     time.sleep(0.5)
     return segments

@@ -96,7 +96,7 @@ class HarnessedEngine:
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         copies = getattr(output, "kv_cache_block_copies", None) or ()
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-        self.worker.step(output.kv_connector_metadata.orders, zeroed, computed, pairs)
+        self.worker.step(output.kv_connector_metadata.commands, zeroed, computed, pairs)
         self.unseen.append((output, self._answer(computed)))
         while len(self.unseen) > self.lag:
             self.scheduler.update_from_output(*self.unseen.popleft())

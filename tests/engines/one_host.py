@@ -67,7 +67,7 @@ class Scene:
         """Starts an engine; with `alone` without pagetier. VllmEngine documents `settings`."""
         arguments = {"max_model_len": _LONGEST, "block_size": PAGE_TOKENS.get(self.name), **(engine or {})}
         arguments = {name: value for name, value in arguments.items() if value is not None}
-        extra = {"disk_deadline": _TIMEOUT_S, **settings.pop("extra", {})}
+        extra = {"disk_timeout": _TIMEOUT_S, **settings.pop("extra", {})}
         return VllmEngine(self.model, None if alone else self.daemon.socket, engine=arguments, extra=extra, **settings)
 
     def hit(self, tokens: int = TOKENS) -> int:

@@ -73,7 +73,7 @@ def test_pages_of_another_process_are_loaded(model: str, daemon: RunningDaemon, 
     assert list(engine.worker.loading) == [request.request_id]
     assert request.num_computed_tokens == 96
     engine.run()
-    assert not engine.worker.ordered, "cached pages are stored again"
+    assert not engine.worker.planned_stores, "cached pages are stored again"
     assert_nothing_is_left(engine, daemon)
 
 
@@ -232,7 +232,7 @@ def test_requests_are_computed_without_a_daemon(tmp_path: Path, client: Client) 
 
 def test_a_request_waits_for_the_disk(tmp_path: Path) -> None:
     with running_with_disk(tmp_path) as daemon, daemon.client() as client:
-        engine = engine_of("full", daemon, client, disk_deadline=20.0)
+        engine = engine_of("full", daemon, client, disk_timeout=20.0)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
         push_out(daemon, client, _keys(engine, request, 0).keys)
@@ -251,7 +251,7 @@ def test_a_request_waits_for_the_disk(tmp_path: Path) -> None:
 
 def test_a_request_does_not_wait_longer_than_the_deadline(tmp_path: Path) -> None:
     with running_with_disk(tmp_path) as daemon, daemon.client() as client:
-        engine = engine_of("full", daemon, client, disk_deadline=0.3)
+        engine = engine_of("full", daemon, client, disk_timeout=0.3)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
         push_out(daemon, client, _keys(engine, request, 0).keys)
@@ -296,5 +296,5 @@ def test_any_sequence_of_requests_leaves_nothing(
             engine.scheduler.reset_prefix_cache()
         engine.step()
     engine.run(2000)
-    assert engine.worker.ordered
+    assert engine.worker.planned_stores
     assert_nothing_is_left(engine, daemon)

@@ -31,7 +31,7 @@ class Trouble:
     def __init__(self, stack: ExitStack) -> None:
         self.daemon = DiskDaemon(4096, "512MiB")
         self.scene = Scene("llama", self.daemon)
-        self.engine: VllmEngine = stack.enter_context(self.scene.engine(extra={"disk_deadline": TIMEOUT_S}))
+        self.engine: VllmEngine = stack.enter_context(self.scene.engine(extra={"disk_timeout": TIMEOUT_S}))
         self.cold = ask(self.engine, PROMPTS[0])
         self.own = ask(self.engine, PROMPTS[0])
         ask(self.engine, *PROMPTS[1:])
@@ -146,7 +146,7 @@ def test_a_request_does_not_wait_for_a_disk_that_hangs(trouble: Trouble) -> None
 
 def test_with_a_deadline_of_zero_no_request_waits(trouble: Trouble) -> None:
     trouble.store()
-    with trouble.scene.engine(extra={"disk_deadline": 0}) as engine:
+    with trouble.scene.engine(extra={"disk_timeout": 0}) as engine:
         trouble.scene.evict_to_disk()
         result = ask(engine, PROMPTS[0])
         assert result["external"] == 0

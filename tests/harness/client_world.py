@@ -133,7 +133,7 @@ class World:
 
     def flush(self, tier: str | None) -> Flushed:
         """Drops all unused pages from one tier, or from both for None."""
-        with self.daemon._looking() as (link, _):
+        with self.daemon._observing() as (link, _):
             answer = link.ask(Flush(1, None, tier), _WAIT_S)
         assert isinstance(answer, Flushed)
         return answer

@@ -46,7 +46,7 @@ class Rank(msgspec.Struct, frozen=True):
     behind: int = 0
 
 
-ALONE = Rank()
+UNSHARDED = Rank()
 
 
 class Case(msgspec.Struct, frozen=True, eq=False):
@@ -84,7 +84,7 @@ def planes_of(tensors: Sequence[Stored], slots: SlotMap, blocks: int, rank: Rank
 
 
 def case_of(
-    tensors: Sequence[Stored], slots: SlotMap, rng: np.random.Generator, rank: Rank = ALONE, grid: Grid = GRID
+    tensors: Sequence[Stored], slots: SlotMap, rng: np.random.Generator, rank: Rank = UNSHARDED, grid: Grid = GRID
 ) -> Case:
     """Returns a case that copies all planes; the pages' frames are at random places in a larger arena."""
     planes, cache_bytes, page_bytes = planes_of(tensors, slots, int(slots.blocks.max(initial=0)) + 2, rank)

@@ -36,7 +36,7 @@ def until_written(daemon: RunningDaemon) -> None:
     """Waits until all pages in memory are on disk, too, and no write is in progress."""
 
     def written() -> bool:
-        with daemon._looking() as (link, _):
+        with daemon._observing() as (link, _):
             saved = link.ask(Save(1), _LONG_S)
         return isinstance(saved, Saved) and saved.synced and not daemon.header()["open_entries"]
 

@@ -85,7 +85,7 @@ class DiskDaemon(RunningDaemon):
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot that `pagetier stats` shows."""
-        with self._looking() as (_, (index, locks)):
+        with self._observing() as (_, (index, locks)):
             return take_snapshot(Observer(index, locks))
 
     def report(self) -> DiskReport:
@@ -94,7 +94,7 @@ class DiskDaemon(RunningDaemon):
 
     def ask(self, request: Request) -> Answer:
         """Sends a request as an observer and returns the response."""
-        with self._looking() as (link, _):
+        with self._observing() as (link, _):
             return link.ask(request, WAIT_S)
 
     def save(self) -> Saved:
@@ -243,9 +243,9 @@ class Engine:
         with self.session.match(Pins, None, key_of(number)) as pins:
             if not len(pins):
                 return "disk" if pins.available_pages else "nowhere"
-            into = np.zeros(PAGE, np.uint8)
-            assert self.session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(PAGE), 1) == 1
-            assert into.tobytes() == content_of(number), f"page {number} has other bytes"
+            out = np.zeros(PAGE, np.uint8)
+            assert self.session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(PAGE), 1) == 1
+            assert out.tobytes() == content_of(number), f"page {number} has other bytes"
             return "memory"
 
     def places(self, numbers: Iterable[int]) -> Counter[str]:

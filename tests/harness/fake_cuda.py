@@ -20,7 +20,7 @@ GLOBAL, RELAXED = 0, 2
 INVALID = 1
 
 
-class PretendedDriver:
+class SimulatedDriver:
     """A simulated libcuda, as loaded by ctypes.
 
     Attributes:
@@ -94,20 +94,20 @@ class PretendedDriver:
         return 0
 
 
-class PretendedEvent:
-    """An event that is complete after `looks` queries."""
+class SimulatedEvent:
+    """An event that is complete after `queries_left` queries."""
 
-    looks = 0
+    queries_left = 0
 
     def record(self, stream: Any) -> None:
         stream.journal.append("record")
 
     def query(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
+        self.queries_left -= 1
+        return self.queries_left < 0
 
 
-class PretendedStream:
+class SimulatedStream:
     """Records the calls that it receives."""
 
     def __init__(self, handle: int, device: int = 0) -> None:
@@ -118,7 +118,7 @@ class PretendedStream:
         self.journal.append(event)
 
 
-class PretendedTorch:
+class SimulatedTorch:
     """A replacement for the torch module. `streams` has all streams made.
 
     The next call raises `failure`, if it is set.
@@ -128,13 +128,13 @@ class PretendedTorch:
     OutOfMemoryError = torch.OutOfMemoryError
 
     def __init__(self) -> None:
-        self.streams: list[PretendedStream] = []
+        self.streams: list[SimulatedStream] = []
         self.room = 1 << 30
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             init=lambda: None,
             ExternalStream=self._stream,
-            Event=PretendedEvent,
+            Event=SimulatedEvent,
             stream=self._current,
         )
 
@@ -144,8 +144,8 @@ class PretendedTorch:
             raise torch.OutOfMemoryError("out of memory")
         return torch.empty(nbytes, dtype=dtype)
 
-    def _stream(self, handle: int, device: int) -> PretendedStream:
-        self.streams.append(PretendedStream(handle, device))
+    def _stream(self, handle: int, device: int) -> SimulatedStream:
+        self.streams.append(SimulatedStream(handle, device))
         return self.streams[-1]
 
     @contextmanager
@@ -162,13 +162,13 @@ def in_thread(work: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-def mode_after(library: PretendedDriver, use: Callable[[], Any]) -> int:
+def mode_after(library: SimulatedDriver, use: Callable[[], Any]) -> int:
     """Returns the capture mode of this thread after a call."""
     use()
     return mode_now(library)
 
 
-def mode_now(library: PretendedDriver) -> int:
+def mode_now(library: SimulatedDriver) -> int:
     """Returns the capture mode of this thread."""
     return library.modes.get(threading.get_ident(), GLOBAL)
 

@@ -37,7 +37,7 @@ GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
 class Peer:
     """One connection: the requests received, and a way to answer them."""
 
-    def __init__(self, daemon: PretendedDaemon, connection: socket.socket) -> None:
+    def __init__(self, daemon: FakeDaemon, connection: socket.socket) -> None:
         self.daemon = daemon
         self.connection = connection
         self.slot = -1
@@ -68,7 +68,7 @@ class Peer:
         socket.send_fds(self.connection, [answer], self.daemon.memory.descriptors[:descriptors])
 
 
-class PretendedDaemon:
+class FakeDaemon:
     """Serves each connection with `behave(peer)` on a thread until it returns or the peer disconnects.
 
     By default it accepts each Attach and puts the requests into `asked`, where the test answers them.

@@ -30,7 +30,7 @@ class FakeEvent:
     def wait(self, seconds: float) -> bool:
         return self.done()
 
-    def hold(self, stream: object) -> None:
+    def make_stream_wait(self, stream: object) -> None:
         self._device.check()
         assert isinstance(stream, FakeStream)
         stream.todo.append(self)

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from anonymous_segments import DAY_NS, attach
-from fake_daemon import ANSWER_S, Peer, PretendedDaemon
+from fake_daemon import ANSWER_S, FakeDaemon, Peer
 from pagetier.client import Client, Keys
 from pagetier.shm._core import Pins
 from pagetier.shm.protocol import Fetch, Fetched, Reserve
@@ -18,7 +18,7 @@ _ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([0, 0, 1, 3, 
 _KEY_BYTES = 32
 
 
-class DiskDaemon(PretendedDaemon):
+class DiskDaemon(FakeDaemon):
     """Grants reservations at once, unless it `hangs`.
 
     Fetch requests are put into `fetches`, where the test answers them.

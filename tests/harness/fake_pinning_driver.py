@@ -76,21 +76,21 @@ class GatedDriver(PinningDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = threading.Condition()
+        self._changed = threading.Condition()
         self._ends: dict[int, str] = {}
         self.waiting: list[int] = []
 
     def decide(self, number: int, address: int) -> None:
         """Waits for let(). Raises OSError if let() has an error."""
-        with self._told:
+        with self._changed:
             self.waiting.append(address)
-            assert self._told.wait_for(lambda: address in self._ends, WAIT_S)
+            assert self._changed.wait_for(lambda: address in self._ends, WAIT_S)
             self.waiting.remove(address)
         if self._ends[address]:
             raise RuntimeError(self._ends[address])
 
     def let(self, address: int, error: str = "") -> None:
         """Ends the waiting call for this address, with an error unless it is ""."""
-        with self._told:
+        with self._changed:
             self._ends[address] = error
-            self._told.notify_all()
+            self._changed.notify_all()

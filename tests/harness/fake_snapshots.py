@@ -22,7 +22,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 def snapshot(
-    *, hits: int = 0, misses: int = 0, segments: str = "00", pid: int = 7, looks: int = 0, many: int = 1
+    *, hits: int = 0, misses: int = 0, segments: str = "00", pid: int = 7, lookups: int = 0, many: int = 1
 ) -> Snapshot:
     """Returns a snapshot with one client and a disk. All numbers that are not given are `many`."""
     return Snapshot(
@@ -33,13 +33,13 @@ def snapshot(
         lookups=_filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
         stores=_filled(StoreStats, many),
         namespaces=(),
-        clients=(client(pid=pid, looks=looks, many=many),),
+        clients=(client(pid=pid, lookups=lookups, many=many),),
     )
 
 
-def client(*, pid: int = 7, looks: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
+def client(*, pid: int = 7, lookups: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
     """Returns the statistics of an attached client."""
-    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=looks, age_seconds=86_400.0 * 99)
+    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=lookups, age_seconds=86_400.0 * 99)
 
 
 def _filled(kind: type[_T], many: int, **given: object) -> _T:

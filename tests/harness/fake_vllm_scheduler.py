@@ -109,7 +109,7 @@ class Scheduler:
             if request.state == RUNNING:
                 preempted |= self._go_on(request, step)
         if not preempted:
-            self._admit(step)
+            self._start_waiting(step)
         cached = [(request, new, resumed) for request, new, resumed in self._cached if request.state == RUNNING]
         step.scheduled_cached_reqs = SimpleNamespace(
             req_ids=[request.request_id for request, *_ in cached],
@@ -206,7 +206,7 @@ class Scheduler:
         victim.preemptions += 1
         self.waiting.appendleft(victim)
 
-    def _admit(self, step: Step) -> None:
+    def _start_waiting(self, step: Step) -> None:
         for request in sorted(
             self.waiting, key=lambda one: one.state != LOADING
         ):  # loaded requests have blocks already

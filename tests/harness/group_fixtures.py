@@ -20,7 +20,7 @@ _EVICTED = 0
 _DONE = b"\1"
 
 
-class Where(IntEnum):
+class Location(IntEnum):
     NOWHERE = 0
     DISK = 1
     MEMORY = 2
@@ -33,7 +33,7 @@ class Chain:
     page_tokens: int
     needs: int
     names: Sequence[int]
-    places: Sequence[Where]
+    places: Sequence[Location]
 
     def needed(self, tokens: int) -> range:
         return range(max(0, tokens - self.needs) // self.page_tokens, tokens // self.page_tokens)
@@ -46,7 +46,7 @@ def key_of(name: int) -> bytes:
     return name.to_bytes(2, "little") * 16
 
 
-def agreed(chains: Sequence[Chain], limit: int, least: Where) -> int:
+def agreed(chains: Sequence[Chain], limit: int, least: Location) -> int:
     """Returns the expected hit by trying every possible one."""
     grain = math.lcm(*(chain.page_tokens for chain in chains))
     longest = min(limit, *(len(chain.places) * chain.page_tokens for chain in chains))
@@ -69,11 +69,11 @@ class Grouped:
         self.owner.disk_open(_DISK_FRAMES, _EVICTED)
         self._space = self.owner.space(bytes(32), "test", 16, 0, 0)
         where = {name: place for chain in chains for name, place in zip(chain.names, chain.places, strict=True)}
-        self._store(name for name, place in where.items() if place is Where.DISK)
+        self._store(name for name, place in where.items() if place is Location.DISK)
         self._write_out()
-        self._store(name for name, place in where.items() if place is Where.MEMORY)
+        self._store(name for name, place in where.items() if place is Location.MEMORY)
         self.owner.settle()
-        self._known = {name: self._entry(name) for name, place in where.items() if place is Where.MEMORY}
+        self._known = {name: self._entry(name) for name, place in where.items() if place is Location.MEMORY}
 
     def _entry(self, name: int) -> tuple[bytes, bytes]:
         with self.session.match(Pins, None, key_of(name)) as pins:

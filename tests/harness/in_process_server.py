@@ -20,7 +20,7 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD, Answer, Request, Unpacker, pack, read_answer
-from pagetier.shm.segments import Segments, Wish, take
+from pagetier.shm.segments import SegmentRequest, Segments, take
 
 WAIT_S = 10.0
 SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)
@@ -34,7 +34,7 @@ def serving(folder: Path, patience: float = 5.0, access: AccessOptions | None = 
         The socket's path.
     """
     path = folder / "pagetier.sock"
-    segments = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
+    segments = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
     server = Server(path, access or AccessOptions(), patience)
     ready, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -57,7 +57,7 @@ async def _serve(
     segments: Segments, config: Config, server: Server, ready: threading.Event, stop: asyncio.Event
 ) -> None:
     service = Service(segments, config, asyncio.get_running_loop())
-    service.admit()
+    service.open_to_engines()
     await server.start(service)
     ready.set()
     await stop.wait()

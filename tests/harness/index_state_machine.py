@@ -97,20 +97,20 @@ class StoringMachine(RuleBasedStateMachine):
         pins.release()
         return found
 
-    def take_note_of_evicted(self, spared: set[int]) -> list[Page]:
+    def take_note_of_evicted(self, protected: set[int]) -> list[Page]:
         """Removes evicted pages from the model. Asserts that only the coldest unused pages were evicted."""
         pinned = self.pinned()
         evicted = [page for page in self.model.stored() if not self.alive(page)]
         for page in evicted:
-            assert page.settled and page.serial not in pinned and page.serial not in spared, page
+            assert page.settled and page.serial not in pinned and page.serial not in protected, page
             del self.model.by_key[page.key]
-        left = [page for page in self.evictable(spared) if page.serial not in self.model.blurred]
+        left = [page for page in self.evictable(protected) if page.serial not in self.model.blurred]
         assert all(gone.tick < page.tick for gone in evicted for page in left)
         self.model.blurred |= pinned
         return evicted
 
-    def evictable(self, spared: set[int] = frozenset()) -> list[Page]:  # type: ignore[assignment]
-        without = self.pinned() | spared
+    def evictable(self, protected: set[int] = frozenset()) -> list[Page]:  # type: ignore[assignment]
+        without = self.pinned() | protected
         return [page for page in self.model.stored() if page.settled and page.serial not in without]
 
     # ---- processes
@@ -215,7 +215,7 @@ class StoringMachine(RuleBasedStateMachine):
             return
         part, count = parts
         self.model.settle()
-        spared = {self.model.by_key[key].serial for key in chain if key in self.model.by_key}
+        protected = {self.model.by_key[key].serial for key in chain if key in self.model.by_key}
         before = list(self.model.by_key.values())
         keys = b"".join(KEYS[key] for key in chain)
         ttl = 1 if late else DAY_NS
@@ -223,7 +223,7 @@ class StoringMachine(RuleBasedStateMachine):
         outcomes, entries, serials = (
             np.frombuffer(a, t).tolist() for a, t in zip(answers, ("u1", "<u4", "<u8"), strict=True)
         )
-        evicted = self.take_note_of_evicted(spared)
+        evicted = self.take_note_of_evicted(protected)
         self.model.tick()
         granted: list[tuple[int, Page]] = []
         for at, key in enumerate(chain):
@@ -241,7 +241,7 @@ class StoringMachine(RuleBasedStateMachine):
                 member.grants.append((page, part))
         refused = [at for at, outcome in enumerate(outcomes) if outcome == FULL]
         assert self.model.free_frames >= 0 and self.model.free_entries >= 0
-        self.check_room(refused, granted, evicted, asked, spared)
+        self.check_room(refused, granted, evicted, asked, protected)
         assert not evicted or all(page in before for page in evicted)
 
     def grant(self, key: int, space: bytes, entry: int, serial: int, size: int, parts: int, *, late: bool) -> Page:
@@ -269,12 +269,12 @@ class StoringMachine(RuleBasedStateMachine):
         granted: list[tuple[int, Page]],
         evicted: list[Page],
         asked: list[int],
-        spared: set[int],
+        protected: set[int],
     ) -> None:
         """Asserts that no page is rejected while an older one could be evicted, and no page is evicted without need."""
         mine = {page.serial for _, page in granted}
         if refused:
-            assert self.evictable(spared | mine) == []
+            assert self.evictable(protected | mine) == []
         for at in refused:
             later = [page for when, page in granted if when > at]
             frames = self.model.free_frames + sum(page.frames for page in later)

@@ -12,7 +12,7 @@ FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)
 GRANTED, PRESENT, PENDING, FULL, SIZE, ABSENT = range(6)
 EVICTED, THROUGH, SECOND = range(3)
-FAILED, DONE, SPARED, AGAIN = range(4)
+FAILED, DONE, SKIPPED, AGAIN = range(4)
 MEMORY, DISK = 1, 2
 
 
@@ -73,9 +73,9 @@ class Place:
 
     def load(self, name: str, size: int = FRAME) -> bytes:
         with self.session.match(Pins, None, key(name)) as pins:
-            into = np.zeros(size, np.uint8)
-            assert self.session.copy_out(pins, 0, u64(into.ctypes.data), u64(size), 1) == 1
-            return into.tobytes()
+            out = np.zeros(size, np.uint8)
+            assert self.session.copy_out(pins, 0, u64(out.ctypes.data), u64(size), 1) == 1
+            return out.tobytes()
 
     def sound(self) -> bool:
         return self.owner.check_integrity() == []

@@ -40,10 +40,10 @@ def store(client: Client, keys: Keys, size: int = PAGE, part: Part = WHOLE, time
 
 def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) -> int:
     """Loads pages of a prompt from memory or disk, compares every byte, and returns the number of pages."""
-    into = np.zeros((len(keys), size), np.uint8)
+    out = np.zeros((len(keys), size), np.uint8)
     with client.match(keys) as match:
-        loaded = client.load(match, into, timeout=timeout)
-    assert_exact(keys, into[:loaded])
+        loaded = client.load(match, out, timeout=timeout)
+    assert_exact(keys, out[:loaded])
     return loaded
 
 

@@ -27,18 +27,18 @@ class Mortal:
         theirs.close()
         self._gone = False
 
-    def tell(self, order: object) -> None:
+    def send(self, command: object) -> None:
         """Sends a command without waiting."""
-        self._pipe.send(order)
+        self._pipe.send(command)
 
     def reported(self) -> Any:
         """Returns the next result. Raises EOFError if the child has died."""
         assert self._pipe.poll(_WAIT_S), "a child does not answer"
         return self._pipe.recv()
 
-    def ask(self, order: object) -> Any:
+    def ask(self, command: object) -> Any:
         """Sends a command and returns its result."""
-        self.tell(order)
+        self.send(command)
         return self.reported()
 
     def signal(self, number: signal.Signals) -> None:

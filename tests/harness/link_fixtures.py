@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fake_daemon import Peer, PretendedDaemon
+from fake_daemon import FakeDaemon, Peer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, Flush
 
@@ -22,8 +22,8 @@ def open_descriptors() -> int:
 
 
 @contextmanager
-def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[PretendedDaemon, Link]]:
-    with PretendedDaemon(behave) as daemon:
+def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[FakeDaemon, Link]]:
+    with FakeDaemon(behave) as daemon:
         link = Link(daemon.socket, 5)
         while not daemon.peers:
             time.sleep(0.001)

@@ -11,7 +11,7 @@ import numpy as np
 from anonymous_segments import DAY_NS, attach
 from pagetier.shm._core import Owner, Pins, Session
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.segments import Segments, Wish, take
+from pagetier.shm.segments import SegmentRequest, Segments, take
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=64, entries=48, spaces=4)
@@ -66,9 +66,9 @@ def holds(session: Session, number: int) -> bool:
     with session.match(Pins, None, key_of(number)) as pins:
         if not len(pins):
             return False
-        into = np.zeros(len(content_of(number)), np.uint8)
-        assert session.copy_out(pins, 0, _u64(into.ctypes.data), _u64(len(into)), 1) == 1
-        assert into.tobytes() == content_of(number), f"page {number} has wrong content"
+        out = np.zeros(len(content_of(number)), np.uint8)
+        assert session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(len(out)), 1) == 1
+        assert out.tobytes() == content_of(number), f"page {number} has wrong content"
         return True
 
 
@@ -82,9 +82,9 @@ def held(segments: Segments, numbers: range) -> list[int]:
     return found
 
 
-def leave_pages(wish: Wish, count: int) -> None:
+def leave_pages(segment_request: SegmentRequest, count: int) -> None:
     """Leaves segments with pages 0 to count - 1 and no attached process, as after a crash."""
-    segments = take(wish)
+    segments = take(segment_request)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     store(segments.owner, session, list(range(count)))
     segments.release()

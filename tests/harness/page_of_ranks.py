@@ -26,13 +26,13 @@ class Model(msgspec.Struct, frozen=True, eq=False):
     """The state of one page: [layers, kinds, heads, tokens, elements]."""
 
     state: State
-    order: PageLayout
+    page_layout: PageLayout
 
     @property
     def page(self) -> Bytes:
         """Returns the bytes of the whole page, 0 between planes."""
-        page = np.zeros(self.order.nbytes, np.uint8)
-        for layer, offsets in enumerate(self.order.offsets):
+        page = np.zeros(self.page_layout.nbytes, np.uint8)
+        for layer, offsets in enumerate(self.page_layout.offsets):
             for kind, offset in enumerate(offsets):
                 plane = self.state[layer, kind].tobytes()
                 page[offset : offset + len(plane)] = np.frombuffer(plane, np.uint8)
@@ -113,11 +113,11 @@ class Group(msgspec.Struct, frozen=True):
         layers, heads = all_layers // self.stages, max(1, all_heads // self.ranks)
         first = rank * all_heads // self.ranks
         memory, rows, cache = self.make(layers, heads, width)
-        order = PageLayout.of_model(cache, tokens, all_heads, all_layers)
-        assert order.layout == model.order.layout
+        page_layout = PageLayout.of_model(cache, tokens, all_heads, all_layers)
+        assert page_layout.layout == model.page_layout.layout
         shard = Shard(rank, self.ranks, stage, (layers,) * self.stages)
         part = (slice(stage * layers, (stage + 1) * layers), slice(None), slice(first, first + heads))
-        return Rank(memory, rows, PagedCache(cache, order, shard), part)
+        return Rank(memory, rows, PagedCache(cache, page_layout, shard), part)
 
 
 def model_of(heads: int, tokens: int, kinds: int = 2, width: int = 5) -> Model:

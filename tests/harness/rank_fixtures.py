@@ -113,9 +113,9 @@ class Rank:
         self._model, self._group = model, group
         build = _latents if model.planes == 1 else _BUILDERS[group]
         self.cache = build(layers, self._heads.count, model.dim)
-        order = PageLayout.of_model(self.cache.layout, PAGE_TOKENS, model.heads, model.layers)
+        page_layout = PageLayout.of_model(self.cache.layout, PAGE_TOKENS, model.heads, model.layers)
         shard = Shard(rank, group.ranks, stage, (layers,) * group.stages)
-        self.paged = PagedCache(self.cache.layout, order, shard)
+        self.paged = PagedCache(self.cache.layout, page_layout, shard)
 
     def keys(self, prompt: int) -> Keys:
         """Returns the same keys for each group: the namespace depends on the page layout, but not on the rank."""
@@ -168,8 +168,8 @@ def serve_rank(socket: Path, group: Group, stage: int, rank: int, pipe: Connecti
     with Client(socket, timeout=START_S) as client:
         assert client.wait_attached(START_S)
         pipe.send("attached")
-        while (order := pipe.recv()) is not None:
-            what, model, prompt = order
+        while (command := pipe.recv()) is not None:
+            what, model, prompt = command
             pipe.send({"store": _store, "load": _load}[what](client, ranks[model], prompt))
 
 

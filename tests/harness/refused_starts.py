@@ -76,11 +76,11 @@ def fill(daemon: RunningDaemon) -> None:
         assert client.store(keys(), pages()).stored == PAGES
 
 
-def still_holds(client: Client) -> bool:
+def still_serves(client: Client) -> bool:
     """Returns whether all pages() are present with the right content."""
-    into = np.zeros_like(pages())
+    out = np.zeros_like(pages())
     with client.match(keys()) as match:
-        return client.load(match, into) == PAGES and bool(np.array_equal(into, pages()))
+        return client.load(match, out) == PAGES and bool(np.array_equal(out, pages()))
 
 
 def shared_memory(name: str) -> list[str]:

@@ -119,16 +119,16 @@ def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None
         time.sleep(0.002)
 
 
-def until_granted(pages: int, look: Observer, process: subprocess.Popen[str]) -> None:
-    until(lambda: look.header()["granted"] > pages, process)
+def until_granted(pages: int, observer: Observer, process: subprocess.Popen[str]) -> None:
+    until(lambda: observer.header()["granted"] > pages, process)
 
 
-def clients_of(look: Observer) -> list[int]:
-    return [slot["pid"] for slot in look.slots()]
+def clients_of(observer: Observer) -> list[int]:
+    return [slot["pid"] for slot in observer.slots()]
 
 
-def assert_all_let_go(look: Observer) -> None:
+def assert_all_released(observer: Observer) -> None:
     """Asserts that the clients have no slot, pin or reservation in the index."""
-    until(lambda: not look.slots() and not look.header()["open_entries"])
-    header = look.header()
+    until(lambda: not observer.slots() and not observer.header()["open_entries"])
+    header = observer.header()
     assert header["used_frames"] == header["pages"]

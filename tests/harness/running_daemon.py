@@ -88,7 +88,7 @@ class RunningDaemon:
 
     def findings(self) -> list[str]:
         """Returns the findings of check_integrity() in the running daemon."""
-        with self._looking() as (link, _):
+        with self._observing() as (link, _):
             answer = link.ask(Check(1), START_S)
         assert isinstance(answer, Findings)
         return answer.findings
@@ -106,11 +106,11 @@ class RunningDaemon:
         return sorted(path.name for path in Path("/dev/shm").glob(f"{self.name}.*"))
 
     def _observer(self) -> Observer:
-        with self._looking() as (_, (index, locks)):
+        with self._observing() as (_, (index, locks)):
             return Observer(index, locks)
 
     @contextmanager
-    def _looking(self) -> Iterator[tuple[Link, tuple[int, ...]]]:
+    def _observing(self) -> Iterator[tuple[Link, tuple[int, ...]]]:
         """Yields an observer's link, and descriptors of index and lock words."""
         link = Link(self.socket, START_S)
         try:

@@ -50,8 +50,8 @@ def page(fill: int, size: int = 2 * FRAME) -> npt.NDArray[np.uint8]:
 
 
 def load(session: Session, pins: Pins, size: int = 2 * FRAME) -> npt.NDArray[np.uint8] | None:
-    into = page(0, size)
-    return into if session.copy_out(pins, 0, *address_and_size(into), 2) else None
+    out = page(0, size)
+    return out if session.copy_out(pins, 0, *address_and_size(out), 2) else None
 
 
 @contextmanager
@@ -77,9 +77,9 @@ def first_of(world: World) -> tuple[bytes, bytes]:
 
 
 @contextmanager
-def copying(session: Session, pins: Pins, into: npt.NDArray[np.uint8], copied: list[int]) -> Iterator[None]:
+def copying(session: Session, pins: Pins, out: npt.NDArray[np.uint8], copied: list[int]) -> Iterator[None]:
     def copy() -> None:
-        copied.append(session.copy_out(pins, 0, *address_and_size(into), 2))
+        copied.append(session.copy_out(pins, 0, *address_and_size(out), 2))
 
     thread = threading.Thread(target=copy)
     thread.start()

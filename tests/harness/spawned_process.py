@@ -34,8 +34,8 @@ def load_handovers(socket: Path, page_bytes: int, pipe: Connection) -> None:
         pipe.send(None)
         while (handover := pipe.recv()) is not None:
             with client.adopt(pickle.loads(handover)) as match:
-                into = bytearray(page_bytes * len(match))
-                result = (len(match), client.load(match, into) if into else 0, bytes(into))
+                out = bytearray(page_bytes * len(match))
+                result = (len(match), client.load(match, out) if out else 0, bytes(out))
             pipe.send(result)  # sent after releasing, so that the receiver may rely on the pages being evictable
 
 

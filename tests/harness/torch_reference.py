@@ -124,29 +124,32 @@ class Pages:
         return memory[GUARD:-GUARD].view(-1, self.arena.frame_bytes)
 
 
-def stored(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> Any:
+def stored(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> Any:
     """Returns the expected memory of the pages after a store."""
     memory = pages.memory.clone()
     after = pages.of(memory)
     for page, tokens, blocks, slots in job.places(after):
-        for plane, rows in _planes(page, cache.planes, order):
+        for plane, rows in _planes(page, cache.planes, page_layout):
             found = plane[blocks, slots].permute(1, 0, 2).contiguous().view(torch.uint8)
             rows[:, tokens] = found.view(*rows.shape[:1], len(tokens), rows.shape[2])
     pages.put(memory, after)
     return memory
 
 
-def load_plainly(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
+def load_plainly(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
     """Changes the cache as a load should."""
     for page, tokens, blocks, slots in job.places(pages.of(pages.memory)):
-        for plane, rows in _planes(page, cache.planes, order):
+        for plane, rows in _planes(page, cache.planes, page_layout):
             values = rows[:, tokens].permute(1, 0, 2).contiguous().view(plane.dtype)
             plane[blocks, slots] = values.view(len(tokens), *plane.shape[2:])
 
 
-def _planes(page: Any, planes: Sequence[Sequence[Any]], order: PageLayout) -> Iterator[tuple[Any, Any]]:
+def _planes(page: Any, planes: Sequence[Sequence[Any]], page_layout: PageLayout) -> Iterator[tuple[Any, Any]]:
     """Yields each plane of a cache, and its bytes in a page as [heads, tokens, width]."""
-    for layer, offsets in zip(planes, order.offsets, strict=True):
+    for layer, offsets in zip(planes, page_layout.offsets, strict=True):
         for plane, offset in zip(layer, offsets, strict=True):
             heads, width = plane.shape[2], plane.shape[3] * plane.dtype.itemsize
-            yield plane, page[offset : offset + heads * order.tokens * width].view(heads, order.tokens, width)
+            yield (
+                plane,
+                page[offset : offset + heads * page_layout.tokens * width].view(heads, page_layout.tokens, width),
+            )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm.messages import LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.groups import Recurrent
 
@@ -47,7 +47,7 @@ class Held:
 class Reading(NamedTuple):
     """A page that is planned to be stored but not yet read."""
 
-    order: StoreOrder
+    command: StoreCommand
     block: int
     key: bytes
     page: Page
@@ -68,7 +68,7 @@ class TrueWorker:
         self.held: dict[int, Held] = {}
         self.reading: list[Reading] = []
         self.loading: dict[str, Loading] = {}
-        self.ordered = 0
+        self.planned_stores = 0
         self._names: dict[bytes, Page] = {}
 
     def know(self, hashes: Sequence[bytes], tokens: Tokens) -> None:
@@ -82,22 +82,22 @@ class TrueWorker:
 
     def step(
         self,
-        orders: Orders,
+        commands: StepCommands,
         zeroed: Iterable[int],
         computed: Sequence[Computed],
         copies: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Executes a step like the worker: ends stores of reused blocks, begins loads, computes, begins stores."""
-        self._make_room(orders.written)
+        self._make_room(commands.written)
         for block in zeroed:
             self._overwrite(block, -1)
         for source, target in copies:
             held = self.held[source]
             self._overwrite(target, held.group).cells = dict(held.cells)
-        for load in orders.loads:
+        for load in commands.loads:
             self._begin(load)
         self._compute(computed)
-        for store in orders.stores:
+        for store in commands.stores:
             self._store(store)
         for reading in self.reading:
             assert self._holds(reading.block, reading.page), f"{reading} would be read after it was overwritten"
@@ -125,33 +125,33 @@ class TrueWorker:
     def _make_room(self, written: frozenset[int]) -> None:
         for reading in self.reading:
             if reading.block in written:
-                assert not reading.order.held, "retained blocks were allocated to another request"
+                assert not reading.command.retains_blocks, "retained blocks were allocated to another request"
                 self._publish(reading)
         self.reading = [reading for reading in self.reading if reading.block not in written]
 
-    def _store(self, order: StoreOrder) -> None:
-        keys = Keys(self.groups[order.group].namespace, order.keys)
-        for block, key in zip(order.blocks, keys, strict=True):
+    def _store(self, command: StoreCommand) -> None:
+        keys = Keys(self.groups[command.group].namespace, command.keys)
+        for block, key in zip(command.blocks, keys, strict=True):
             if block:
                 page = self._names[key]
-                assert page.group == order.group, "the page belongs to another group"
+                assert page.group == command.group, "the page belongs to another group"
                 assert self._holds(block, page), f"block {block} has {self.held.get(block)}, not {page}"
-                self.reading.append(Reading(order, block, key, page))
-                self.ordered += 1
+                self.reading.append(Reading(command, block, key, page))
+                self.planned_stores += 1
 
     def _publish(self, reading: Reading) -> None:
-        keys = Keys(self.groups[reading.order.group].namespace, reading.key)
+        keys = Keys(self.groups[reading.command.group].namespace, reading.key)
         self.client.store(keys, [reading.key])
 
     def _holding(self) -> set[str]:
-        return {reading.order.request for reading in self.reading if reading.order.held}
+        return {reading.command.request for reading in self.reading if reading.command.retains_blocks}
 
     # ---- loads
 
-    def _begin(self, order: LoadOrder) -> None:
-        assert order.request not in self.loading, "the request already loads"
+    def _begin(self, command: LoadCommand) -> None:
+        assert command.request not in self.loading, "the request already loads"
         pages: dict[int, Page | None] = {}
-        for load in order.groups:
+        for load in command.groups:
             with self.client.adopt(load.pages) as match:
                 keys = [bytearray(32) for _ in range(len(match))]
                 loaded = self.client.load(match, keys) if keys else 0
@@ -160,7 +160,7 @@ class TrueWorker:
                 assert block and block not in pages, "two pages are loaded into one block"
                 pages[block] = found[at] if at < len(found) else None
                 self._overwrite(block, -1)
-        self.loading[order.request] = Loading(pages)
+        self.loading[command.request] = Loading(pages)
 
     # ---- computing
 

@@ -18,10 +18,10 @@ from copy_cases import Stored, case_of
 from fake_cuda import (
     GLOBAL,
     RELAXED,
-    PretendedDriver,
-    PretendedEvent,
-    PretendedStream,
-    PretendedTorch,
+    SimulatedDriver,
+    SimulatedEvent,
+    SimulatedStream,
+    SimulatedTorch,
     in_thread,
     mode_after,
     raising,
@@ -43,13 +43,13 @@ def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def library() -> PretendedDriver:
-    return PretendedDriver()
+def library() -> SimulatedDriver:
+    return SimulatedDriver()
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> PretendedTorch:
-    fake = PretendedTorch()
+def torch(monkeypatch: pytest.MonkeyPatch) -> SimulatedTorch:
+    fake = SimulatedTorch()
     monkeypatch.setattr(cuda, "torch", fake)
     return fake
 
@@ -57,7 +57,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> PretendedTorch:
 class Made:
     """A device, and the answers that it gets about frames."""
 
-    def __init__(self, library: PretendedDriver, **given: Any) -> None:
+    def __init__(self, library: SimulatedDriver, **given: Any) -> None:
         self.pinned = True
         self.device = CudaDevice(0, CopySettings(**given), lambda _: self.pinned, Driver(0, library))
 
@@ -67,13 +67,13 @@ def placed(device: str = "cuda:0") -> Placed:
     return Placed(case_of([stored], slot_map([3, 1, 0, 2], 2, 32, 16), np.random.default_rng(2)), device)
 
 
-def test_torch_without_cuda_is_an_error(library: PretendedDriver) -> None:
+def test_torch_without_cuda_is_an_error(library: SimulatedDriver) -> None:
     with pytest.raises(DeviceError, match="torch finds no CUDA device"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
         Made(library)
 
 
-def test_streams_are_new_ones(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_streams_are_new_ones(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """Two streams for each direction, loads with the highest priority; an engine's thread may create them."""
     made = Made(library)
     for direction in (Direction.STORE, Direction.LOAD):
@@ -86,7 +86,7 @@ def test_streams_are_new_ones(library: PretendedDriver, torch: PretendedTorch) -
 @BOTH
 @pytest.mark.parametrize("pinned", [True, False])
 def test_copy_engines_move_the_bytes(
-    direction: Direction, pinned: bool, library: PretendedDriver, torch: PretendedTorch
+    direction: Direction, pinned: bool, library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
     """Pinned memory is copied in batches, other memory run by run."""
     made = Made(library, way="dma")
@@ -100,7 +100,7 @@ def test_copy_engines_move_the_bytes(
 
 
 def test_memory_with_another_device_address_counts_as_not_pinned(
-    library: PretendedDriver, torch: PretendedTorch
+    library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
     library.same_addresses = 0
     Made(library, way="dma").device.stream(Direction.STORE).enqueue(placed().copy(Direction.STORE))
@@ -110,7 +110,7 @@ def test_memory_with_another_device_address_counts_as_not_pinned(
 
 @BOTH
 def test_without_memory_for_a_ring_the_engines_copy_alone(
-    direction: Direction, library: PretendedDriver, torch: PretendedTorch
+    direction: Direction, library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
     made = Made(library, way="staged", staging=1 << 20)
     torch.room = (1 << 19) - 1
@@ -120,38 +120,38 @@ def test_without_memory_for_a_ring_the_engines_copy_alone(
     its.expect(wanted)
 
 
-def test_the_engines_event_is_waited_for_by_all_queues(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_the_engines_event_is_waited_for_by_all_queues(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     stream = Made(library).device.stream(Direction.LOAD)
-    event = PretendedEvent()
+    event = SimulatedEvent()
     stream.after(event)
     stream.record()
     assert [its.journal for its in torch.streams] == [[event, "record"], [event]]
 
 
-def test_a_gate_is_its_event(library: PretendedDriver, torch: PretendedTorch) -> None:
-    stream, event = Made(library).device.stream(Direction.LOAD), PretendedEvent()
+def test_a_gate_is_its_event(library: SimulatedDriver, torch: SimulatedTorch) -> None:
+    stream, event = Made(library).device.stream(Direction.LOAD), SimulatedEvent()
     stream.after(EngineEvent(event))
     assert [its.journal for its in torch.streams] == [[event], [event]]
 
 
 @pytest.mark.parametrize("wrong", ["event", threading.Event(), 3])
 def test_objects_that_are_not_torchs_are_rejected(
-    wrong: object, library: PretendedDriver, torch: PretendedTorch, monkeypatch: pytest.MonkeyPatch
+    wrong: object, library: SimulatedDriver, torch: SimulatedTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's streams detect it by calling methods of the object."""
     device = Made(library).device
     stream = device.stream(Direction.LOAD)
     for its in torch.streams:
         monkeypatch.setattr(its, "wait_event", lambda event: event.wait(torch))
-    device.require_event(PretendedEvent())
+    device.require_event(SimulatedEvent())
     for refuses in (device.require_event, stream.after):
         with pytest.raises(ValueError, match=f"{type(wrong).__name__} is not a torch.cuda.Event"):
             refuses(wrong)
     with pytest.raises(ValueError, match=f"{type(wrong).__name__} is not a torch.cuda.Stream"):
-        stream.record().hold(wrong)
+        stream.record().make_stream_wait(wrong)
 
 
-def test_missing_memory_for_tables_fails_only_that_copy(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_missing_memory_for_tables_fails_only_that_copy(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """The parts already enqueued, on any queue, are complete before the next event."""
     stream = Made(library, way="dma").device.stream(Direction.STORE)
     full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
@@ -160,14 +160,14 @@ def test_missing_memory_for_tables_fails_only_that_copy(library: PretendedDriver
         with pytest.raises(ValueError, match="no memory for the tables of a copy: no room"):
             stream.enqueue(placed().copy(Direction.STORE))
     queue, side = torch.streams
-    assert side.journal == ["record"] and isinstance(queue.journal[0], PretendedEvent)
+    assert side.journal == ["record"] and isinstance(queue.journal[0], SimulatedEvent)
     its = placed()
     wanted = its.after(its.copy(Direction.STORE))
     stream.enqueue(its.copy(Direction.STORE))
     its.expect(wanted)
 
 
-def test_a_cache_on_another_device_is_rejected(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_a_cache_on_another_device_is_rejected(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     stream = Made(library).device.stream(Direction.STORE)
     for name in ("cpu", "cuda:1"):
         with pytest.raises(ValueError, match=f"the cache is on {name}, but the stream is on cuda:0"):
@@ -175,11 +175,11 @@ def test_a_cache_on_another_device_is_rejected(library: PretendedDriver, torch: 
     assert not any(its.journal for its in torch.streams)
 
 
-def test_calls_that_use_a_stream_relax_the_thread(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_calls_that_use_a_stream_relax_the_thread(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """Each such call does, whichever is the first."""
     stream = Made(library, way="dma").device.stream(Direction.STORE)
     uses: list[Callable[[], Any]] = [
-        lambda: stream.after(PretendedEvent()),
+        lambda: stream.after(SimulatedEvent()),
         lambda: stream.enqueue(placed().copy(Direction.STORE)),
         stream.record,
     ]
@@ -188,20 +188,20 @@ def test_calls_that_use_a_stream_relax_the_thread(library: PretendedDriver, torc
     assert torch.streams
 
 
-def test_queries_of_events_leave_the_thread_unchanged(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_queries_of_events_leave_the_thread_unchanged(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     event = Made(library).device.stream(Direction.STORE).record()
     for use in (event.done, partial(event.wait, 1)):
         assert in_thread(partial(mode_after, library, use)) == GLOBAL
     assert torch.streams
 
 
-def event_of(library: PretendedDriver, looks: int) -> CudaEvent:
-    its = PretendedEvent()
-    its.looks = looks
+def event_of(library: SimulatedDriver, queries_left: int) -> CudaEvent:
+    its = SimulatedEvent()
+    its.queries_left = queries_left
     return CudaEvent(its, Driver(0, library))
 
 
-def test_waiting_has_a_timeout(library: PretendedDriver) -> None:
+def test_waiting_has_a_timeout(library: SimulatedDriver) -> None:
     begin = time.monotonic()
     assert not event_of(library, 10**9).wait(0.05)
     assert 0.05 <= time.monotonic() - begin < 2
@@ -210,27 +210,31 @@ def test_waiting_has_a_timeout(library: PretendedDriver) -> None:
     assert event_of(library, 5).wait(10)
 
 
-def test_an_engines_stream_waits_for_an_event(library: PretendedDriver) -> None:
-    event, stream = event_of(library, 0), PretendedStream(1)
-    event.hold(stream)
+def test_an_engines_stream_waits_for_an_event(library: SimulatedDriver) -> None:
+    event, stream = event_of(library, 0), SimulatedStream(1)
+    event.make_stream_wait(stream)
     assert len(stream.journal) == 1
 
 
-def test_errors_of_torch_are_device_errors(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_errors_of_torch_are_device_errors(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     stream = Made(library).device.stream(Direction.STORE)
     event = stream.record()
     broken = raising(RuntimeError("CUDA error: an illegal memory access was encountered"))
     for its in (*torch.streams, event._event):
         its.record = its.wait_event = its.query = broken
     torch.cuda.Event = lambda: SimpleNamespace(record=broken)
-    waits: list[Callable[[], Any]] = [event.done, partial(event.wait, 1), partial(event.hold, torch.streams[0])]
+    waits: list[Callable[[], Any]] = [
+        event.done,
+        partial(event.wait, 1),
+        partial(event.make_stream_wait, torch.streams[0]),
+    ]
     waits += [stream.record, partial(stream.after, event)]
     for use in waits:
         with pytest.raises(DeviceError, match="illegal memory access"):
             use()
 
 
-def test_a_driver_that_fails_in_a_copy(library: PretendedDriver, torch: PretendedTorch) -> None:
+def test_a_driver_that_fails_in_a_copy(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     stream = Made(library, way="dma").device.stream(Direction.STORE)
     library.fail.add("cuMemcpyBatchAsync")
     with pytest.raises(DeviceError, match="cuMemcpyBatchAsync"):

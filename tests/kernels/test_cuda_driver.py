@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_cuda import GLOBAL, RELAXED, PretendedDriver, in_thread, mode_now, raising
+from fake_cuda import GLOBAL, RELAXED, SimulatedDriver, in_thread, mode_now, raising
 from fake_queues import LateQueue
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.gpu.copy_paths import Moves
@@ -24,11 +24,11 @@ def no_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def library() -> PretendedDriver:
-    return PretendedDriver()
+def library() -> SimulatedDriver:
+    return SimulatedDriver()
 
 
-def test_errors_have_the_drivers_names(library: PretendedDriver) -> None:
+def test_errors_have_the_drivers_names(library: SimulatedDriver) -> None:
     library.fail.add("cuDeviceGet")
     with pytest.raises(DeviceError, match=r"cuDeviceGet: CUDA_ERROR_OF_TESTS \(1\)"):
         Driver(0, library)
@@ -36,7 +36,7 @@ def test_errors_have_the_drivers_names(library: PretendedDriver) -> None:
 
 def test_a_driver_that_lacks_a_function_is_an_error() -> None:
     with pytest.raises(DeviceError, match="no cuDevicePrimaryCtxRetain"):
-        Driver(0, PretendedDriver(lacks={"cuDevicePrimaryCtxRetain"}))
+        Driver(0, SimulatedDriver(lacks={"cuDevicePrimaryCtxRetain"}))
 
 
 def test_a_missing_driver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_a_missing_driver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         Driver(0)
 
 
-def test_a_thread_is_relaxed_once(library: PretendedDriver) -> None:
+def test_a_thread_is_relaxed_once(library: SimulatedDriver) -> None:
     driver = Driver(0, library)
 
     def enter() -> int:
@@ -62,7 +62,7 @@ def test_a_thread_is_relaxed_once(library: PretendedDriver) -> None:
     assert mode_now(library) == GLOBAL
 
 
-def test_a_failed_entry_is_tried_again(library: PretendedDriver) -> None:
+def test_a_failed_entry_is_tried_again(library: SimulatedDriver) -> None:
     driver = Driver(0, library)
     library.fail.add("cuCtxSetCurrent")
     with pytest.raises(DeviceError, match="cuCtxSetCurrent"):
@@ -72,7 +72,7 @@ def test_a_failed_entry_is_tried_again(library: PretendedDriver) -> None:
     assert mode_now(library) == RELAXED
 
 
-def test_a_thread_that_is_relaxed_for_a_call(library: PretendedDriver) -> None:
+def test_a_thread_that_is_relaxed_for_a_call(library: SimulatedDriver) -> None:
     driver = Driver(0, library)
     with pytest.raises(KeyError), driver.relaxed():
         assert mode_now(library) == RELAXED
@@ -80,7 +80,7 @@ def test_a_thread_that_is_relaxed_for_a_call(library: PretendedDriver) -> None:
     assert mode_now(library) == GLOBAL
 
 
-def test_a_thread_that_makes_a_stream_stays_on_its_device(library: PretendedDriver) -> None:
+def test_a_thread_that_makes_a_stream_stays_on_its_device(library: SimulatedDriver) -> None:
     driver = Driver(0, library)
     assert driver.stream() != driver.stream(3)
     library.fail.add("cuStreamCreateWithPriority")
@@ -92,7 +92,7 @@ def test_a_thread_that_makes_a_stream_stays_on_its_device(library: PretendedDriv
     assert mode_now(library) == GLOBAL
 
 
-def test_the_bindings_have_the_batched_copy(library: PretendedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bindings_have_the_batched_copy(library: SimulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def look_up(*arguments: Any) -> tuple[int, int, int]:
@@ -111,7 +111,7 @@ def test_the_bindings_have_the_batched_copy(library: PretendedDriver, monkeypatc
     ids=["none", "odd", "no driver found"],
 )
 def test_the_batched_copy_is_found_without_bindings(
-    bindings: Any, library: PretendedDriver, monkeypatch: pytest.MonkeyPatch
+    bindings: Any, library: SimulatedDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
     assert Driver(0, library).batches
@@ -120,13 +120,13 @@ def test_the_batched_copy_is_found_without_bindings(
 
 def test_older_drivers_copy_one_by_one() -> None:
     refusing = SimpleNamespace(cuGetProcAddress=lambda *_: (500, 0, 1))
-    for library in (PretendedDriver(lacks={"cuGetProcAddress_v2"}), PretendedDriver(fail={"cuGetProcAddress_v2"})):
+    for library in (SimulatedDriver(lacks={"cuGetProcAddress_v2"}), SimulatedDriver(fail={"cuGetProcAddress_v2"})):
         driver = Driver(0, library)
         assert not driver.batches
         assert isinstance(memcpy_of(driver), OneByOne)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda.bindings.driver", refusing)
-        assert not Driver(0, PretendedDriver()).batches
+        assert not Driver(0, SimulatedDriver()).batches
 
 
 class Bytes:
@@ -145,14 +145,14 @@ class Bytes:
 
 
 @pytest.mark.parametrize(("count", "batches"), [(0, []), (2, [2]), (3, [3]), (8, [3, 3, 2])])
-def test_large_batches_are_cut(library: PretendedDriver, count: int, batches: list[int]) -> None:
+def test_large_batches_are_cut(library: SimulatedDriver, count: int, batches: list[int]) -> None:
     its = Bytes(count)
     Batched(Driver(0, library), at_once=3)(its.moves, LateQueue(0x1234))
     assert library.batches == [(size, 0x1234) for size in batches]
     assert np.array_equal(its.target, its.wanted)
 
 
-def test_moves_without_batches_are_made_one_by_one(library: PretendedDriver) -> None:
+def test_moves_without_batches_are_made_one_by_one(library: SimulatedDriver) -> None:
     its = Bytes(5)
     OneByOne(Driver(0, library))(its.moves, LateQueue(1))
     assert library.calls["cuMemcpyAsync"] == 5
@@ -160,7 +160,7 @@ def test_moves_without_batches_are_made_one_by_one(library: PretendedDriver) -> 
 
 
 @pytest.mark.parametrize("name", ["cuMemcpyBatchAsync", "cuMemcpyAsync"])
-def test_moves_that_fail(library: PretendedDriver, name: str) -> None:
+def test_moves_that_fail(library: SimulatedDriver, name: str) -> None:
     driver = Driver(0, library)
     library.fail.add(name)
     memcpy = Batched(driver) if "Batch" in name else OneByOne(driver)

@@ -175,7 +175,7 @@ def test_the_engine_continues_after_a_load(way: str) -> None:
             torch.cuda._sleep(LONG)
             late.record(other)
         loaded = begun(device, [its.copy(Direction.LOAD)], after=late)
-        loaded.hold(engine)
+        loaded.make_stream_wait(engine)
         with torch.cuda.stream(engine):
             seen = its.cache.clone()
         assert not loaded.done()

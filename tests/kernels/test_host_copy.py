@@ -46,24 +46,29 @@ def case(data: st.DataObject, engine: str) -> tuple[Job, EngineCache, PageLayout
     torch.manual_seed(seed)
     job = data.draw(jobs(1 if engine in STATES else None, 1 if engine in SLOTS | STATES else None))
     cache = ENGINES[engine](data.draw(shapes(job)))
-    order = PageLayout.of(cache.layout, job.page_tokens)
-    return job, cache, order, Pages(job.pages, order.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed)
+    page_layout = PageLayout.of(cache.layout, job.page_tokens)
+    return (
+        job,
+        cache,
+        page_layout,
+        Pages(job.pages, page_layout.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed),
+    )
 
 
-def check_store(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
-    before, expected = cache.copies(), stored(job, cache, order, pages)
-    (transfer,) = PagedCache(cache.layout, order).storing(job.slots())
+def check_store(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
+    before, expected = cache.copies(), stored(job, cache, page_layout, pages)
+    (transfer,) = PagedCache(cache.layout, page_layout).storing(job.slots())
     gather(transfer, pages.frames)
     assert torch.equal(pages.memory, expected)
     assert all(map(torch.equal, cache.memory, before))
 
 
-def check_load(job: Job, cache: EngineCache, order: PageLayout, pages: Pages) -> None:
+def check_load(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
     before, arena = cache.copies(), pages.memory.clone()
-    scatter(PagedCache(cache.layout, order).loading(job.slots()), pages.frames)
+    scatter(PagedCache(cache.layout, page_layout).loading(job.slots()), pages.frames)
     found = cache.copies()
     cache.restore(before)
-    load_plainly(job, cache, order, pages)
+    load_plainly(job, cache, page_layout, pages)
     assert all(map(torch.equal, found, cache.memory))
     assert torch.equal(pages.memory, arena)
 
@@ -85,9 +90,9 @@ def test_a_load_equals_plain_indexing(engine: str, data: st.DataObject) -> None:
 @any_times
 @given(st.data())
 def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
-    job, cache, order, pages = case(data, "kv_second")
+    job, cache, page_layout, pages = case(data, "kv_second")
     twice = tuple(msgspec.structs.replace(one, table=tuple(b // 2 for b in one.table)) for one in job.requests)
-    check_store(msgspec.structs.replace(job, requests=twice), cache, order, pages)
+    check_store(msgspec.structs.replace(job, requests=twice), cache, page_layout, pages)
 
 
 @any_times
@@ -101,10 +106,10 @@ def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -
     free = tuple(block for block in range(shape.blocks) if block not in used)
     theirs = Job(1, 1, (Request(free[::-1], len(free), 0, range(len(free)), None),))
     for which, cache in ((job, attention), (theirs, states)):
-        order = PageLayout.of(cache.layout, which.page_tokens)
-        pages = Pages(which.pages, order.nbytes, 4096, seed)
-        check_store(which, cache, order, pages)
-        check_load(which, cache, order, Pages(which.pages, order.nbytes, 4096, seed + 1))
+        page_layout = PageLayout.of(cache.layout, which.page_tokens)
+        pages = Pages(which.pages, page_layout.nbytes, 4096, seed)
+        check_store(which, cache, page_layout, pages)
+        check_load(which, cache, page_layout, Pages(which.pages, page_layout.nbytes, 4096, seed + 1))
 
 
 @pytest.mark.parametrize("engine", ["vllm BLHNC", "token_slots", "latents"])
@@ -116,10 +121,10 @@ def test_many_bytes_are_copied_by_several_threads(engine: str) -> None:
     table = tuple(torch.randperm(shape.blocks)[: 384 // tokens].tolist())
     job = Job(page_tokens, tokens, (Request(table, 16, 0, range(1, 383), None),))
     cache = ENGINES[engine](shape)
-    order = PageLayout.of(cache.layout, page_tokens)
-    pages = Pages(16, order.nbytes, 4096, 7)
-    before, expected = cache.copies(), stored(job, cache, order, pages)
-    paged = PagedCache(cache.layout, order)
+    page_layout = PageLayout.of(cache.layout, page_tokens)
+    pages = Pages(16, page_layout.nbytes, 4096, 7)
+    before, expected = cache.copies(), stored(job, cache, page_layout, pages)
+    paged = PagedCache(cache.layout, page_layout)
     (storing,) = paged.storing(job.slots())
     gather(storing, pages.frames, threads=3)
     assert torch.equal(pages.memory, expected)
@@ -129,16 +134,16 @@ def test_many_bytes_are_copied_by_several_threads(engine: str) -> None:
     scatter(paged.loading(job.slots()), pages.frames, threads=3)
     found = cache.copies()
     cache.restore(zeroes)
-    load_plainly(job, cache, order, pages)
+    load_plainly(job, cache, page_layout, pages)
     assert all(map(torch.equal, found, cache.memory))
     assert not all(map(torch.equal, before, zeroes))
 
 
 def test_empty_copies_change_nothing() -> None:
     cache = ENGINES["kv_first"](Shape(1, 4, 2, 1, 3, torch.float16))
-    order = PageLayout.of(cache.layout, 3)
-    pages = Pages(0, order.nbytes, 4096, 0)
-    paged, nothing = PagedCache(cache.layout, order), slot_map([], 0, 3, 2)
+    page_layout = PageLayout.of(cache.layout, 3)
+    pages = Pages(0, page_layout.nbytes, 4096, 0)
+    paged, nothing = PagedCache(cache.layout, page_layout), slot_map([], 0, 3, 2)
     arena, before = pages.memory.clone(), cache.copies()
     (storing,) = paged.storing(nothing)
     gather(storing, pages.frames)
@@ -160,8 +165,8 @@ def refused(why: str, transfer: Any, frames: Any, untouched: list[Any]) -> None:
 
 def small() -> tuple[EngineCache, PagedCache, Pages]:
     cache = ENGINES["kv_first"](Shape(1, 4, 2, 2, 256, torch.float32))
-    order = PageLayout.of(cache.layout, 2)
-    return cache, PagedCache(cache.layout, order), Pages(2, order.nbytes, 4096, 0)
+    page_layout = PageLayout.of(cache.layout, 2)
+    return cache, PagedCache(cache.layout, page_layout), Pages(2, page_layout.nbytes, 4096, 0)
 
 
 def test_frames_of_another_number_of_pages_are_rejected() -> None:

@@ -98,16 +98,16 @@ def test_an_engine_s_stream_is_held(scene: Scene) -> None:
     copies.after(event)
     arrived = copies.record()
     with ThreadPoolExecutor(1) as engine:
-        arrived.hold(engine)
+        arrived.make_stream_wait(engine)
         computed = engine.submit(arrived.done)
         stream = device.stream(Direction.STORE)
-        arrived.hold(stream)
+        arrived.make_stream_wait(stream)
         behind = stream.record()
         assert not computed.done() and not behind.done()
         event.set()
         assert computed.result(LONG_S) and behind.wait(LONG_S)
     with pytest.raises(ValueError, match="is not a stream of the host"):
-        arrived.hold(None)
+        arrived.make_stream_wait(None)
 
 
 def test_a_copy_that_fails_fails_its_stream_alone(scene: Scene) -> None:

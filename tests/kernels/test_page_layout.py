@@ -22,7 +22,7 @@ rows = st.builds(
     width=st.integers(1, 3),
 )
 layers = st.lists(st.lists(rows, min_size=1, max_size=2).map(tuple), min_size=1, max_size=2).map(tuple)
-orders = st.builds(PageLayout, tokens=st.integers(1, 2), layers=layers)
+page_layouts = st.builds(PageLayout, tokens=st.integers(1, 2), layers=layers)
 
 
 def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16) -> CacheLayout:
@@ -30,42 +30,42 @@ def kv(heads: int = 2, layers: int = 2, width: int = 3, dtype: Any = np.float16)
 
 
 @settings(deadline=None)
-@given(orders)
-def test_planes_lie_in_order_at_multiples_of_16(order: PageLayout) -> None:
-    planes = [rows for layer in order.layers for rows in layer]
-    begins = [begin for layer in order.offsets for begin in layer]
-    ends = [begin + row.heads * order.tokens * row.width for begin, row in zip(begins, planes, strict=True)]
+@given(page_layouts)
+def test_planes_lie_in_order_at_multiples_of_16(page_layout: PageLayout) -> None:
+    planes = [rows for layer in page_layout.layers for rows in layer]
+    begins = [begin for layer in page_layout.offsets for begin in layer]
+    ends = [begin + row.heads * page_layout.tokens * row.width for begin, row in zip(begins, planes, strict=True)]
     assert begins[0] == 0
-    assert order.nbytes == ends[-1]
+    assert page_layout.nbytes == ends[-1]
     for end, begin in zip(ends, begins[1:], strict=False):
         assert begin % 16 == 0
         assert end <= begin < end + 16
-    assert [len(layer) for layer in order.offsets] == [len(layer) for layer in order.layers]
+    assert [len(layer) for layer in page_layout.offsets] == [len(layer) for layer in page_layout.layers]
 
 
 @settings(deadline=None)
-@given(orders, orders)
+@given(page_layouts, page_layouts)
 def test_two_layouts_have_the_same_name_only_if_they_are_equal(one: PageLayout, other: PageLayout) -> None:
     assert (one.layout == other.layout) == (one == other)
 
 
 @settings(deadline=None)
-@given(orders, st.data())
-def test_everything_is_in_the_name(order: PageLayout, data: st.DataObject) -> None:
-    layer = data.draw(st.integers(0, len(order.layers) - 1))
-    plane = data.draw(st.integers(0, len(order.layers[layer]) - 1))
-    row = order.layers[layer][plane]
+@given(page_layouts, st.data())
+def test_everything_is_in_the_name(page_layout: PageLayout, data: st.DataObject) -> None:
+    layer = data.draw(st.integers(0, len(page_layout.layers) - 1))
+    plane = data.draw(st.integers(0, len(page_layout.layers[layer]) - 1))
+    row = page_layout.layers[layer][plane]
     changes: list[dict[str, Any]] = [{"kind": "o"}, {"dtype": "o"}, {"heads": row.heads + 1}, {"width": row.width + 1}]
     change = data.draw(st.sampled_from(changes))
-    planes = [list(its) for its in order.layers]
+    planes = [list(its) for its in page_layout.layers]
     planes[layer][plane] = msgspec.structs.replace(row, **change)
     changed = [
-        PageLayout(order.tokens, tuple(map(tuple, planes))),
-        PageLayout(order.tokens + 1, order.layers),
-        PageLayout(order.tokens, (*order.layers, order.layers[0])),
-        PageLayout(order.tokens, ((*order.layers[0], row), *order.layers[1:])),
+        PageLayout(page_layout.tokens, tuple(map(tuple, planes))),
+        PageLayout(page_layout.tokens + 1, page_layout.layers),
+        PageLayout(page_layout.tokens, (*page_layout.layers, page_layout.layers[0])),
+        PageLayout(page_layout.tokens, ((*page_layout.layers[0], row), *page_layout.layers[1:])),
     ]
-    assert len({order.layout, *(one.layout for one in changed)}) == 5
+    assert len({page_layout.layout, *(one.layout for one in changed)}) == 5
 
 
 def test_layers_are_not_planes() -> None:
@@ -77,9 +77,9 @@ def test_layers_are_not_planes() -> None:
 
 def test_the_name_of_a_layout_never_changes() -> None:
     """Pages on disk are found by the name. If this test fails, all stored pages become unreachable."""
-    order = PageLayout.of(kv(), 16)
-    assert order.offsets == ((0, 192), (384, 576))
-    assert order.layout == "page-1-c1ce471212c8de71776b77b64385362f"
+    page_layout = PageLayout.of(kv(), 16)
+    assert page_layout.offsets == ((0, 192), (384, 576))
+    assert page_layout.layout == "page-1-c1ce471212c8de71776b77b64385362f"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

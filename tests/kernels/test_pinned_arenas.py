@@ -44,10 +44,10 @@ class Landing:
     def wait(self, seconds: float) -> bool:
         return self.came.wait(seconds)
 
-    def hold(self, stream: object) -> None: ...
+    def make_stream_wait(self, stream: object) -> None: ...
 
 
-class Pretended:
+class FakeDevice:
     """A device and its only stream: copies are in flight until the event behind them completes."""
 
     name = "cpu"
@@ -77,7 +77,7 @@ class World:
     """A client's current session, its arenas, and a copier's lease with one stream."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self.driver, self.device = PinningDriver(seconds), Pretended()
+        self.driver, self.device = PinningDriver(seconds), FakeDevice()
         self.first, self.second = session_of(1), session_of(2)
         self.current: Session | None = self.first
         self.arenas = PinnedArenas(lambda: self.current)
@@ -99,7 +99,7 @@ class World:
     def turn(self, session: Session | None) -> None:
         """Makes another session the current one."""
         self.current = session
-        self.arenas.look()
+        self.arenas.check_session()
 
 
 def settled() -> None:
@@ -201,7 +201,7 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
     eventually(lambda: world.arenas.progress == 1.0)
     del world.lease
     gc.collect()
-    world.arenas.look()
+    world.arenas.check_session()
     settled()
     assert len(world.pinned()) == 1, "the arena was unpinned while a stream can use it"
     del world.stream

@@ -109,15 +109,19 @@ def average(copy: Copy) -> int:
 
 BLOCKS = slot_map([7, 2, 5, 0], 2, 32, 16)
 LARGE_BLOCKS = slot_map([3, 1], 2, 32, 32)
-IN_ORDER = slot_map([4, 5, 6, 7], 2, 32, 16)
+IN_A_ROW = slot_map([4, 5, 6, 7], 2, 32, 16)
 TOKEN_SLOTS = slot_map(list(range(9, 73)), 2, 32, 1)
 ROWS = {"layers": 2, "kinds": 2, "heads": 3, "width": 64}
 KNOWN = {
     "tokens before heads: rows": (Stored(TOKENS_BEFORE_HEADS, **ROWS), BLOCKS, 64),
     "heads before tokens: blocks": (Stored(HEADS_BEFORE_TOKENS, **ROWS), BLOCKS, 16 * 64),
-    "neighbouring blocks do not help where heads lie between": (Stored(HEADS_BEFORE_TOKENS, **ROWS), IN_ORDER, 16 * 64),
+    "neighbouring blocks do not help where heads lie between": (
+        Stored(HEADS_BEFORE_TOKENS, **ROWS),
+        IN_A_ROW,
+        16 * 64,
+    ),
     "a latent: blocks": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), BLOCKS, 16 * 576),
-    "a latent in neighbouring blocks: pages": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), IN_ORDER, 32 * 576),
+    "a latent in neighbouring blocks: pages": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), IN_A_ROW, 32 * 576),
     "a latent in slots: pages": (Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576), TOKEN_SLOTS, 32 * 576),
     "heads before tokens, a page a block: planes": (Stored(HEADS_BEFORE_TOKENS, **ROWS), LARGE_BLOCKS, 3 * 32 * 64),
     "gaps between rows: rows": (Stored(HEADS_BEFORE_TOKENS, 2, 2, 3, 64, gap=16), BLOCKS, 64),
@@ -142,7 +146,7 @@ def test_whole_pages_in_the_cache_are_one_run_a_frame() -> None:
 
 
 def test_runs_are_never_longer_than_a_frame() -> None:
-    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 4096)], IN_ORDER)
+    copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 4096)], IN_A_ROW)
     assert average(copy) == FRAME_BYTES
 
 

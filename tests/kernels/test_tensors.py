@@ -52,7 +52,7 @@ def test_a_view_can_be_indexed_and_reordered_like_an_array(axis: int) -> None:
 
     assert same(view.at(axis, 2), np.moveaxis(array, axis, 0)[2])
     assert same(view.part(axis, 1, 2), np.moveaxis(np.moveaxis(array, axis, 0)[1:3], 0, axis))
-    assert same(view.order(2, 0, 1), array.transpose(2, 0, 1))
+    assert same(view.permuted(2, 0, 1), array.transpose(2, 0, 1))
     assert view.grown(axis).shape == np.expand_dims(array, axis).shape
     grown = view.grown(axis)
     assert grown.at(axis, 0).strides == view.strides

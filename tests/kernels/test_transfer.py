@@ -25,14 +25,14 @@ any_heads = pytest.mark.parametrize("heads", DEGREES)
 def check_store(model: Model, group: Group, tokens: int, some: range) -> None:
     """Stores by all ranks into one page, and asserts that no byte is written twice."""
     table, slots = slots_of(group.ranks, tokens, some)
-    page, times = Page(model.order.nbytes, 0xA5), np.zeros(model.order.nbytes, np.int64)
+    page, times = Page(model.page_layout.nbytes, 0xA5), np.zeros(model.page_layout.nbytes, np.int64)
     for rank in group.of(model, tokens):
         rank.write(model, table, range(tokens))
         before = [memory.copy() for memory in rank.memory]
         transfers = rank.paged.storing(slots)
         for transfer in transfers:
             gather(transfer, page.frames)
-        times += written(transfers, model.order.nbytes)
+        times += written(transfers, model.page_layout.nbytes)
         assert all(map(np.array_equal, rank.memory, before))
     partly = np.zeros_like(model.state)
     partly[:, :, :, some.start : some.stop] = 0xFFFF
@@ -44,7 +44,7 @@ def check_store(model: Model, group: Group, tokens: int, some: range) -> None:
 def check_load(model: Model, group: Group, tokens: int, some: range) -> None:
     """Asserts that each rank has exactly its heads and layers of these tokens."""
     table, slots = slots_of(group.ranks + 100, tokens, some)
-    page = Page(model.order.nbytes, 0)
+    page = Page(model.page_layout.nbytes, 0)
     page.put(model.page)
     for rank, expected in zip(group.of(model, tokens), group.of(model, tokens), strict=True):
         expected.write(model, table, some)
@@ -72,7 +72,7 @@ def test_a_page_of_one_group_is_a_page_of_every_other(heads: int) -> None:
     model, pages = model_of(heads, 7), []
     for group in GROUPS:
         table, slots = slots_of(group.ranks, 7)
-        page = Page(model.order.nbytes, 0)
+        page = Page(model.page_layout.nbytes, 0)
         for rank in group.of(model, 7):
             rank.write(model, table, range(7))
             for transfer in rank.paged.storing(slots):
@@ -111,22 +111,22 @@ def test_ranks_of_a_latent_share_its_tokens(ranks: int, tokens: int) -> None:
 def test_all_ranks_cover_the_planes_and_nothing_else() -> None:
     """The planes have 30 bytes per head and token, so that there are gaps between them."""
     model = model_of(1, 1, width=5)
-    assert model.covered.sum() == model.state.nbytes < model.order.nbytes
+    assert model.covered.sum() == model.state.nbytes < model.page_layout.nbytes
 
 
 def test_planes_that_are_shared_differently() -> None:
     """Heads of K and V for each rank, and one latent for all ranks: two copies."""
     kv = engine_layouts.separate_blocks(*([np.ones((9, 3, 2, 4), np.uint8)] for _ in range(2)))
     cache = joined(kv, engine_layouts.latents([np.ones((9, 3, 10), np.uint8)]))
-    order = PageLayout.of_model(cache, 6, {"k": 8, "v": 8}, 1)
+    page_layout = PageLayout.of_model(cache, 6, {"k": 8, "v": 8}, 1)
     _, slots = slots_of(0, 6)
-    times = np.zeros(order.nbytes, np.int64)
+    times = np.zeros(page_layout.nbytes, np.int64)
     for rank in range(4):
-        transfers = PagedCache(cache, order, Shard(rank, 4)).storing(slots)
+        transfers = PagedCache(cache, page_layout, Shard(rank, 4)).storing(slots)
         assert [list(transfer.planes[:, 7]) for transfer in transfers] == [[4, 4], [10]]
-        times += written(transfers, order.nbytes)
-    k, v, latent = order.offsets[0]
-    wanted = np.zeros(order.nbytes, np.int64)
+        times += written(transfers, page_layout.nbytes)
+    k, v, latent = page_layout.offsets[0]
+    wanted = np.zeros(page_layout.nbytes, np.int64)
     for begin, count in ((k, 8 * 6 * 4), (v, 8 * 6 * 4), (latent, 6 * 10)):
         wanted[begin : begin + count] = 1
     assert times.tolist() == wanted.tolist()

@@ -39,10 +39,10 @@ def test_another_width_than_the_pages_is_rejected() -> None:
 
 
 def test_other_planes_than_the_pages_are_rejected() -> None:
-    cache, order = whole()
+    cache, page_layout = whole()
     _, _, latent = latent_memory(2, 1, 5)
     with pytest.raises(LayoutError, match="layer 0 has latent, but the page k, v"):
-        PagedCache(latent, order)
+        PagedCache(latent, page_layout)
     with pytest.raises(LayoutError, match="layer 0 has k, v, but the page latent"):
         PagedCache(cache, PageLayout.of(latent, 4))
 
@@ -68,7 +68,7 @@ def test_stages_that_do_not_add_up(stage: int, stages: tuple[int, ...], of: int)
 
 def test_stages_of_different_sizes() -> None:
     cache, _ = whole()
-    order = PageLayout.of_model(cache, 4, 2, 7)
+    page_layout = PageLayout.of_model(cache, 4, 2, 7)
     for stages, stage, first in (
         ((2, 5), 0, 0),
         ((2, 2, 3), 1, 2),
@@ -76,16 +76,16 @@ def test_stages_of_different_sizes() -> None:
         ((4, 1, 2), 2, 5),
         ((5, 2), 1, 5),
     ):
-        at = PagedCache(cache, order, Shard(0, 1, stage, stages)).loading(slots_of(0, 4)[1]).planes[0, 4]
-        assert at == order.offsets[first][0]
+        at = PagedCache(cache, page_layout, Shard(0, 1, stage, stages)).loading(slots_of(0, 4)[1]).planes[0, 4]
+        assert at == page_layout.offsets[first][0]
 
 
 @pytest.mark.parametrize(("heads", "ranks"), [(6, 4), (8, 3), (3, 2), (4, 6)])
 def test_heads_that_ranks_cannot_share_are_rejected(heads: int, ranks: int) -> None:
     _, _, cache = separate_memory(2, max(1, heads // ranks), 5)
-    order = PageLayout.of_model(cache, 4, heads, 2)
+    page_layout = PageLayout.of_model(cache, 4, heads, 2)
     with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
-        PagedCache(cache, order, Shard(0, ranks))
+        PagedCache(cache, page_layout, Shard(0, ranks))
 
 
 both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.storing], ids=["load", "store"])

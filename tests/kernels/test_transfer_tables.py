@@ -13,8 +13,8 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 def test_the_table_of_planes() -> None:
     (raw_k, raw_v), _, cache = separate_memory(1, 2, 5)
-    order = PageLayout.of_model(cache, 4, 8, 1)
-    its = PagedCache(cache, order, Shard(3, 4)).loading(slots_of(0, 4)[1])
+    page_layout = PageLayout.of_model(cache, 4, 8, 1)
+    its = PagedCache(cache, page_layout, Shard(3, 4)).loading(slots_of(0, 4)[1])
     head = 4 * 10
     assert its.planes.tolist() == [
         [raw_k.ctypes.data, 60, 10, 30, 6 * head, head, 2, 10],
@@ -22,7 +22,7 @@ def test_the_table_of_planes() -> None:
     ]
     assert its.planes.dtype == np.int64
     assert its.planes.flags.c_contiguous
-    assert (its.page_bytes, its.device, its.nbytes) == (order.nbytes, "cpu", 2 * 2 * 4 * 10)
+    assert (its.page_bytes, its.device, its.nbytes) == (page_layout.nbytes, "cpu", 2 * 2 * 4 * 10)
 
 
 def test_rows_of_some_layers() -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from index_with_disk import EVICTED, Place
 from numbered_pages import GEOMETRY
-from pagetier.shm.segments import Wish
+from pagetier.shm.segments import SegmentRequest
 
 
 @pytest.fixture
-def wish() -> Iterator[Wish]:
-    """Yields a wish for segments under a unique name. Asserts at the end that no segment is left."""
-    wanted = Wish(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, "test")
-    yield wanted
-    left = sorted(Path("/dev/shm").glob(f"{wanted.name}.*"))
+def segment_request() -> Iterator[SegmentRequest]:
+    """Yields a request for segments under a unique name. Asserts at the end that no segment is left."""
+    segment_request = SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, "test")
+    yield segment_request
+    left = sorted(Path("/dev/shm").glob(f"{segment_request.name}.*"))
     for path in left:
         path.unlink()
     assert left == [], "the test left shared memory"

@@ -58,11 +58,11 @@ def test_connecting_waits_for_room_in_the_queue(tmp_path: Path) -> None:
                 one = crowd.enter_context(socket.socket(socket.AF_UNIX))
                 one.setblocking(False)
                 one.connect(str(path))
-        for deadline in (-1.0, 0.0, SOON_S):
+        for timeout in (-1.0, 0.0, SOON_S):
             began = time.monotonic()
             with pytest.raises(LinkError, match="connection queue is full"):
-                Link(path, deadline)
-            assert deadline * 0.9 < time.monotonic() - began < max(0.0, deadline) + SLACK_S
+                Link(path, timeout)
+            assert timeout * 0.9 < time.monotonic() - began < max(0.0, timeout) + SLACK_S
         letting_in = threading.Timer(SOON_S, lambda: crowd.enter_context(listener.accept()[0]))
         letting_in.start()
         Link(path, 30.0).close()
@@ -79,11 +79,11 @@ def test_a_send_waits_for_another_sender_at_most_its_timeout() -> None:
         slow = threading.Thread(target=send_big, args=(link,))
         slow.start()
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"
-        for deadline in (-1.0, 0.0, SOON_S):
+        for timeout in (-1.0, 0.0, SOON_S):
             began = time.monotonic()
             with pytest.raises(LinkError, match="does not accept requests"):
-                link.send(Check(1), deadline)
-            assert time.monotonic() - began < max(0.0, deadline) + SLACK_S
+                link.send(Check(1), timeout)
+            assert time.monotonic() - began < max(0.0, timeout) + SLACK_S
         assert slow.is_alive()
         link.close()
         slow.join()
@@ -139,8 +139,8 @@ def test_watching_ignores_responses_that_other_threads_read() -> None:
         watcher.join(0.1)
         assert seen == [], "watch() returned for a response of another thread"
         link.expect_stray()
-        deadline = time.monotonic() + 5
-        while not seen and time.monotonic() < deadline:
+        ends = time.monotonic() + 5
+        while not seen and time.monotonic() < ends:
             time.sleep(0.001)
         assert seen == [True]
         link.expect_no_stray()

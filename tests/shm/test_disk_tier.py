@@ -23,7 +23,7 @@ from index_with_disk import (
     PENDING,
     PRESENT,
     SECOND,
-    SPARED,
+    SKIPPED,
     THROUGH,
     Place,
     ints,
@@ -107,11 +107,11 @@ def test_write_orders_respect_their_limits(disk: Place) -> None:
     assert len(disk.owner.order_writes(100, 1)[0]) == 4 and len(disk.owner.order_writes(2, 100)[0]) == 8
 
 
-@pytest.mark.parametrize("result", [FAILED, SPARED, AGAIN, 77])
+@pytest.mark.parametrize("result", [FAILED, SKIPPED, AGAIN, 77])
 def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> None:
     disk.store("a")
     assert len(disk.write(result)) == 1 and disk.owner.header()["disk_pages"] == 0
-    assert bool(disk.write(result)) == (result not in (FAILED, SPARED))
+    assert bool(disk.write(result)) == (result not in (FAILED, SKIPPED))
     disk.owner.disk_rule(THROUGH)
     assert len(disk.write()) == 1 and disk.owner.header()["disk_pages"] == 1
 

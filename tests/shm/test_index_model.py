@@ -50,7 +50,7 @@ class IndexMachine(StoringMachine):
 
     @precondition(lambda self: self.members and self.model.by_key)
     @rule(pick=picks, known=st.lists(picks, min_size=1, max_size=LONGEST), chain=chains, flaw=flaws)
-    def match_and_hold(self, pick: int, known: list[int], chain: list[int], flaw: int) -> None:
+    def match_and_pin(self, pick: int, known: list[int], chain: list[int], flaw: int) -> None:
         """Matches keys that are present or about to be stored, followed by others."""
         member = self.members[pick % len(self.members)]
         there = [page.key for page in self.model.all()]
@@ -92,13 +92,13 @@ class IndexMachine(StoringMachine):
         assert np.frombuffer(pins.sizes, np.uint64).tolist() == [page.size for page in pages]
         assert pins.entries == u32(*(page.entry for page in pages))
         assert pins.serials == u64(*(page.serial for page in pages))
-        into = [np.zeros(page.size + 1, np.uint8) for page in pages]
+        out = [np.zeros(page.size + 1, np.uint8) for page in pages]
         wanted = [page.size + (at == flaw) for at, page in enumerate(pages)]
-        where = u64(*(buffer.ctypes.data for buffer in into)), u64(*wanted)
+        where = u64(*(buffer.ctypes.data for buffer in out)), u64(*wanted)
         copied = member.session.copy_out(pins, 0, *where, 3)
         assert copied == min(len(pages), flaw)
         for at, page in enumerate(pages):
-            assert into[at].tobytes() == (page.content if at < copied else bytes(page.size)) + b"\0"
+            assert out[at].tobytes() == (page.content if at < copied else bytes(page.size)) + b"\0"
 
     @precondition(lambda self: any(member.pins for member in self.members))
     @rule(pick=picks, which=picks)

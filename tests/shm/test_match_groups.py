@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from group_fixtures import EVERYTHING, Chain, Grouped, Where, agreed, key_of
+from group_fixtures import EVERYTHING, Chain, Grouped, Location, agreed, key_of
 from pagetier.shm._core import Pins
 
-M, D, N = Where.MEMORY, Where.DISK, Where.NOWHERE
+M, D, N = Location.MEMORY, Location.DISK, Location.NOWHERE
 MOST_PAGES = 12
 
 places = st.one_of(
@@ -35,7 +35,7 @@ def chains(draw: st.DrawFn) -> list[Chain]:
     ]
 
 
-def full(there: list[Where], page_tokens: int = 1, first: int = 0) -> Chain:
+def full(there: list[Location], page_tokens: int = 1, first: int = 0) -> Chain:
     return Chain(page_tokens, EVERYTHING, range(first, first + len(there)), there)
 
 
@@ -81,7 +81,7 @@ def test_used_pages_are_evicted_last_from_their_tail(chains: list[Chain], limit:
 
 @examples
 @given(places)
-def test_all_found_pages_of_one_group_count_as_used(there: list[Where]) -> None:
+def test_all_found_pages_of_one_group_count_as_used(there: list[Location]) -> None:
     world = Grouped([full(there)])
     _, reach, (pins,) = world.match()
     pins.release()
@@ -93,7 +93,7 @@ def test_all_found_pages_of_one_group_count_as_used(there: list[Where]) -> None:
 
 @examples
 @given(places)
-def test_one_group_of_full_attention_equals_a_plain_match(there: list[Where]) -> None:
+def test_one_group_of_full_attention_equals_a_plain_match(there: list[Location]) -> None:
     world = Grouped([full(there, page_tokens=16)])
     tokens, reach, (pins,) = world.match()
     with world.session.match(Pins, None, b"".join(map(key_of, range(len(there))))) as plain:

@@ -16,56 +16,56 @@ from forked_child import deaths, kill, spawn
 from numbered_pages import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
 from pagetier.shm._core import Owner, Pins
 from pagetier.shm.process import Process
-from pagetier.shm.segments import Origin, Segments, Wish, take
+from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
 from seeded_random import chance
 
 
-def take_over(wish: Wish) -> Segments:
+def take_over(segment_request: SegmentRequest) -> Segments:
     """Adopts the segments as a daemon that has waited until no dead process can write any more."""
-    segments = take(wish)
+    segments = take(segment_request)
     for taker in segments.owner.takers():
         if not Process(taker["pid"], taker["started"]).lives():
             segments.owner.reap(taker["slot"])
     return segments
 
 
-def left(wish: Wish) -> list[Path]:
-    return sorted(Path("/dev/shm").glob(f"{wish.name}.*"))
+def left(segment_request: SegmentRequest) -> list[Path]:
+    return sorted(Path("/dev/shm").glob(f"{segment_request.name}.*"))
 
 
 def sound(segments: Segments) -> bool:
     return segments.owner.check_integrity() == []
 
 
-def test_death_while_segments_are_made(wish: Wish) -> None:
-    for step in deaths(lambda: take_over(wish)):
-        segments = take_over(wish)
+def test_death_while_segments_are_made(segment_request: SegmentRequest) -> None:
+    for step in deaths(lambda: take_over(segment_request)):
+        segments = take_over(segment_request)
         assert sound(segments), f"died at step {step}"
         assert segments.owner.free_frames == GEOMETRY.frames
         segments.remove()
-        assert left(wish) == []
-    take_over(wish).remove()
+        assert left(segment_request) == []
+    take_over(segment_request).remove()
 
 
-def test_death_while_segments_are_adopted(wish: Wish) -> None:
-    leave_pages(wish, 5)
-    for step in deaths(lambda: take_over(wish)):
-        segments = take_over(wish)
+def test_death_while_segments_are_adopted(segment_request: SegmentRequest) -> None:
+    leave_pages(segment_request, 5)
+    for step in deaths(lambda: take_over(segment_request)):
+        segments = take_over(segment_request)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments), f"died at step {step}"
         assert held(segments, range(6)) == list(range(5))
         segments.release()
-    take_over(wish).remove()
+    take_over(segment_request).remove()
 
 
-def test_death_while_segments_are_removed(wish: Wish) -> None:
+def test_death_while_segments_are_removed(segment_request: SegmentRequest) -> None:
     def prepare() -> None:
-        if not left(wish):
-            leave_pages(wish, 2)
+        if not left(segment_request):
+            leave_pages(segment_request, 2)
 
     seen = set()
-    for step in deaths(lambda: take_over(wish).remove(), prepare):
-        segments = take_over(wish)
+    for step in deaths(lambda: take_over(segment_request).remove(), prepare):
+        segments = take_over(segment_request)
         seen.add(segments.origin)
         assert sound(segments), f"died at step {step}"
         assert held(segments, range(3)) == ([0, 1] if segments.origin is Origin.ADOPTED else [])
@@ -73,17 +73,17 @@ def test_death_while_segments_are_removed(wish: Wish) -> None:
     assert seen == set(Origin)
 
 
-def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
+def test_daemons_killed_at_random_while_they_store(segment_request: SegmentRequest) -> None:
     random = chance()
-    segments = take_over(wish)
+    segments = take_over(segment_request)
     known: set[int] = set()
     for _ in range(25):
         segments.release()
         seed = int(random.integers(1 << 32))
-        child = spawn(lambda seed=seed: store_for_ever(wish, seed))  # type: ignore[misc]
+        child = spawn(lambda seed=seed: store_for_ever(segment_request, seed))  # type: ignore[misc]
         time.sleep(float(random.uniform(0.002, 0.03)))
         kill(child)
-        segments = take_over(wish)
+        segments = take_over(segment_request)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments)
         assert segments.owner.takers() == []
@@ -95,10 +95,10 @@ def test_daemons_killed_at_random_while_they_store(wish: Wish) -> None:
     segments.remove()
 
 
-def store_for_ever(wish: Wish, seed: int) -> None:
+def store_for_ever(segment_request: SegmentRequest, seed: int) -> None:
     """Acts as a daemon and an engine: stores, abandons, leaves pages unfinished, evicts."""
     random = np.random.default_rng(seed)
-    owner = (segments := take_over(wish)).owner
+    owner = (segments := take_over(segment_request)).owner
     session = session_of(segments.descriptors(), attach(owner, seed))
     while True:
         numbers = random.integers(0, 200, 4).tolist()
@@ -127,44 +127,44 @@ class Granted(msgspec.Struct):
         return self.serials[8 * page : 8 * page + 8]
 
 
-def serve(wish: Wish, pid: int, tell: int) -> None:
+def serve(segment_request: SegmentRequest, pid: int, writer: int) -> None:
     """Acts as a daemon that grants pages 0, 1 and 2 to a process and page 3 to itself, and sends a message."""
-    owner = take_over(wish).owner
+    owner = take_over(segment_request).owner
     process = Process.of(pid)
     slot = owner.attach(pid, os.getuid(), process.started, 1, "test")
     _, entries, serials = reserve(owner, slot, [0, 1, 2])
     reserve(owner, attach(owner, 2), [3])
-    os.write(tell, msgspec.msgpack.encode(Granted(slot, entries, serials)))
+    os.write(writer, msgspec.msgpack.encode(Granted(slot, entries, serials)))
     signal.pause()
 
 
 @pytest.fixture
-def granted(wish: Wish) -> Granted:
+def granted(segment_request: SegmentRequest) -> Granted:
     """Returns the message of a daemon that was killed after sending it."""
     me = os.getpid()
-    hear, tell = os.pipe()
-    child = spawn(lambda: serve(wish, me, tell))
-    grant = msgspec.msgpack.decode(os.read(hear, 1000), type=Granted)
+    reader, writer = os.pipe()
+    child = spawn(lambda: serve(segment_request, me, writer))
+    grant = msgspec.msgpack.decode(os.read(reader, 1000), type=Granted)
     kill(child)
-    os.close(hear)
-    os.close(tell)
+    os.close(reader)
+    os.close(writer)
     return grant
 
 
-def descriptors(wish: Wish) -> list[int]:
-    return [os.open(f"/dev/shm/{wish.name}.{kind}", os.O_RDWR) for kind in ("index", "locks", "arena")]
+def descriptors(segment_request: SegmentRequest) -> list[int]:
+    return [os.open(f"/dev/shm/{segment_request.name}.{kind}", os.O_RDWR) for kind in ("index", "locks", "arena")]
 
 
-def test_an_engine_keeps_working_while_daemons_die(wish: Wish, granted: Granted) -> None:
+def test_an_engine_keeps_working_while_daemons_die(segment_request: SegmentRequest, granted: Granted) -> None:
     """Its pins stay, it can publish its granted pages, and the pages of dead processes are released."""
-    session = session_of(descriptors(wish), granted.slot)
+    session = session_of(descriptors(segment_request), granted.slot)
     for page in (0, 1):
         write(session, granted.entry(page), page)
     assert session.publish(granted.entry(0), granted.serial(0), 0) == b"\1"
     pins = session.match(Pins, None, key_of(0) + key_of(1))
     assert len(pins) == 1
 
-    segments = take_over(wish)
+    segments = take_over(segment_request)
     owner: Owner = segments.owner
     assert [taker["pid"] for taker in owner.takers()] == [os.getpid()]
     assert owner.evict(GEOMETRY.frames, 100) == 0, "the pinned page was evicted"
@@ -179,10 +179,10 @@ def test_an_engine_keeps_working_while_daemons_die(wish: Wish, granted: Granted)
     segments.remove()
 
 
-def test_reservations_unknown_to_their_process_are_released(wish: Wish, granted: Granted) -> None:
+def test_reservations_unknown_to_their_process_are_released(segment_request: SegmentRequest, granted: Granted) -> None:
     """The response to its request was lost when the daemon died."""
-    session = session_of(descriptors(wish), granted.slot)
-    segments = take_over(wish)
+    session = session_of(descriptors(segment_request), granted.slot)
+    segments = take_over(segment_request)
     assert segments.owner.header()["used_frames"] == frames_of([0, 1, 2])
     segments.owner.keep_only(granted.slot, granted.serial(1))
     assert segments.owner.header()["used_frames"] == frames_of([1])
@@ -192,9 +192,9 @@ def test_reservations_unknown_to_their_process_are_released(wish: Wish, granted:
     segments.remove()
 
 
-def test_the_order_of_eviction_survives_a_daemon(wish: Wish) -> None:
+def test_the_order_of_eviction_survives_a_daemon(segment_request: SegmentRequest) -> None:
     """The oldest pages are evicted first, whichever daemon stored or used them."""
-    segments = take_over(wish)
+    segments = take_over(segment_request)
     session = session_of(segments.descriptors(), attach(segments.owner, 1))
     for number in range(100):
         store(segments.owner, session, [number])
@@ -202,7 +202,7 @@ def test_the_order_of_eviction_survives_a_daemon(wish: Wish) -> None:
     assert there == list(range(there[0], 100))
     assert holds(session, there[0]), "the page was evicted although it was used last"
     segments.release()
-    segments = take_over(wish)
+    segments = take_over(segment_request)
     store(segments.owner, session, list(range(100, 106)))
     still = [number for number in there if holds(session, number)]
     assert still[0] == there[0]

@@ -82,13 +82,13 @@ def test_a_dropped_session_releases_its_memory(world: World) -> None:
 def test_a_session_that_copies_is_not_retired(world: World) -> None:
     big = World(frame=1 << 20, frames=64)
     big.store(big.session, 0, page(1, 64 << 20))
-    pins, into, copied = big.session.match(Pins, None, KEYS[0]), page(0, 64 << 20), list[int]()
+    pins, out, copied = big.session.match(Pins, None, KEYS[0]), page(0, 64 << 20), list[int]()
     refused = 0
-    with copying(big.session, pins, into, copied):
+    with copying(big.session, pins, out, copied):
         while not big.session.retire():
             refused += 1
     assert refused > 0
-    assert copied == [1] and into.all()
+    assert copied == [1] and out.all()
     big.memory.close()
 
 

@@ -109,8 +109,8 @@ def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
     for _ in range(8):
         world.store(world.session, 0, page(1, size))
         world.owner.settle()
-        pins, into, copied = world.session.match(Pins, None, KEYS[0]), page(0, size), list[int]()
-        with copying(world.session, pins, into, copied):
+        pins, out, copied = world.session.match(Pins, None, KEYS[0]), page(0, size), list[int]()
+        with copying(world.session, pins, out, copied):
             threading.Event().wait(float(random.uniform(0.0, 0.01)))
             pins.release()
             assert not pins.held
@@ -118,7 +118,7 @@ def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
                 world.store(world.session, 1, page(2, size))
             else:
                 kept += 1
-        assert copied == [0] or (copied == [1] and (into == 1).all())
+        assert copied == [0] or (copied == [1] and (out == 1).all())
         world.owner.settle()
         assert world.owner.flush(-1, 3) == (1, 0), "the page is still pinned after the copy"
     assert kept, "no copy was in progress: the test proves nothing"

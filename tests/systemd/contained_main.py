@@ -16,12 +16,12 @@ from word_pages import keys, page
 def main(first: int, count: int) -> None:
     """Loads the pages before `first`, which another process stored, then stores its own."""
     wanted = [page(number) for number in range(first + count)]
-    into = np.zeros((first + count, len(wanted[0])), np.uint8)
+    out = np.zeros((first + count, len(wanted[0])), np.uint8)
     with Client(name="contained") as client:
         attached = client.wait_attached(10)
         with client.match(keys(first)) as match:
-            found = client.load(match, into[:first]) if first else 0
-        same = all((into[number] == wanted[number]).all() for number in range(found))
+            found = client.load(match, out[:first]) if first else 0
+        same = all((out[number] == wanted[number]).all() for number in range(found))
         stored = client.store(keys(first + count), np.stack(wanted)).stored
         shm = sorted(os.listdir("/dev/shm"))  # noqa: PTH208  the folder may be missing
         seen = [name.name for name in Path("/proc").iterdir() if name.name.isdecimal()]

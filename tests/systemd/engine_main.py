@@ -32,14 +32,14 @@ def keys_of(prompt: int, pages: int) -> Keys:
 def main(pages: int, prompts: int) -> None:
     """Works until it is killed."""
     wanted = np.random.default_rng(pages).integers(0, 256, (pages, PAGE_BYTES), dtype=np.uint8)
-    into = np.zeros_like(wanted)
+    out = np.zeros_like(wanted)
     counts: Counter[str] = Counter(rounds=0, hits=0, wrong=0, stored=0)
     with Client(name="engine") as client:
         while True:
             keys = keys_of(counts["rounds"] % prompts, pages)
             with client.match(keys) as match:
-                loaded = client.load(match, into, timeout=2.0)
-            counts["wrong"] += int((into[:loaded] != wanted[:loaded]).any(axis=1).sum())
+                loaded = client.load(match, out, timeout=2.0)
+            counts["wrong"] += int((out[:loaded] != wanted[:loaded]).any(axis=1).sum())
             if loaded < pages:
                 counts["stored"] += client.store(keys, wanted).stored
             counts["rounds"] += 1

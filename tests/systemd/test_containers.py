@@ -77,10 +77,10 @@ def test_pages_go_from_host_to_container_and_back(daemon: RunningDaemon) -> None
             assert report["shm"] == [], "the container sees the host's /dev/shm"
             assert report["uid"] == STRANGER
             assert (report["attached"], report["found"], report["same"], report["stored"]) == (True, 5, True, 5)
-            into = np.zeros((10, PAGE_BYTES), np.uint8)
+            out = np.zeros((10, PAGE_BYTES), np.uint8)
             with client.match(keys(10)) as match:
-                assert client.load(match, into) == 10
-            assert all((into[number] == page(number)).all() for number in range(10))
+                assert client.load(match, out) == 10
+            assert all((out[number] == page(number)).all() for number in range(10))
 
 
 def test_a_container_shares_with_another_and_its_death_is_noticed(daemon: RunningDaemon) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
-from pagetier.daemon.cli.unit import is_as_sealed, sealed
+from pagetier.daemon.cli.unit import is_unmodified, with_checksum
 
 UNIT = "etc/systemd/system/pagetierd.service"
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
@@ -95,19 +95,19 @@ def test_a_full_disk_leaves_the_old_unit_unchanged(there: bool, newer: Path) -> 
     unit = newer / UNIT
     unit.unlink()
     if there:
-        unit.write_text(sealed("an older one\n"))
+        unit.write_text(with_checksum("an older one\n"))
     command = f"ulimit -f 0; exec {sys.executable} -c '{RUN}' unit install --root {newer}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, f"{unit}: File too large" in done.stderr) == (1, True), done.stderr
-    assert (unit.read_text() if unit.exists() else None) == (sealed("an older one\n") if there else None)
+    assert (unit.read_text() if unit.exists() else None) == (with_checksum("an older one\n") if there else None)
     assert not [path for path in unit.parent.iterdir() if path.name.startswith(".")]
 
 
 def test_any_change_marks_a_unit_as_modified() -> None:
-    text = sealed("a\nb\n")
-    assert is_as_sealed(text)
+    text = with_checksum("a\nb\n")
+    assert is_unmodified(text)
     for other in ("a\nb\n", text.replace("a", "c", 1), text + "c\n", text[:-3], "", f"x{text}"):
-        assert not is_as_sealed(other)
+        assert not is_unmodified(other)
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "x%i", "ä", "a" * 23, "a b", "pagetierd", "", "-a", "A", "1", "a.b"])

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
-from pagetier.daemon.cli.unit import sealed
+from pagetier.daemon.cli.unit import with_checksum
 from pagetier.daemon.config.load import load
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
@@ -161,7 +161,7 @@ def test_a_metrics_port_needs_a_drop_in(tmp_path: Path, words: tuple[str, ...], 
     assert pagetier("install", "--root", str(tmp_path), "--metrics", *words).exit_code == 0
     drop_in = folder / "metrics-on-localhost.conf"
     assert "RestrictAddressFamilies=AF_INET" in drop_in.read_text()
-    drop_in.write_text(sealed("# of an earlier release\n"))
+    drop_in.write_text(with_checksum("# of an earlier release\n"))
     assert f"installed {drop_in}" in pagetier("install", "--root", str(tmp_path), *words).output
     assert "RestrictAddressFamilies=AF_INET" in drop_in.read_text()
     assert f"{folder.name}/metrics-on-localhost.conf\n# A drop-in" in pagetier("print", "--metrics", *words).output

@@ -237,7 +237,7 @@ def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
     tier = small_tier(tmp_path, environments=1)
     numbers, fstat, before = iter(range(1000)), os.fstat, tier.state().file_bytes
 
-    def looked_at_before_it_grew(descriptor: int) -> os.stat_result:
+    def stat_before_it_grew(descriptor: int) -> os.stat_result:
         seen = fstat(descriptor)
         with monkeypatch.context() as patch:
             patch.setattr(os, "fstat", fstat)
@@ -245,7 +245,7 @@ def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
         return seen
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fstat", looked_at_before_it_grew)
+        patch.setattr(os, "fstat", stat_before_it_grew)
         assert tier.state().file_bytes > before
     tier.close()
 

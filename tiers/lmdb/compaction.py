@@ -68,10 +68,10 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> None:
 
 
 def _coldest(environment: Environment, frames: int) -> list[bytes]:
-    held = list(reader.listed(environment))
-    keys = np.frombuffer(b"".join(one.keys for one in held), "V32")
-    stamps = np.frombuffer(b"".join(one.stamps for one in held), "<u8")
-    sizes = np.frombuffer(b"".join(one.sizes for one in held), "<u8").astype(np.int64)
+    batches = list(reader.listed(environment))
+    keys = np.frombuffer(b"".join(one.keys for one in batches), "V32")
+    stamps = np.frombuffer(b"".join(one.stamps for one in batches), "<u8")
+    sizes = np.frombuffer(b"".join(one.sizes for one in batches), "<u8").astype(np.int64)
     order = np.argsort(stamps, kind="stable")
     sums = np.cumsum(-(-sizes[order] // environment.shape.frame_bytes))
     return [key.tobytes() for key in keys[order[: int(np.searchsorted(sums, frames)) + 1]]]
@@ -105,9 +105,9 @@ def _copy(environment: Environment) -> None:
 def _copy_pages(source: Environment, target: Environment) -> None:
     frame = source.shape.frame_bytes
     memory: list[memoryview] = []
-    for held in reader.listed(source):
+    for batch in reader.listed(source):
         spaces = source.spaces
-        for key in (held.keys[at : at + 32] for at in range(0, len(held.keys), 32)):
+        for key in (batch.keys[at : at + 32] for at in range(0, len(batch.keys), 32)):
             header = reader.raw(source, key, lambda count: _frames(memory, count, frame))
             if header is None or header.space not in spaces:
                 continue

@@ -49,7 +49,7 @@ class PreallocatedBlocks:
         self.end = 0
         """The file has all of its blocks up to this offset."""
 
-    def reach(self, end: int) -> bool:
+    def allocate_to(self, end: int) -> bool:
         """Returns whether the file has its blocks up to `end` or its limit, allocating them if needed.
 
         Its length stays.
@@ -135,7 +135,7 @@ class Environment:
 
     def used_pages(self) -> tuple[int, int]:
         """Returns the pages used by trees and by frames. The pages of the free lists are not counted."""
-        with self.looking() as txn:
+        with self.reading() as txn:
             stats = [self._env.stat(), *map(txn.stat, (self.frames, self.pages, self._names, self._notes))]
         trees = sum(one["branch_pages"] + one["leaf_pages"] for one in stats)
         return trees, sum(one["overflow_pages"] for one in stats)
@@ -145,7 +145,7 @@ class Environment:
         """The namespaces by their numbers in this environment."""
         return {number: space for space, number in self._spaces.copy().items()}
 
-    def looking(self) -> Transaction:
+    def reading(self) -> Transaction:
         """Returns a read transaction: pages that it sees are not reused while it is open."""
         return self._env.begin(buffers=True)
 
@@ -232,7 +232,7 @@ class Environment:
     def fetch_heads(self, runs: tuple[records.FrameRun, ...]) -> None:
         """Starts reading the first pages of these frames, which freeing them will touch."""
         for offset in self.reader.heads(runs):
-            files.fetch_ahead(self._file, offset, PAGE)
+            files.prefetch(self._file, offset, PAGE)
 
     def sync(self) -> None:
         """Makes everything that was committed durable. Raises lmdb.Error."""

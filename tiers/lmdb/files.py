@@ -157,7 +157,7 @@ def forget(path: Path) -> None:
             os.close(descriptor)
 
 
-def fetch_ahead(descriptor: int, offset: int, length: int) -> None:
+def prefetch(descriptor: int, offset: int, length: int) -> None:
     """Makes the kernel start reading. Failures are ignored."""
     with contextlib.suppress(OSError):
         os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
@@ -173,7 +173,7 @@ def bytes_written() -> int:
     return next((int(line[7:]) for line in lines if line.startswith(b"wchar: ")), 0)
 
 
-def promised_bytes(data: Path) -> int:
+def expected_bytes(data: Path) -> int:
     """Returns the length that the file must have according to its two meta pages; 0 if one of them is invalid."""
     with data.open("rb") as file:
         lengths = [_length_in(file.read(PAGE)), _length_in(file.read(PAGE))]

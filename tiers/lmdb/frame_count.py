@@ -31,7 +31,7 @@ class FrameCount:
         self._named = 0
         self._clear = True
 
-    def look(self, txn: _Reading, frames: lmdb._Database) -> None:
+    def count(self, txn: _Reading, frames: lmdb._Database) -> None:
         """Records LMDB's own count, in each transaction whose headers are added."""
         self._seen.add((txn.id(), txn.stat(frames)["entries"]))
 
@@ -83,7 +83,7 @@ def miscounted(data: str) -> str:
             tally = FrameCount(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its own description cannot be read ({error})"
-        tally.look(txn, frames)
+        tally.count(txn, frames)
         headers = txn.cursor(pages).iternext(keys=False)
         while batch := list(islice(headers, BATCH)):
             tally.add(batch)

@@ -63,7 +63,7 @@ class Reader:
             if not done:
                 return False
             at += done
-            pieces = _behind(pieces, done)
+            pieces = _remaining(pieces, done)
         return True
 
     def heads(self, runs: Sequence[FrameRun]) -> Iterator[int]:
@@ -73,7 +73,7 @@ class Reader:
             yield from range(start, start + run.frames * self._stride, self._stride)
 
 
-def _behind(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
+def _remaining(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
     """Returns the buffers that are left to read: a read ends early at a disk error, which only the next one reports."""
     for number, piece in enumerate(pieces):
         if done < len(piece):

@@ -34,9 +34,9 @@ class FullError(lmdb.DiskError):
         super().__init__(f"{os.strerror(errno.ENOSPC)}: the file system of {environment.folder} is full")
 
 
-def hold(environment: Environment) -> None:
+def reserve(environment: Environment) -> None:
     """Allocates the reserve of an environment that was just opened. A full file system may give it later."""
-    environment.blocks.reach((environment.file_pages + _for_drops(environment.shape)) * PAGE)
+    environment.blocks.allocate_to((environment.file_pages + _for_drops(environment.shape)) * PAGE)
 
 
 def can_store(environment: Environment, keys: int, frames: int) -> bool:
@@ -53,7 +53,7 @@ def _has_room(environment: Environment, keys: int, frames: int, more: int) -> bo
     """Returns whether there is room past the end of the file or inside it; makes freed pages there reusable."""
     trees, values = environment.used_pages()
     needed = _written(environment.shape, keys, frames, 2 * trees) + more
-    if environment.blocks.reach((environment.file_pages + needed) * PAGE):
+    if environment.blocks.allocate_to((environment.file_pages + needed) * PAGE):
         return True
     if max(environment.file_pages, environment.blocks.end // PAGE) - trees - values < needed:
         return False

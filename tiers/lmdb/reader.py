@@ -11,7 +11,7 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.tiers.base import KEY_BYTES, DoubtError, Held, Incoming, ReadOutcome, ReadResult
+from pagetier.tiers.base import KEY_BYTES, DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.environment import Environment, Transaction
@@ -39,7 +39,7 @@ _EXACT: Final = ReadReport(ReadResult(ReadOutcome.EXACT))
 def read(environment: Environment, page: Incoming) -> ReadReport:
     """Reads a page into its frames and verifies it there. Raises DoubtError if the environment is damaged."""
     try:
-        with environment.looking() as txn:
+        with environment.reading() as txn:
             header = header_in(environment, txn, page.key)
             if header is None or (header.size != page.size and header != NONSENSE):
                 return _ABSENT
@@ -60,7 +60,7 @@ def _verify(page: Incoming, header: Header) -> str:
 def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | None]:
     """Returns the headers of these keys, NONSENSE for an invalid one. Raises lmdb.Error, DoubtError."""
     try:
-        with environment.looking() as txn:
+        with environment.reading() as txn:
             return [header_in(environment, txn, key) for key in keys]
     except DAMAGE as error:
         raise DoubtError(environment.broke(error)) from error
@@ -80,7 +80,7 @@ def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header 
 
 def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[memoryview]]) -> Header | None:
     """Reads a page without verifying it, into the buffers that `frames` returns for their number. None if it fails."""
-    with environment.looking() as txn:
+    with environment.reading() as txn:
         header = header_in(environment, txn, key)
         if header is None or header == NONSENSE:
             return None
@@ -88,7 +88,7 @@ def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[m
     return header if whole else None
 
 
-def listed(environment: Environment) -> Iterator[Held]:
+def listed(environment: Environment) -> Iterator[StoredPages]:
     """Yields all pages in batches. No transaction is open between them: it would prevent the reuse of freed pages.
 
     Yields:
@@ -106,20 +106,20 @@ def listed(environment: Environment) -> Iterator[Held]:
             raise lmdb.CorruptedError("its keys are out of order")
         after = keys[-1]
         tally.add([value for _, value in rows])
-        yield _held(environment, rows)
+        yield _stored_pages(environment, rows)
     if tally.wrong:
         raise lmdb.CorruptedError(tally.wrong)
 
 
 def _rows_after(environment: Environment, key: bytes, tally: FrameCount) -> list[tuple[bytes, bytes]]:
     with environment.listing() as txn:
-        tally.look(txn, environment.frames)
+        tally.count(txn, environment.frames)
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
         return list(islice(cursor.iternext(), BATCH)) if found else []
 
 
-def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
+def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> StoredPages:
     """Drops the invalid rows: the receiver would reject the whole message otherwise."""
     spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
     rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
@@ -128,7 +128,7 @@ def _held(environment: Environment, rows: list[tuple[bytes, bytes]]) -> Held:
     good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
-    return Held(
+    return StoredPages(
         keys=keys[good].tobytes(),
         sizes=fixed["size"][good].tobytes(),
         stamps=fixed["stamp"][good].tobytes(),

@@ -122,12 +122,12 @@ def shortened(folder: Path) -> str:
     """Returns why the environment's file must not be mapped, or "". Touching missing pages would kill the process."""
     data = folder / files.DATA
     try:
-        there, promised = data.stat().st_size, files.promised_bytes(data)
+        there, expected = data.stat().st_size, files.expected_bytes(data)
     except FileNotFoundError:
         return f"{data} is missing"
-    if not promised:
+    if not expected:
         return f"{data} has incomplete meta pages"
-    return f"{data} has {there} bytes of {promised}" if there < promised else ""
+    return f"{data} has {there} bytes of {expected}" if there < expected else ""
 
 
 def lengthened(folder: Path, most: int) -> bool:
@@ -143,11 +143,11 @@ def lengthened(folder: Path, most: int) -> bool:
         False if the meta pages name a larger length, or none.
     """
     data = folder / files.DATA
-    promised = files.promised_bytes(data) if data.exists() else 0
-    if not 0 < promised <= most:
+    expected = files.expected_bytes(data) if data.exists() else 0
+    if not 0 < expected <= most:
         return False
-    if data.stat().st_size < promised:
-        os.truncate(data, promised)
+    if data.stat().st_size < expected:
+        os.truncate(data, expected)
     return True
 
 

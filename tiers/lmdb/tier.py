@@ -19,11 +19,11 @@ from pagetier.shm.failpoints import point
 from pagetier.tiers.base import (
     NO_ROOM,
     DoubtError,
-    Held,
     Incoming,
     Outgoing,
     ReadOutcome,
     ReadResult,
+    StoredPages,
     TierError,
     TierState,
     Written,
@@ -90,7 +90,7 @@ class LmdbTier:
     def _used(self) -> int:
         return sum(environment.used for environment in self._environments)
 
-    def contents(self) -> Iterator[Held]:
+    def contents(self) -> Iterator[StoredPages]:
         """Walks one environment after the other. Raises DoubtError if one cannot be walked."""
         for environment in self._environments:
             try:
@@ -103,29 +103,29 @@ class LmdbTier:
         """Looks into each environment: that takes microseconds and needs no map of keys. Raises DoubtError."""
         try:
             with self._turns.reading():
-                look, environment = self._look(page)
+                report, environment = self._read(page)
         except DoubtError:
             self.distrust()
             raise
-        if look.result.outcome is ReadOutcome.DAMAGED:
-            self._drop_damaged(environment, page.key, look)
-        return look.result
+        if report.result.outcome is ReadOutcome.DAMAGED:
+            self._drop_damaged(environment, page.key, report)
+        return report.result
 
-    def _look(self, page: Incoming) -> tuple[ReadReport, Environment]:
+    def _read(self, page: Incoming) -> tuple[ReadReport, Environment]:
         *others, last = self._environments
         for environment in others:
-            look = reader.read(environment, page)
-            if look.result.outcome is not ReadOutcome.ABSENT:
-                return look, environment
+            report = reader.read(environment, page)
+            if report.result.outcome is not ReadOutcome.ABSENT:
+                return report, environment
         return reader.read(last, page), last
 
-    def _drop_damaged(self, environment: Environment, key: bytes, look: ReadReport) -> None:
+    def _drop_damaged(self, environment: Environment, key: bytes, report: ReadReport) -> None:
         self._damaged += 1
         with (
             contextlib.suppress(lmdb.Error, OSError, TierError),
             self._changing(),
         ):  # a page that cannot be dropped is found damaged again
-            writer.drop_if(environment, key, look.header)
+            writer.drop_if(environment, key, report.header)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Writes one batch at a time, in all environments in parallel. Failed drops are retried with later batches."""

@@ -230,7 +230,7 @@ class _Opening:
         if (environment.about.format, environment.about.frame_bytes) != (about.format, about.frame_bytes):
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
-        free_space.hold(environment)
+        free_space.reserve(environment)
         files.sync_folder(folder)  # a new, synced file could still lose its name
         return environment
 

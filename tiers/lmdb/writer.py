@@ -171,8 +171,8 @@ def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes
 
 
 def _frames(environment: Environment, keys: Sequence[bytes]) -> int:
-    held = filter(None, reader.headers(environment, keys))
-    return sum(run.frames for header in held for run in header.runs)
+    headers = filter(None, reader.headers(environment, keys))
+    return sum(run.frames for header in headers for run in header.runs)
 
 
 def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:

@@ -25,7 +25,7 @@ from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
-from pagetier.tiers.worker_protocol import Fails, Serve, Trust
+from pagetier.tiers.worker_protocol import OpenFailed, Serve, Trust
 
 _PR_SET_NAME: Final = 15
 _PR_SET_PDEATHSIG: Final = 1
@@ -43,22 +43,22 @@ def main(descriptor: int) -> int:
     try:
         return _serve(channel)
     except (TierError, ShmError, ProtocolError, OSError) as error:
-        channel.send(Fails(str(error), Trust.PROVEN if isinstance(error, DoubtError) else Trust.AS_LEFT))
+        channel.send(OpenFailed(str(error), Trust.PROVEN if isinstance(error, DoubtError) else Trust.AS_LEFT))
         return FAILED
 
 
 def _serve(channel: Channel) -> int:
-    order = channel.receive()
-    if order is None:
+    command = channel.receive()
+    if command is None:
         return 0
-    if not isinstance(order, Serve):
-        raise ProtocolError(f"{type(order).__name__} came before Serve")
+    if not isinstance(command, Serve):
+        raise ProtocolError(f"{type(command).__name__} came before Serve")
     point("worker.configured")
-    memory = WorkerArena(descriptors_of(channel), order.slot)
+    memory = WorkerArena(descriptors_of(channel), command.slot)
     point("worker.mapped")
-    if order.populated:
+    if command.populated:
         threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
-    tier = open_tier(order, memory.frame_bytes)
+    tier = open_tier(command, memory.frame_bytes)
     point("worker.opened")
     with _closing(tier):
         worker = Worker(tier, memory, channel)
@@ -84,18 +84,18 @@ def _closing(tier: Tier) -> Iterator[None]:
     tier.close()
 
 
-def open_tier(order: Serve, frame_bytes: int) -> Tier:
+def open_tier(command: Serve, frame_bytes: int) -> Tier:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
     from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
 
-    folder = Path(order.folder)
-    if order.trust is Trust.PROVEN:
+    folder = Path(command.folder)
+    if command.trust is Trust.PROVEN:
         doubt(folder)
-    elif order.trust is Trust.NOTHING:
+    elif command.trust is Trust.NOTHING:
         log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
-    return LmdbTier(folder, order.cap, frame_bytes, order.environments)
+    return LmdbTier(folder, command.cap, frame_bytes, command.environments)
 
 
 def _be_a_worker() -> None:

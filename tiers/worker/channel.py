@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 from pagetier.shm.protocol import ProtocolError, Unpacker, pack
-from pagetier.tiers.worker_protocol import Order, Report, read_order
+from pagetier.tiers.worker_protocol import Command, Report, decode_command
 
 _CHUNK: Final = 1 << 20
 _DESCRIPTORS: Final = 3
@@ -28,17 +28,17 @@ class Channel:
             self._coming.register(descriptor, select.POLLIN)
         self._sending = threading.Lock()
         self._unpacker = Unpacker()
-        self._orders: deque[Order] = deque()
+        self._commands: deque[Command] = deque()
         self.descriptors: list[int] = []
 
-    def receive(self) -> Order | None:
+    def receive(self) -> Command | None:
         """Returns the next message; None when the daemon is gone. Raises ProtocolError for an invalid message."""
-        while not self._orders:
+        while not self._commands:
             data = self._receive_some()
             if not data:
                 return None
-            self._orders.extend(map(read_order, self._unpacker.feed(data)))
-        return self._orders.popleft()
+            self._commands.extend(map(decode_command, self._unpacker.feed(data)))
+        return self._commands.popleft()
 
     def send(self, report: Report) -> None:
         """Sends all of a report. If the daemon is gone the report is lost, and receive() returns None."""

@@ -33,31 +33,31 @@ class ReadTask(msgspec.Struct, frozen=True):
         return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]))
 
 
-def read_tasks(order: Read) -> Iterator[ReadTask]:
+def read_tasks(command: Read) -> Iterator[ReadTask]:
     """Splits a Read so that several threads share it and its first pages are ready soon."""
-    entries, serials, sizes = array("I", order.entries), array("Q", order.serials), array("Q", order.sizes)
+    entries, serials, sizes = array("I", command.entries), array("Q", command.serials), array("Q", command.sizes)
     first = 0
     while first < len(entries):
         last, nbytes = first + 1, sizes[first]
         while last < len(entries) and last - first < _TASK_PAGES and nbytes + sizes[last] <= _TASK_BYTES:
             nbytes += sizes[last]
             last += 1
-        keys = order.keys[first * KEY_BYTES : last * KEY_BYTES]
-        yield ReadTask(order.number, first, entries[first:last], serials[first:last], keys, sizes[first:last])
+        keys = command.keys[first * KEY_BYTES : last * KEY_BYTES]
+        yield ReadTask(command.number, first, entries[first:last], serials[first:last], keys, sizes[first:last])
         first = last
 
 
-def drops_of(order: Write) -> list[bytes]:
+def drops_of(command: Write) -> list[bytes]:
     """Returns the keys of the pages to drop."""
-    return [_key(order.drops, i) for i in range(len(order.drops) // KEY_BYTES)]
+    return [_key(command.drops, i) for i in range(len(command.drops) // KEY_BYTES)]
 
 
-def outgoing(order: Write, there: list[bool], memory: WorkerArena) -> list[Outgoing]:
+def outgoing(command: Write, there: list[bool], memory: WorkerArena) -> list[Outgoing]:
     """Returns the pages to write that are still there, in place. The caller has pinned them."""
-    entries, sizes = array("I", order.entries), array("Q", order.sizes)
-    stamps, spaces = array("Q", order.stamps), array("I", order.spaces)
+    entries, sizes = array("I", command.entries), array("Q", command.sizes)
+    stamps, spaces = array("Q", command.stamps), array("I", command.spaces)
     return [
-        Outgoing(_key(order.keys, i), order.table[spaces[i]], sizes[i], stamps[i], memory.frames(entries[i]))
+        Outgoing(_key(command.keys, i), command.table[spaces[i]], sizes[i], stamps[i], memory.frames(entries[i]))
         for i in range(len(entries))
         if there[i]
     ]

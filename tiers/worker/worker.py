@@ -14,18 +14,18 @@ from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing, read_tasks
 from pagetier.tiers.worker_protocol import (
+    Command,
     Complete,
+    GetState,
     HasRead,
-    Holds,
+    InventoryPart,
     Leave,
     Opened,
-    Order,
     Read,
+    StateReport,
     Stored,
     Sync,
     Synced,
-    Tell,
-    Tells,
     Write,
     Wrote,
 )
@@ -50,15 +50,15 @@ class Worker:
     def report(self) -> None:
         """Reports the pages in the tier."""
         self._channel.send(Opened(self._tier.room, self._tier.state()))
-        for held in self._tier.contents():
-            self._channel.send(Holds(held.keys, held.sizes, held.stamps, held.spaces, held.table))
+        for part in self._tier.contents():
+            self._channel.send(InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, part.table))
         self._channel.send(Complete())
 
     def serve(self) -> None:
         """Serves until it is time to exit. Raises TierError if the tier cannot continue, DoubtError if it broke."""
         self._writer.start()
         try:
-            self._obey()
+            self._handle_commands()
         finally:  # nothing uses the tier any more when it is closed
             self._writes.put(None)
             self._writer.join()
@@ -67,28 +67,28 @@ class Worker:
         if self._broken:
             raise DoubtError(self._broken)
 
-    def _obey(self) -> None:
-        while (order := self._channel.receive()) is not None and not isinstance(order, Leave):
+    def _handle_commands(self) -> None:
+        while (command := self._channel.receive()) is not None and not isinstance(command, Leave):
             if self._broken:
                 return
-            self._take(order)
+            self._dispatch(command)
 
-    def _take(self, order: Order) -> None:
-        match order:
+    def _dispatch(self, command: Command) -> None:
+        match command:
             case Write() | Sync():
-                self._writes.put(order)
+                self._writes.put(command)
             case Read():
-                for task in read_tasks(order):
+                for task in read_tasks(command):
                     self._readers.submit(self._read_or_end, task)
-            case Tell():
-                self._channel.send(Tells(self._tier.state()))
+            case GetState():
+                self._channel.send(StateReport(self._tier.state()))
             case _:
-                log.warning("ignoring an unexpected message: %s", type(order).__name__)
+                log.warning("ignoring an unexpected message: %s", type(command).__name__)
 
     def _write_all(self) -> None:
-        while (order := self._writes.get()) is not None:
+        while (command := self._writes.get()) is not None:
             try:
-                self._channel.send(self._write(order) if isinstance(order, Write) else self._sync(order))
+                self._channel.send(self._write(command) if isinstance(command, Write) else self._sync(command))
             except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end without a report
                 self._break(error)
                 return
@@ -99,23 +99,23 @@ class Worker:
         self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
         self._channel.end()
 
-    def _write(self, order: Write) -> Wrote:
-        with self._memory.pinned(order.entries, order.serials) as there:
+    def _write(self, command: Write) -> Wrote:
+        with self._memory.pinned(command.entries, command.serials) as there:
             point("worker.pinned")
-            pages = outgoing(order, there, self._memory)
-            written = self._tier.write(drops_of(order), pages)
+            pages = outgoing(command, there, self._memory)
+            written = self._tier.write(drops_of(command), pages)
             point("worker.written")
         point("worker.unpinned")
         results = map(_stored, written.stored, written.reasons)
         stored = bytes(next(results) if here else Stored.GONE for here in there)
         reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
-        return Wrote(order.number, stored, reason, written.disk_bytes)
+        return Wrote(command.number, stored, reason, written.disk_bytes)
 
-    def _sync(self, order: Sync) -> Synced:
+    def _sync(self, command: Sync) -> Synced:
         self._tier.sync()
         point("worker.synced")
-        self._channel.send(Tells(self._tier.state()))
-        return Synced(order.number, "")
+        self._channel.send(StateReport(self._tier.state()))
+        return Synced(command.number, "")
 
     def _read_or_end(self, task: ReadTask) -> None:
         try:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from pagetier.client.cli.calibrate.thresholds import ORDER, Speed
+from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, Speed
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 from pagetier.kernels.layout.engine_layouts import latents
@@ -163,7 +163,7 @@ def gpu_streams(index: int, settings: CopySettings) -> Streams:
 
 def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timing) -> Iterator[Speed]:
     """Yields the median speed of each way and length."""
-    by_way = {way: streams(way, direction) for way in ORDER}
+    by_way = {way: streams(way, direction) for way in COPY_WAYS}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
         actions = [partial(do, CopyBatch(stream, copies)) for stream in by_way.values()]

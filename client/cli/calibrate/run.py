@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pagetier.client.cli.calibrate.thresholds import ALWAYS, ORDER, Speed, thresholds_of, way_of
+from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, thresholds_of, way_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError, default_place, load_settings, write_settings
-from pagetier.kernels.config.units import spell_size
 from pagetier.kernels.device import DeviceError
+from pagetier.shm.units import spell_size
 
 if TYPE_CHECKING:
     from pagetier.client.cli.calibrate.measure import Measured
@@ -29,7 +29,7 @@ def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:
     console = Console()
     for direction, speeds in measured.speeds.items():
         title = f"{direction}, {measured.device}: one plain copy {measured.plain[direction]:.1f} GB/s"
-        table = Table("run", *ORDER, "chosen", title=title)
+        table = Table("run", *COPY_WAYS, "chosen", title=title)
         for row in _rows(speeds, chosen[direction]):
             table.add_row(*row)
         console.print(table)
@@ -40,7 +40,7 @@ def _rows(speeds: list[Speed], thresholds: Thresholds) -> list[list[str]]:
     by_place = {(speed.run_bytes, speed.way): f"{speed.gb_per_s:.1f}" for speed in speeds}
     lengths = sorted({speed.run_bytes for speed in speeds})
     return [
-        [spell_size(nbytes), *(by_place.get((nbytes, way), "") for way in ORDER), way_of(thresholds, nbytes)]
+        [spell_size(nbytes), *(by_place.get((nbytes, way), "") for way in COPY_WAYS), way_of(thresholds, nbytes)]
         for nbytes in lengths
     ]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pagetier.kernels.config.copy_settings import Thresholds, WayName
 
-ORDER: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
+COPY_WAYS: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
 """The ways to which run lengths are assigned, from the shortest runs to the longest."""
 
 ALWAYS: Final = 1 << 40
@@ -44,7 +44,9 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
     Raises:
         ValueError: No speed was measured.
     """
-    usable = [speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.way in ORDER]
+    usable = [
+        speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.way in COPY_WAYS
+    ]
     if not usable:
         raise ValueError("no speed was measured")
     lengths = sorted({speed.run_bytes for speed in usable})
@@ -66,9 +68,9 @@ def way_of(thresholds: Thresholds, run_bytes: int) -> str:
 
 def _scores(speeds: Iterable[Speed], lengths: list[int]) -> _Scores:
     """Returns [ways, lengths]: logarithms of the best measured speeds, less the handicaps."""
-    scores = np.full((len(ORDER), len(lengths)), _UNMEASURED)
+    scores = np.full((len(COPY_WAYS), len(lengths)), _UNMEASURED)
     for speed in speeds:
-        at = ORDER.index(speed.way), lengths.index(speed.run_bytes)
+        at = COPY_WAYS.index(speed.way), lengths.index(speed.run_bytes)
         scores[at] = max(scores[at], np.log(speed.gb_per_s) - _HANDICAP[at[0]])
     return scores
 
@@ -78,7 +80,7 @@ def _best_cuts(scores: _Scores) -> tuple[int, int]:
 
     Among equal divisions it takes the one that uses the fewest processors.
     """
-    sums = np.concatenate([np.zeros((len(ORDER), 1)), scores.cumsum(axis=1)], axis=1)
+    sums = np.concatenate([np.zeros((len(COPY_WAYS), 1)), scores.cumsum(axis=1)], axis=1)
     every = combinations_with_replacement(range(sums.shape[1]), 2)
     return max(every, key=lambda cuts: (round(_total(sums, *cuts), 9), -cuts[1], cuts[0]))
 
@@ -100,7 +102,7 @@ def _between(lengths: list[int], leads: _Scores, cut: int) -> int:
     if cut in (0, len(lengths)):
         return 0 if cut == 0 else ALWAYS
     low, high = lengths[cut - 1], lengths[cut]
-    before, behind = leads[cut - 1], -leads[cut]
-    crosses = min(before, behind) >= 0 and before + behind > 0
-    crossing = low * (high / low) ** (before / (before + behind) if crosses else 0.5)
+    before, after = leads[cut - 1], -leads[cut]
+    crosses = min(before, after) >= 0 and before + after > 0
+    crossing = low * (high / low) ** (before / (before + after) if crosses else 0.5)
     return int(min(max(round(crossing / _GRAIN), low // _GRAIN + 1) * _GRAIN, high))

@@ -20,7 +20,7 @@ from pagetier.shm._core import ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD, Attach, Detach
-from pagetier.shm.segments import Leftovers, Wish, take
+from pagetier.shm.segments import Leftovers, SegmentRequest, take
 
 _REFUSED: Final = 4
 _LEAST_FRAME: Final = 4096
@@ -199,4 +199,4 @@ class PrivateDaemon:
 def _remove(name: str) -> None:
     """Removes the segments of a killed daemon by replacing them with the smallest ones and removing those."""
     smallest = Geometry(frame_bytes=_LEAST_FRAME, frames=1, entries=1, spaces=1)
-    take(Wish(name, smallest, BUILD, Leftovers.DISCARD)).remove()
+    take(SegmentRequest(name, smallest, BUILD, Leftovers.DISCARD)).remove()

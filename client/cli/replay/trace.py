@@ -78,10 +78,10 @@ def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace
     """
     chains: list[list[int]] = []
     prompts: list[int] = []
-    for where, line in _lines(path):
+    for location, line in _lines(path):
         if len(chains) == first:
             break
-        chains.append(_full_blocks(line, block_tokens, where))
+        chains.append(_full_blocks(line, block_tokens, location))
         prompts.append(line.input_length)
     flat = np.array([block for chain in chains for block in chain], dtype=np.int64)
     ids, numbers = np.unique(flat, return_inverse=True)
@@ -94,9 +94,9 @@ def _lines(path: Path) -> Iterator[tuple[str, Line]]:
     with _opened(path) as file:
         try:
             for number, text in enumerate(file, start=1):
-                where = f"{path}, line {number}"
+                location = f"{path}, line {number}"
                 if not text.isspace():
-                    yield where, _decode(decoder, text, where)
+                    yield location, _decode(decoder, text, location)
         except (EOFError, gzip.BadGzipFile) as error:
             raise TraceError(f"{path}: {error}") from error
 
@@ -107,17 +107,17 @@ def _opened(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]  # a GzipFile is one
 
 
-def _decode(decoder: msgspec.json.Decoder[Line], text: bytes, where: str) -> Line:
+def _decode(decoder: msgspec.json.Decoder[Line], text: bytes, location: str) -> Line:
     try:
         return decoder.decode(text)
     except msgspec.MsgspecError as error:
-        raise TraceError(f"{where}: not a request of a trace: {error}") from error
+        raise TraceError(f"{location}: not a request of a trace: {error}") from error
 
 
-def _full_blocks(line: Line, block_tokens: int, where: str) -> list[int]:
+def _full_blocks(line: Line, block_tokens: int, location: str) -> list[int]:
     full, partial = divmod(line.input_length, block_tokens)
     if len(line.hash_ids) not in (full, full + bool(partial)):
         raise TraceError(
-            f"{where}: {line.input_length} tokens in {len(line.hash_ids)} blocks, not in blocks of {block_tokens}"
+            f"{location}: {line.input_length} tokens in {len(line.hash_ids)} blocks, not in blocks of {block_tokens}"
         )
     return line.hash_ids[:full]

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError
-from pagetier.client.engines.vllm.messages import Orders
+from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
@@ -81,7 +81,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
         if self._worker is not None:
-            self._worker.make_room(kv_connector_metadata.orders)
+            self._worker.make_room(kv_connector_metadata.commands)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Receives the commands of the step.
@@ -94,12 +94,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         self.handle_preemptions(connector_metadata)
         if self._worker is not None and self._worker.on_host:
-            self._worker.load(self._orders.loads)
+            self._worker.load(self._commands.loads)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads on a GPU; they complete in the background."""
         if self._worker is not None and not self._worker.on_host:
-            self._worker.load(self._orders.loads)
+            self._worker.load(self._commands.loads)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Does nothing: no request is computed before it is loaded."""
@@ -110,7 +110,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         """Begins the stores of the step."""
         if self._worker is not None and self._kv_transfer_config.is_kv_producer:
-            self._worker.store(self._orders.stores)
+            self._worker.store(self._commands.stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Returns the requests whose stores have ended and the requests whose loads have ended."""
@@ -191,8 +191,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Returns the commands of the step."""
-        orders = Orders() if self._scheduler is None else self._scheduler.build(scheduler_output)
-        return StepMetadata(orders, not scheduler_output.total_num_scheduled_tokens)
+        command = StepCommands() if self._scheduler is None else self._scheduler.build(scheduler_output)
+        return StepMetadata(command, not scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
@@ -213,8 +213,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Returns whether the blocks are needed until a last store has ended."""
-        held = self._scheduler is not None and self._scheduler.finished(request, block_ids)
-        return held and self._kv_transfer_config.is_kv_producer, None
+        retained = self._scheduler is not None and self._scheduler.finished(request, block_ids)
+        return retained and self._kv_transfer_config.is_kv_producer, None
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Returns the number of tokens from each tier. vLLM calls it from 0.32 on."""
@@ -256,9 +256,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return PagetierMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @property
-    def _orders(self) -> Orders:
-        orders: Orders = self._get_connector_metadata().orders
-        return orders
+    def _commands(self) -> StepCommands:
+        command: StepCommands = self._get_connector_metadata().commands
+        return command
 
 
 def _log_unsupported(error: Exception) -> None:

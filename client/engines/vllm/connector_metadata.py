@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from pagetier.client.engines.vllm.messages import Orders
+from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.namespace import PageShape
 
 
@@ -19,11 +19,11 @@ class StepMetadata(KVConnectorMetadata):
     """A message of the scheduler to the workers in each step.
 
     Attributes:
-        orders: The commands of the step.
+        commands: The commands of the step.
         idle: Whether nothing is computed in the step.
     """
 
-    orders: Orders = field(default_factory=Orders)
+    commands: StepCommands = field(default_factory=StepCommands)
     idle: bool = False
 
 

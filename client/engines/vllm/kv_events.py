@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.vllm.messages import StoreOrder
+from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import Tracked
 
 MEDIUM: Final = "CPU"
@@ -62,15 +62,15 @@ class Announcer:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._ordered: dict[int, Announcement] = {}
+        self._planned: dict[int, Announcement] = {}
         self._reported: dict[int, list[bytes]] = {}
         self._events: list[Any] = []
 
-    def add(self, order: StoreOrder, tracked: Tracked) -> StoreOrder:
+    def add(self, command: StoreCommand, tracked: Tracked) -> StoreCommand:
         """Returns the same command with a number, under which workers report its result."""
         number = next(self._numbers)
-        self._ordered[number] = _announcement(order, tracked)
-        return replace(order, number=number)
+        self._planned[number] = _announcement(command, tracked)
+        return replace(command, number=number)
 
     def report(self, results: Mapping[int, Sequence[bytes]], workers: int) -> None:
         """Processes the results of workers: a page is stored when all of them have stored their part.
@@ -84,7 +84,7 @@ class Announcer:
             reported.extend(pages)
             if len(reported) >= workers:
                 del self._reported[number]
-                announcement = self._ordered.pop(number)
+                announcement = self._planned.pop(number)
                 self._events += announcement.events([all(parts) for parts in zip(*reported, strict=True)])
 
     def taken(self) -> list[Any]:
@@ -93,16 +93,16 @@ class Announcer:
         return events
 
 
-def _announcement(order: StoreOrder, tracked: Tracked) -> Announcement:
-    group, request = tracked.groups[order.group], tracked.request
-    tokens, last = group.kind.page_tokens, order.first + len(order.blocks)
+def _announcement(command: StoreCommand, tracked: Tracked) -> Announcement:
+    group, request = tracked.groups[command.group], tracked.request
+    tokens, last = group.kind.page_tokens, command.first + len(command.blocks)
     hashes = request.block_hashes[group.hashes - 1 : last * group.hashes : group.hashes]
-    pages = range(order.first, last)
+    pages = range(command.first, last)
     return Announcement(
-        order.group,
+        command.group,
         tokens,
-        hashes[order.first - 1] if order.first else None,
-        tuple(hashes[order.first :]),
+        hashes[command.first - 1] if command.first else None,
+        tuple(hashes[command.first :]),
         tuple(tuple(request.all_token_ids[page * tokens : (page + 1) * tokens]) for page in pages),
         getattr(request, "lora_request", None),
     )

@@ -17,7 +17,7 @@ class GroupLoad:
 
 
 @dataclass(frozen=True)
-class LoadOrder:
+class LoadCommand:
     """The pages of one request to load. If one of them fails, the whole load fails."""
 
     request: str
@@ -25,7 +25,7 @@ class LoadOrder:
 
 
 @dataclass(frozen=True)
-class StoreOrder:
+class StoreCommand:
     """Pages of one group to store. They are complete once this step is computed.
 
     Attributes:
@@ -34,8 +34,8 @@ class StoreOrder:
         first: The index of the first page in the request.
         keys: 32 bytes for each page.
         blocks: The block of each page; a page with block 0 is left out.
-        held: Whether the request keeps its blocks until this store has ended. If not, they may be reused from the next
-            step on.
+        retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from
+            the next step on.
         number: The number under which the workers report the result; 0 if it is not reported.
         salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
             separates tenants.
@@ -46,13 +46,13 @@ class StoreOrder:
     first: int
     keys: bytes
     blocks: tuple[int, ...]
-    held: bool = False
+    retains_blocks: bool = False
     number: int = 0
     salt: str = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)
-class Orders:
+class StepCommands:
     """The commands of one step.
 
     Attributes:
@@ -61,6 +61,6 @@ class Orders:
         written: Blocks that get new content in this step.
     """
 
-    loads: tuple[LoadOrder, ...] = ()
-    stores: tuple[StoreOrder, ...] = ()
+    loads: tuple[LoadCommand, ...] = ()
+    stores: tuple[StoreCommand, ...] = ()
     written: frozenset[int] = field(default_factory=frozenset)

@@ -85,7 +85,7 @@ class Tracked:
         lookup: The result of the first match, for the statistics.
         taken: The tokens being loaded, until the load fails.
         counted: Whether the statistics contain the request.
-        into: The blocks that are being loaded.
+        loading_into: The blocks that are being loaded.
         stored: For each group the first page without a store command.
         tables: For each group the blocks of the pages.
     """
@@ -104,7 +104,7 @@ class Tracked:
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
         self.counted = False
-        self.into: frozenset[int] = frozenset()
+        self.loading_into: frozenset[int] = frozenset()
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self._keys = [Keys(group.namespace, b"") for group in groups]

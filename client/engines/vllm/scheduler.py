@@ -12,7 +12,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_events import Announcer
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.prefetch import PrefetchThread
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
@@ -24,7 +24,7 @@ from pagetier.client.engines.vllm.request_state import (
     Tracked,
     handle_of,
 )
-from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
+from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
 
@@ -39,7 +39,7 @@ class SchedulerHalf:
     Args:
         client: This process's client.
         groups: The groups in vLLM's order.
-        disk_deadline: Seconds that a request may wait for pages on disk.
+        disk_timeout: Seconds that a request may wait for pages on disk.
         announcer: Receives the stored pages; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
     """
@@ -48,16 +48,16 @@ class SchedulerHalf:
         self,
         client: Client,
         groups: Sequence[PagedGroup],
-        disk_deadline: float,
+        disk_timeout: float,
         announcer: Announcer | None = None,
         private: Iterable[Namespace] = (),
     ) -> None:
-        self._client, self._groups, self._disk_deadline = client, tuple(groups), disk_deadline
+        self._client, self._groups, self._disk_timeout = client, tuple(groups), disk_timeout
         self._prefetches = PrefetchThread(client)
         self._tracked: dict[str, Tracked] = {}
-        self._loads: list[LoadOrder] = []
+        self._loads: list[LoadCommand] = []
         self._written: set[int] = set()
-        self._late: list[StoreOrder] = []
+        self._late: list[StoreCommand] = []
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
         self.counters = ConnectorCounters()
@@ -90,28 +90,28 @@ class SchedulerHalf:
         if found is not None:
             tracked.mark_stored(found.match.available_tokens)
         if external and found is not None:
-            order = self._order(tracked, found, blocks, external)
-            self._loads.append(order)
-            tracked.into = frozenset(block for group in order.groups for block in group.blocks)
-            self._written |= tracked.into
+            command = self._load_command(tracked, found, blocks, external)
+            self._loads.append(command)
+            tracked.loading_into = frozenset(block for group in command.groups for block in group.blocks)
+            self._written |= tracked.loading_into
             tracked.loading = True
             tracked.taken = LoadedTokens(external, self.from_memory(request, external))
         elif not external:
             self._count(tracked, NO_TOKENS)
 
-    def build(self, output: Any) -> Orders:
+    def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
         self._written.update(take_blocks(self._tracked, output))
-        stores = (*map(self._numbered, store_orders(self._tracked, output)), *self._late)
-        orders = Orders(tuple(self._loads), stores, frozenset(self._written))
+        stores = (*map(self._numbered, store_commands(self._tracked, output)), *self._late)
+        commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._release_expired(time.monotonic())
-        return orders
+        return commands
 
     def failed(self, requests: Container[str], blocks: Set[int]) -> None:
         """Records that a worker could not load these requests or blocks. Other workers may still be loading them."""
         for name, tracked in self._tracked.items():
-            if name in requests or (tracked.loading and tracked.into & blocks):
+            if name in requests or (tracked.loading and tracked.loading_into & blocks):
                 tracked.failures += 1
                 tracked.taken = NO_TOKENS
 
@@ -134,8 +134,8 @@ class SchedulerHalf:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return False
-        late = late_orders(tracked, blocks)
-        self._late.extend(self._numbered(order) for order in late)
+        late = late_store_commands(tracked, blocks)
+        self._late.extend(self._numbered(command) for command in late)
         self._touch(tracked)
         tracked.release_hit()
         if not tracked.loading:
@@ -174,8 +174,8 @@ class SchedulerHalf:
         self._tracked.clear()
         self._client.close()
 
-    def _numbered(self, order: StoreOrder) -> StoreOrder:
-        return order if self.announcer is None else self.announcer.add(order, self._tracked[order.request])
+    def _numbered(self, command: StoreCommand) -> StoreCommand:
+        return command if self.announcer is None else self.announcer.add(command, self._tracked[command.request])
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -242,7 +242,7 @@ class SchedulerHalf:
             tracked.from_memory = match.tokens
         if tracked.prefetch is None and match.available_tokens > max(match.tokens, computed):
             self._ask_disk(tracked, match)
-            if self._disk_deadline:
+            if self._disk_timeout:
                 match.release()
                 return None
         tracked.found = PinnedHit(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
@@ -250,10 +250,12 @@ class SchedulerHalf:
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
         """Requests the pages on disk, also if the request does not wait for them: the next one finds them in memory."""
-        tracked.prefetch = self._prefetches.submit(match, max(self._disk_deadline, _DISK_S))
-        tracked.disk_wait_ends = time.monotonic() + self._disk_deadline
+        tracked.prefetch = self._prefetches.submit(match, max(self._disk_timeout, _DISK_S))
+        tracked.disk_wait_ends = time.monotonic() + self._disk_timeout
 
-    def _order(self, tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int) -> LoadOrder:
+    def _load_command(
+        self, tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int
+    ) -> LoadCommand:
         """Returns the load of all offered tokens.
 
         If vLLM takes only some of them, the load has no pages and therefore fails.
@@ -261,11 +263,11 @@ class SchedulerHalf:
         taken = external == tracked.offered
         groups = []
         for at, (match, first) in enumerate(zip(found.match.matches, found.match.start_pages, strict=True)):
-            into = blocks[at][first : first + len(match)]
-            places = [place for place, block in enumerate(into) if not block.is_null and block.block_hash is None]
-            ids = tuple(int(into[place].block_id) for place in places)
+            targets = blocks[at][first : first + len(match)]
+            places = [place for place, block in enumerate(targets) if not block.is_null and block.block_hash is None]
+            ids = tuple(int(targets[place].block_id) for place in places)
             groups.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))
-        return LoadOrder(tracked.request.request_id, tuple(group for group in groups if group.blocks))
+        return LoadCommand(tracked.request.request_id, tuple(group for group in groups if group.blocks))
 
     def _touch(self, tracked: Tracked) -> None:
         """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""

@@ -29,7 +29,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Attributes:
         socket: The daemon's control socket; empty for the user's default socket.
-        disk_deadline: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
+        disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
 
@@ -38,13 +38,13 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     socket: str = ""
-    disk_deadline: float = 2.0
+    disk_timeout: float = 2.0
     salt: str = ""
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.disk_deadline <= 3600:
-            raise ValueError(f"disk_deadline must be from 0 to 3600 seconds, not {self.disk_deadline}")
+        if not 0 <= self.disk_timeout <= 3600:
+            raise ValueError(f"disk_timeout must be from 0 to 3600 seconds, not {self.disk_timeout}")
 
 
 def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
@@ -141,7 +141,7 @@ def open_scheduler(
         namespace = namespace_of(config, group, shape, salt)
         paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
     private = () if salt == settings.salt else [group.namespace for group in paged]
-    return SchedulerHalf(_client(settings), paged, settings.disk_deadline, _announcer(config), private)
+    return SchedulerHalf(_client(settings), paged, settings.disk_timeout, _announcer(config), private)
 
 
 def _salt(model: Any, settings: ConnectorSettings) -> str:

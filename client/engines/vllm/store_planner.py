@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pagetier.client.engines.vllm.messages import StoreOrder
+from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import Tracked
 from pagetier.client.groups import Recurrent, grain_of
 from pagetier.client.keys import Keys
@@ -30,7 +30,7 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     return written - {0}
 
 
-def store_orders(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreOrder]:
+def store_commands(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreCommand]:
     """Yields the store commands of all requests that are computed in this step."""
     drafts = output.scheduled_spec_decode_tokens
     offers = _offers(output)
@@ -40,10 +40,10 @@ def store_orders(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreO
             begins, guessed = one.request.num_computed_tokens, len(drafts.get(request, ()))
             # With drafts, the state at the end of a step is in a separate block until they are accepted.
             offered = offers.get(request, () if guessed else None)
-            yield from _orders_of(one, begins, begins + tokens - guessed, offered)
+            yield from _commands_of(one, begins, begins + tokens - guessed, offered)
 
 
-def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreOrder]:
+def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreCommand]:
     """Returns the commands for pages that had no keys before their request ended.
 
     Args:
@@ -55,25 +55,25 @@ def late_orders(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[Store
         return []
     ends = min(request.num_computed_tokens, request.num_tokens - 1)
     tracked.tables = [list(blocks) for blocks in tables]
-    orders: list[StoreOrder] = []
+    commands: list[StoreCommand] = []
     for at, group in enumerate(tracked.groups):
         if not isinstance(group.kind, Recurrent):
-            orders.extend(_pages(tracked, at, tracked.stored[at], ends, held=True))
-    return orders
+            commands.extend(_pages(tracked, at, tracked.stored[at], ends, retains_blocks=True))
+    return commands
 
 
-def _orders_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreOrder]:
+def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreCommand]:
     for at, group in enumerate(one.groups):
         if not isinstance(group.kind, Recurrent):
-            held = max(0, begins - group.kind.needs) // group.kind.page_tokens
-            yield from _pages(one, at, max(one.stored[at], held), ends)
+            in_window = max(0, begins - group.kind.needs) // group.kind.page_tokens
+            yield from _pages(one, at, max(one.stored[at], in_window), ends)
         elif offers is not None:
             yield from _offered(one, at, offers)
         else:
             yield from _snapshot(one, at, ends)
 
 
-def _pages(one: Tracked, at: int, first: int, ends: int, *, held: bool = False) -> Iterator[StoreOrder]:
+def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool = False) -> Iterator[StoreCommand]:
     """Yields the pages from `first` on that are complete at `ends` tokens."""
     kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
     last = min(ends // kind.page_tokens, len(keys), len(table))
@@ -83,14 +83,16 @@ def _pages(one: Tracked, at: int, first: int, ends: int, *, held: bool = False) 
     blocks = tuple(table[page] if kind.useful(page, grain) else 0 for page in range(first, last))
     one.stored[at] = last
     if any(blocks):
-        yield _order(one, at, first, keys[first:last], blocks, held=held)
+        yield _command(one, at, first, keys[first:last], blocks, retains_blocks=retains_blocks)
 
 
-def _order(one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, held: bool = False) -> StoreOrder:
-    return StoreOrder(one.request.request_id, at, first, keys.data, blocks, held, salt=keys.namespace.salt)
+def _command(
+    one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
+) -> StoreCommand:
+    return StoreCommand(one.request.request_id, at, first, keys.data, blocks, retains_blocks, salt=keys.namespace.salt)
 
 
-def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreOrder]:
+def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:
     """Yields the state at the end of a step, if it is the end of a page: a state is never complete elsewhere."""
     tokens = one.groups[at].kind.page_tokens
     if ends % tokens == 0:
@@ -103,12 +105,12 @@ def _offers(output: Any) -> Mapping[str, Sequence[Any]]:
     return state.boundary_state_offloads if state is not None else {}
 
 
-def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreOrder]:
+def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreCommand]:
     tokens, keys = one.groups[at].kind.page_tokens, one.keys[at]
     for group, block, boundary in offers:
         page = boundary // tokens - 1
         if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
-            yield _order(one, at, page, keys[page : page + 1], (block,))
+            yield _command(one, at, page, keys[page : page + 1], (block,))
 
 
 def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:

@@ -14,7 +14,7 @@ from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_of
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.reservation import Outcome
@@ -51,7 +51,7 @@ class RankGroup(msgspec.Struct, frozen=True):
 class _Storing(msgspec.Struct, eq=False):
     store: StoreHandle
     blocks: frozenset[int]
-    order: StoreOrder
+    command: StoreCommand
     cancelled: bool = False
 
 
@@ -118,31 +118,31 @@ class WorkerHalf:
         """Whether the engine computes on the CPU."""
         return all(rank_group.cache.cache.device == "cpu" for rank_group in self.rank_groups)
 
-    def make_room(self, orders: Orders) -> None:
+    def make_room(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
 
         Stores that take too long are cancelled.
         """
-        self._wait_or_cancel(storing for storing in self._storing if storing.blocks & orders.written)
+        self._wait_or_cancel(storing for storing in self._storing if storing.blocks & commands.written)
 
-    def load(self, loads: Iterable[LoadOrder]) -> None:
+    def load(self, loads: Iterable[LoadCommand]) -> None:
         """Begins loads; on the CPU small loads are completed by this call.
 
         A request keeps its blocks until finished() has returned it.
         """
         room = self._sync_load_bytes
-        for order in loads:
-            room -= self._bytes_of(order)
-            self._loading[order.request] = self._start_load(order) if room < 0 else self._load_now(order)
+        for command in loads:
+            room -= self._bytes_of(command)
+            self._loading[command.request] = self._start_load(command) if room < 0 else self._load_now(command)
 
-    def store(self, stores: Iterable[StoreOrder]) -> None:
+    def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
         event = self._event()
-        for order in stores:
-            rank_group = self.rank_groups[order.group]
-            slots = slots_of(rank_group.cache, order.blocks)
-            store = rank_group.copier.store(Keys(self._namespace_of(order), order.keys), slots, after=event)
-            self._storing.append(_Storing(store, frozenset(order.blocks) - {0}, order))
+        for command in stores:
+            rank_group = self.rank_groups[command.group]
+            slots = slots_of(rank_group.cache, command.blocks)
+            store = rank_group.copier.store(Keys(self._namespace_of(command), command.keys), slots, after=event)
+            self._storing.append(_Storing(store, frozenset(command.blocks) - {0}, command))
         if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:
             self._wait_or_cancel(self._storing)
 
@@ -164,11 +164,11 @@ class WorkerHalf:
             frozenset(block for loading in failed.values() for block in loading.blocks),
         )
 
-    def _namespace_of(self, order: StoreOrder) -> Namespace:
+    def _namespace_of(self, command: StoreCommand) -> Namespace:
         """Returns the namespace of a command's pages. After a reset of the cache all commands have another salt."""
-        namespace = self._namespaces[order.group]
-        if namespace.salt != order.salt:
-            namespace = self._namespaces[order.group] = msgspec.structs.replace(namespace, salt=order.salt)
+        namespace = self._namespaces[command.group]
+        if namespace.salt != command.salt:
+            namespace = self._namespaces[command.group] = msgspec.structs.replace(namespace, salt=command.salt)
         return namespace
 
     def store_results(self) -> dict[int, bytes]:
@@ -196,13 +196,13 @@ class WorkerHalf:
         capped = any(rank_group.copier.load_bandwidth for rank_group in self.rank_groups)
         return _SYNC_LOAD_BYTES if self.on_host and not capped else 0
 
-    def _bytes_of(self, order: LoadOrder) -> int:
-        return sum(len(group.blocks) * self.rank_groups[group.group].cache.page.nbytes for group in order.groups)
+    def _bytes_of(self, command: LoadCommand) -> int:
+        return sum(len(group.blocks) * self.rank_groups[group.group].cache.page.nbytes for group in command.groups)
 
-    def _start_load(self, order: LoadOrder) -> _Loading:
-        loads = tuple(self._start_group(group) for group in order.groups)
-        short = any(load.pages < len(group.blocks) for load, group in zip(loads, order.groups, strict=True))
-        return _Loading(loads, _blocks_of(order), short)
+    def _start_load(self, command: LoadCommand) -> _Loading:
+        loads = tuple(self._start_group(group) for group in command.groups)
+        short = any(load.pages < len(group.blocks) for load, group in zip(loads, command.groups, strict=True))
+        return _Loading(loads, _blocks_of(command), short)
 
     def _start_group(self, group: GroupLoad) -> LoadHandle:
         rank_group = self.rank_groups[group.group]
@@ -210,9 +210,9 @@ class WorkerHalf:
             slots = slots_of(rank_group.cache, group.blocks)
             return rank_group.copier.load(match, slots, after=self._event())
 
-    def _load_now(self, order: LoadOrder) -> _Loading:
-        short = any(self._load_group(group) < len(group.blocks) for group in order.groups)
-        return _Loading((), _blocks_of(order), short)
+    def _load_now(self, command: LoadCommand) -> _Loading:
+        short = any(self._load_group(group) < len(group.blocks) for group in command.groups)
+        return _Loading((), _blocks_of(command), short)
 
     def _load_group(self, group: GroupLoad) -> int:
         cache = self.rank_groups[group.group].cache
@@ -228,14 +228,16 @@ class WorkerHalf:
                 self._storing.append(storing)
                 continue
             self._record_result(storing)
-            ended.add(storing.order.request if storing.order.held else "")
-        return frozenset(ended - {""} - {storing.order.request for storing in self._storing if storing.order.held})
+            ended.add(storing.command.request if storing.command.retains_blocks else "")
+        return frozenset(
+            ended - {""} - {storing.command.request for storing in self._storing if storing.command.retains_blocks}
+        )
 
     def _record_result(self, storing: _Storing) -> None:
         result = storing.store.wait(0.0)
         self.counters.add("stored_pages", result.stored)
-        if storing.order.number:
-            self._results[storing.order.number] = bytes(code in _READABLE for code in result.codes)
+        if storing.command.number:
+            self._results[storing.command.number] = bytes(code in _READABLE for code in result.codes)
 
     def _wait_a_moment(self) -> None:
         ends = time.monotonic() + _IDLE_S
@@ -244,8 +246,8 @@ class WorkerHalf:
                 load.wait_ended(max(0.0, ends - time.monotonic()))
 
 
-def _blocks_of(order: LoadOrder) -> frozenset[int]:
-    return frozenset(block for group in order.groups for block in group.blocks)
+def _blocks_of(command: LoadCommand) -> frozenset[int]:
+    return frozenset(block for group in command.groups for block in group.blocks)
 
 
 def _is_whole(load: LoadHandle) -> bool:

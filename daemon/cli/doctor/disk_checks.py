@@ -137,11 +137,11 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
 
 
 def _budget(disk: DiskReport) -> Iterator[Result]:
-    if disk.budget is not None and not disk.budget.spared_bytes:
+    if disk.budget is not None and not disk.budget.skipped_bytes:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield ok("disk budget", f"{left} of {per_day} per day are left now")
     elif disk.budget is not None:
-        spared = format_size(disk.budget.spared_bytes)
+        skipped = format_size(disk.budget.skipped_bytes)
         yield warning(
-            "disk budget", f"{spared} were not written because the budget was used up: raise disk.budget to write more"
+            "disk budget", f"{skipped} were not written because the budget was used up: raise disk.budget to write more"
         )

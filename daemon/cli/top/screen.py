@@ -181,11 +181,11 @@ def _clients(history: History, room: int) -> Iterator[Text]:
 
 
 def _client(client: ClientStats, history: History) -> Text:
-    looked = client.hits + client.misses
-    ratio = f"{client.hits / looked:.1%}" if looked else "-"
-    looks = history.rate_of(client, lambda c: c.lookups)
+    pages = client.hits + client.misses
+    ratio = f"{client.hits / pages:.1%}" if pages else "-"
+    lookups = history.rate_of(client, lambda c: c.lookups)
     loaded, stored = (history.rate_of(client, get) for get in (lambda c: c.loaded_bytes, lambda c: c.stored_bytes))
-    numbers = f"{client.pid:>8}{age(client.age_seconds):>5}{count(client.pins):>7}{count(round(looks)):>8}{ratio:>7}"
+    numbers = f"{client.pid:>8}{age(client.age_seconds):>5}{count(client.pins):>7}{count(round(lookups)):>8}{ratio:>7}"
     name = Text(client.name or "-")
     name.truncate(20, overflow="ellipsis", pad=True)
     return name + Text(f" {numbers}{_speed(loaded):>12}{_speed(stored):>12}")

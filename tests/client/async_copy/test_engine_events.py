@@ -74,7 +74,7 @@ def test_only_the_load_that_waits_for_a_failed_event_fails(engine: Engine, faili
     assert other.wait(LAYERS - 1, LONG_S) and not other.failed and engine.says(slots_of(4, 2), 1)
     assert not any(load.ready(layer) or load.wait(layer, 0) for layer in range(LAYERS))
     with ThreadPoolExecutor(1) as stream:
-        assert not load.hold(stream, 0, 0.0)
+        assert not load.make_stream_wait(stream, 0, 0.0)
     later = engine.load(engine.keys(1, 4), slots_of(4))
     assert later.pages == 4 and later.wait(LAYERS - 1, LONG_S)
 

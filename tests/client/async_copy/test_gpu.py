@@ -69,7 +69,7 @@ def test_pages_are_stored_and_loaded_byte_by_byte() -> None:
             with client.match(keys) as match:
                 load = other.copier.load(match, here, after=done)
             stream = torch.cuda.current_stream()
-            assert load.pages == 16 and load.hold(stream, LAYERS - 1, LONG_S)
+            assert load.pages == 16 and load.make_stream_wait(stream, LAYERS - 1, LONG_S)
             assert torch.equal(other.of(here), wanted)
         assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
 

@@ -115,10 +115,10 @@ class Watched:
     """A client that records how long its requests may take to be sent."""
 
     def __init__(self, client: Client) -> None:
-        self.client, self.deadlines = client, list[float]()
+        self.client, self.timeouts = client, list[float]()
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        self.deadlines.append(timeout)
+        self.timeouts.append(timeout)
         return self.client.reserve_async(keys, sizes, part, timeout)
 
 
@@ -127,9 +127,9 @@ def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: C
     copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
     assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
-    assert eventually(lambda: len(watched.deadlines) == 2, LONG_S)
+    assert eventually(lambda: len(watched.timeouts) == 2, LONG_S)
     long.cancel()
-    assert watched.deadlines == [0.0, 0.25] and copier.close(LONG_S) and client.attached
+    assert watched.timeouts == [0.0, 0.25] and copier.close(LONG_S) and client.attached
 
 
 # ---- a thread that cannot continue

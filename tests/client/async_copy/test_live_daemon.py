@@ -151,9 +151,9 @@ def test_ranks_with_the_same_head_share_the_tokens_of_a_page(client: Client) -> 
     for rank in range(4):
         head = np.ascontiguousarray(whole[:, :, :, rank // 2 : rank // 2 + 1])
         layout = engine_layouts.kv_first([head])
-        order = PageLayout.of_model(layout, TOKENS, heads=2, layers=1)
-        paged = PagedCache(layout, order, Shard(rank=rank, ranks=4))
-        space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=order.layout)
+        page_layout = PageLayout.of_model(layout, TOKENS, heads=2, layers=1)
+        paged = PagedCache(layout, page_layout, Shard(rank=rank, ranks=4))
+        space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=page_layout.layout)
         keys = space.keys(range(TOKENS * 3))
         copiers.append((head, AsyncCopier(client, paged, HostDevice())))
     assert keys is not None

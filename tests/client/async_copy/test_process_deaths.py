@@ -158,7 +158,7 @@ def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) ->
     load = engine.load(keys, slots_of(4, 2), after=gate)
 
     def child() -> None:
-        assert not load.ready(0) and not load.wait(0, 0.01) and not load.hold(None, 0, 0)
+        assert not load.ready(0) and not load.wait(0, 0.01) and not load.make_stream_wait(None, 0, 0)
         assert store.ready and store.wait(0).refused == 4
         store.cancel()
         load.cancel()

@@ -140,12 +140,12 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(2)))
     engine = FakeStream(process.device, process.device.streams[0].direction)
-    assert not load.hold(engine, 0, 0) and not engine.todo
+    assert not load.make_stream_wait(engine, 0, 0) and not engine.todo
     process.step()
-    assert load.hold(engine, 0, 0) and len(engine.todo) == 1
+    assert load.make_stream_wait(engine, 0, 0) and len(engine.todo) == 1
     process.device.advance_all()
     process.step()
-    assert load.hold(engine, 1, 0)
+    assert load.make_stream_wait(engine, 1, 0)
 
 
 def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:

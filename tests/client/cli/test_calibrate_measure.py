@@ -21,7 +21,7 @@ from pagetier.client.cli.calibrate.measure import (
     measure_gpu,
     speeds_of,
 )
-from pagetier.client.cli.calibrate.thresholds import ORDER, thresholds_of
+from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.gpu.runs import runs_of
@@ -78,9 +78,9 @@ def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
         return host_stream(way, direction)
 
     found = list(speeds_of(scene, stream, Direction.STORE, SMALL))
-    assert asked == [(way, Direction.STORE) for way in ORDER]
+    assert asked == [(way, Direction.STORE) for way in COPY_WAYS]
     assert [(speed.way, speed.run_bytes) for speed in found] == [
-        (way, nbytes) for nbytes in SMALL.runs for way in ORDER
+        (way, nbytes) for nbytes in SMALL.runs for way in COPY_WAYS
     ]
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
 

@@ -18,7 +18,7 @@ from pagetier.client.cli.replay.report import CounterDeltas, ReplayCounts, Repla
 from pagetier.client.cli.replay.run import ReplayArguments, job_of
 from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys
-from replay_command import BLOCK, PAGE, Chain, assert_all_let_go, chat, observing, replay, replay_json, write_trace
+from replay_command import BLOCK, PAGE, Chain, assert_all_released, chat, observing, replay, replay_json, write_trace
 from running_daemon import RunningDaemon
 
 
@@ -85,7 +85,7 @@ def test_three_clients_share_the_requests(tmp_path: Path) -> None:
     with RunningDaemon("4MiB", "4KiB") as daemon:
         report = replay_json(trace, "--socket", daemon.socket, "--clients", 3)
         with observing(daemon.socket) as observer:
-            assert_all_let_go(observer)
+            assert_all_released(observer)
     asked = sum(map(len, chains))
     by_outcome = [report[f"pages_{what}"] for what in ("stored", "present", "pending", "refused")]
     assert report["requests"] == 400 and report["prompt_tokens"] == tokens

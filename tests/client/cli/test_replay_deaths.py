@@ -17,7 +17,7 @@ from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link, LinkError
 from replay_command import (
     WAIT_S,
-    assert_all_let_go,
+    assert_all_released,
     chat,
     clients_of,
     observing,
@@ -40,7 +40,7 @@ def test_the_requests_of_a_killed_client_are_replayed_by_the_others(tmp_path: Pa
             assert process.returncode == 1
         assert report["requests"] == 1500 and report["prompt_tokens"] == tokens
         assert report["clients_died"] == 1 and report["wrong_pages"] == 0
-        assert_all_let_go(observer)
+        assert_all_released(observer)
 
 
 def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
         assert report["requests"] == 1500 and report["wrong_pages"] == report["clients_died"] == 0
         assert report["pages_refused"] > 0
         assert observer.header()["granted"] > granted
-        assert_all_let_go(observer)
+        assert_all_released(observer)
 
 
 def test_its_private_daemon_is_killed(tmp_path: Path) -> None:

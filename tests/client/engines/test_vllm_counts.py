@@ -40,10 +40,10 @@ class Counted(NamedTuple):
 class Scene:
     """A scheduler's half, and the daemon in which it matches."""
 
-    def __init__(self, daemon: RunningDaemon, client: Client, disk_deadline: float = LONG_S) -> None:
+    def __init__(self, daemon: RunningDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
-        self.half = SchedulerHalf(client, [self.group], disk_deadline)
+        self.half = SchedulerHalf(client, [self.group], disk_timeout)
         self.before = self._now()
 
     def _now(self) -> Counted:
@@ -218,9 +218,9 @@ def run_step(engine: Scheduler, worker: TrueWorker, chance: random.Random) -> No
     for request in engine.requests.values():
         worker.know(request.block_hashes, request.future)
     step = engine.schedule()
-    orders = engine.half.build(step)
+    commands = engine.half.build(step)
     engine.advance(step)
-    worker.step(orders, (), step.computed)
+    worker.step(commands, (), step.computed)
     step.stored = worker.end_stores(slice(0, None))
     step.loaded = {name: worker.end_load(name, fails=chance.random() < 0.1) for name in sorted(worker.loading)}
     engine.update(step)

@@ -298,11 +298,11 @@ def test_a_request_matched_again_after_a_reset_is_stored() -> None:
         half.allocated(one, [[]], 0)
         one.num_computed_tokens = 40
         assert half.finished(one, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
-        (order,) = half.build(nothing_scheduled()).stores
+        (command,) = half.build(nothing_scheduled()).stores
         new, old = (group.keys(one.block_hashes[:1]).data for group in (*half._groups, *groups))
-        assert order.keys[:32] == new != old
-        assert order.salt == half._groups[0].namespace.salt != groups[0].namespace.salt
-        assert order.salt not in repr(order), "the salt separates tenants"
+        assert command.keys[:32] == new != old
+        assert command.salt == half._groups[0].namespace.salt != groups[0].namespace.salt
+        assert command.salt not in repr(command), "the salt separates tenants"
         half.close()
 
 

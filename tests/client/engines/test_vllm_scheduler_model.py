@@ -145,9 +145,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request in self.engine.requests.values():
             self.worker.know(request.block_hashes, request.future)
         step = self.engine.schedule()
-        orders = self.half.build(step)
+        commands = self.half.build(step)
         self.engine.advance(step)
-        self.worker.step(orders, (), step.computed)
+        self.worker.step(commands, (), step.computed)
         step.stored, step.loaded, self.stored, self.loaded = self.stored, self.loaded, set(), {}
         self.steps.append(step)
         while len(self.steps) > self.lag:

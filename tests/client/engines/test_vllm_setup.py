@@ -48,16 +48,16 @@ SHAPE = PageShape("a layout", 4096)
 
 def test_settings_are_read() -> None:
     assert read_settings({}) == ConnectorSettings()
-    assert read_settings({"disk_deadline": 0, "salt": "s"}) == ConnectorSettings(disk_deadline=0.0, salt="s")
+    assert read_settings({"disk_timeout": 0, "salt": "s"}) == ConnectorSettings(disk_timeout=0.0, salt="s")
 
 
 @pytest.mark.parametrize(
     ("given", "name"),
     [
         ({"sokcet": "x"}, "sokcet"),
-        ({"disk_deadline": -1}, "disk_deadline.*-1"),
-        ({"disk_deadline": 4000}, "disk_deadline.*4000"),
-        ({"disk_deadline": "soon"}, "disk_deadline"),
+        ({"disk_timeout": -1}, "disk_timeout.*-1"),
+        ({"disk_timeout": 4000}, "disk_timeout.*4000"),
+        ({"disk_timeout": "soon"}, "disk_timeout"),
         ({"socket": 7}, "socket"),
     ],
 )

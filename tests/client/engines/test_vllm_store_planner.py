@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
-from pagetier.client.engines.vllm.store_planner import late_orders, store_orders, take_blocks
+from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from running_daemon import namespace
 
@@ -46,81 +46,81 @@ def step(tokens: int, drafts: int = 0, offers: dict[str, Any] | None = None) -> 
     return scheduled
 
 
-def ordered(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
+def planned_stores(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the first page and the blocks of each store command, and verifies the keys of its pages."""
-    orders = list(store_orders({"one": one}, output))
-    for order in orders:
-        keys = one.keys[order.group]
-        assert order.keys == keys[order.first : order.first + len(order.blocks)].data
-    return [(order.first, order.blocks) for order in orders]
+    commands = list(store_commands({"one": one}, output))
+    for command in commands:
+        keys = one.keys[command.group]
+        assert command.keys == keys[command.first : command.first + len(command.blocks)].data
+    return [(command.first, command.blocks) for command in commands]
 
 
 def test_complete_pages_are_stored_once() -> None:
     one = tracked(FullAttention(PAGE), tokens=18, computed=0, table=[11, 12, 13, 14, 15])
-    assert ordered(one, step(10)) == [(0, (11, 12))]
+    assert planned_stores(one, step(10)) == [(0, (11, 12))]
     one.request.num_computed_tokens = 10
-    assert ordered(one, step(8)) == [(2, (13, 14))]
+    assert planned_stores(one, step(8)) == [(2, (13, 14))]
     one.request.num_computed_tokens = 18
-    assert ordered(one, step(1)) == []
+    assert planned_stores(one, step(1)) == []
 
 
 def test_pages_that_end_with_drafts_are_not_complete() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=13, table=[11, 12, 13, 14])
     one.stored = [3]
-    assert ordered(one, step(3, drafts=2)) == []
-    assert ordered(one, step(3, drafts=0)) == [(3, (14,))]
+    assert planned_stores(one, step(3, drafts=2)) == []
+    assert planned_stores(one, step(3, drafts=0)) == [(3, (14,))]
 
 
 def test_pages_are_stored_once_they_have_a_key() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=8, table=[11, 12, 13], hashes=2)
     one.stored = [2]
-    assert ordered(one, step(4)) == []
+    assert planned_stores(one, step(4)) == []
     one.request.block_hashes, one.request.num_computed_tokens = hashed(3), 12
-    assert ordered(one, step(1)) == [(2, (13,))]
+    assert planned_stores(one, step(1)) == [(2, (13,))]
 
 
 def test_blocks_that_a_window_has_left_are_not_stored() -> None:
     one = tracked(SlidingWindow(PAGE, 6), tokens=40, computed=20, table=list(range(11, 21)))
-    assert ordered(one, step(4)) == [(3, (14, 15, 16))]  # token 15 is the first that token 20 attends to
+    assert planned_stores(one, step(4)) == [(3, (14, 15, 16))]  # token 15 is the first that token 20 attends to
 
 
 def test_null_blocks_are_left_out() -> None:
     one = tracked(SlidingWindow(PAGE, 6), tokens=20, computed=16, table=[0, 0, 0, 14, 15])
-    assert ordered(one, step(4)) == [(2, (0, 14, 15))]
+    assert planned_stores(one, step(4)) == [(2, (0, 14, 15))]
 
 
 @pytest.mark.parametrize(("ends", "wanted"), [(8, [(1, (12,))]), (7, []), (9, [])])
 def test_a_state_is_complete_at_the_end_of_a_step(ends: int, wanted: list[tuple[int, tuple[int, ...]]]) -> None:
     one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
-    assert ordered(one, step(ends)) == wanted
+    assert planned_stores(one, step(ends)) == wanted
 
 
 def test_offered_states_are_stored() -> None:
     one = tracked(Recurrent(PAGE), tokens=20, computed=0, table=[0, 12, 13])
     offers = {"one": [(0, 7, 8), (1, 8, 8), (0, 0, 4), (0, 9, 10), (0, 5, 400)]}
-    assert ordered(one, step(9, offers=offers)) == [(1, (7,))]
+    assert planned_stores(one, step(9, offers=offers)) == [(1, (7,))]
     one.stored = [2]
-    assert ordered(one, step(9, offers=offers)) == []
+    assert planned_stores(one, step(9, offers=offers)) == []
 
 
 def test_late_commands_keep_the_blocks() -> None:
     one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[11, 12, 13, 14])
     one.stored = [2]
-    (order,) = late_orders(one, [[11, 12, 13, 14]])
-    assert order.held and order.first == 2 and order.blocks == (13, 14)
+    (command,) = late_store_commands(one, [[11, 12, 13, 14]])
+    assert command.retains_blocks and command.first == 2 and command.blocks == (13, 14)
 
 
 def test_a_page_with_the_last_token_is_not_complete() -> None:
     one = tracked(FullAttention(PAGE), tokens=16, computed=16, table=[11, 12, 13, 14])
-    (order,) = late_orders(one, [[11, 12, 13, 14]])
-    assert order.blocks == (11, 12, 13)
+    (command,) = late_store_commands(one, [[11, 12, 13, 14]])
+    assert command.blocks == (11, 12, 13)
 
 
 def test_loading_requests_and_states_get_no_late_commands() -> None:
     one = tracked(FullAttention(PAGE), tokens=17, computed=16, table=[])
     one.loading = True
-    assert late_orders(one, [[11, 12, 13, 14]]) == []
-    assert late_orders(tracked(Recurrent(PAGE), tokens=17, computed=16, table=[]), [[0, 0, 0, 14]]) == []
+    assert late_store_commands(one, [[11, 12, 13, 14]]) == []
+    assert late_store_commands(tracked(Recurrent(PAGE), tokens=17, computed=16, table=[]), [[0, 0, 0, 14]]) == []
 
 
 def output(**fields: Any) -> Any:

@@ -16,7 +16,7 @@ from pagetier.client import Client
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadOrder, Orders, StoreOrder
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import MatchHandle
@@ -65,19 +65,19 @@ def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys
     return worker.rank_groups[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
 
 
-def store_order(
+def store_command(
     worker: WorkerHalf, group: int, blocks: Sequence[int], *, held: bool = False, prompt: int = 0
-) -> StoreOrder:
+) -> StoreCommand:
     keys = keys_of(worker, group, len(blocks), prompt)
-    return StoreOrder("storing", group, 0, keys.data, tuple(blocks), held, salt=keys.namespace.salt)
+    return StoreCommand("storing", group, 0, keys.data, tuple(blocks), held, salt=keys.namespace.salt)
 
 
-def load_order(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadOrder:
+def load_command(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadCommand:
     groups = []
     for group, blocks in wanted:
         with client.match(keys_of(worker, group, len(blocks))) as match:
             groups.append(GroupLoad(group, match.to_handle(), tuple(blocks)))
-    return LoadOrder("loading", tuple(groups))
+    return LoadCommand("loading", tuple(groups))
 
 
 def ends(worker: WorkerHalf) -> Finished:
@@ -109,10 +109,10 @@ def test_pages_of_every_cache_shape_are_stored_and_loaded(name: str, client: Cli
     target.fill(2)
     before = [target.page(block) for block in range(BLOCKS)]
     storing = worker_of(client, source, salt=salt)
-    storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
+    storing.store([store_command(storing, 0, BLOCKS_TO_STORE)])
     ends(storing)
     loading = worker_of(client, target, salt=salt)
-    loading.load([load_order(loading, client, (0, BLOCKS_TO_LOAD))])
+    loading.load([load_command(loading, client, (0, BLOCKS_TO_LOAD))])
     done = ends(loading)
     assert done.loaded == {"loading"} and not done.failed
     for block in range(BLOCKS):
@@ -130,7 +130,7 @@ def test_pages_are_stored_under_the_salt_of_the_command(client: Client) -> None:
     after = msgspec.structs.replace(before, salt=token_hex(16))
     for namespace, block in ((before, 1), (after, 2), (before, 3)):
         keys = namespace.keys(range(TOKENS * block, TOKENS * (block + 1)))
-        worker.store([StoreOrder("storing", 0, 0, keys.data, (block,), salt=namespace.salt)])
+        worker.store([StoreCommand("storing", 0, 0, keys.data, (block,), salt=namespace.salt)])
         ends(worker)
     assert client.flush(after)
     there = []
@@ -147,11 +147,11 @@ def test_small_loads_complete_in_the_call_and_others_in_the_background(
     source, target = heads_first(), heads_first()
     source.fill(1)
     storing, loading = (worker_of(client, cache, salt=salt) for cache in (source, target))
-    storing.store([store_order(storing, 0, BLOCKS_TO_STORE)])
+    storing.store([store_command(storing, 0, BLOCKS_TO_STORE)])
     ends(storing)
-    order = load_order(loading, client, (0, BLOCKS_TO_LOAD))
+    command = load_command(loading, client, (0, BLOCKS_TO_LOAD))
     monkeypatch.setattr(half, "_SYNC_LOAD_BYTES", len(BLOCKS_TO_LOAD) * loading.rank_groups[0].cache.page.nbytes)
-    loading.load([order, replace(order, request="beside")])
+    loading.load([command, replace(command, request="beside")])
     assert [bool(one.loads) for one in loading._loading.values()] == [False, True]
     assert "loading" in loading.finished(False).loaded
     assert not ends(loading).failed
@@ -159,7 +159,7 @@ def test_small_loads_complete_in_the_call_and_others_in_the_background(
         same(target.page(to), source.page(block)) for block, to in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True)
     )
     slow = worker_of(client, target, salt=salt, settings=slow_of(target, client, 1000))
-    slow.load([order])
+    slow.load([command])
     assert slow._loading["loading"].loads, "loaded faster than the configured bandwidth"
     ends(slow)
 
@@ -172,13 +172,13 @@ def test_groups_that_share_memory_keep_their_pages(client: Client) -> None:
         for block in own:
             cache.put(block, block)
     storing = worker_of(client, *sources, salt=salt)
-    storing.store([store_order(storing, at, own) for at, own in enumerate(blocks)])
+    storing.store([store_command(storing, at, own) for at, own in enumerate(blocks)])
     ends(storing)
     loading = worker_of(client, *targets, salt=salt)
-    into = ((11, 14, 17), (12, 15, 18), (13, 16, 19))
-    loading.load([load_order(loading, client, *enumerate(into))])
+    out = ((11, 14, 17), (12, 15, 18), (13, 16, 19))
+    loading.load([load_command(loading, client, *enumerate(out))])
     assert not ends(loading).failed
-    for cache, other, own, there in zip(sources, targets, blocks, into, strict=True):
+    for cache, other, own, there in zip(sources, targets, blocks, out, strict=True):
         assert all(same(cache.page(a), other.page(b)) for a, b in zip(own, there, strict=True))
 
 
@@ -192,12 +192,12 @@ def test_pages_stored_by_two_ranks_are_loaded_by_two_others(name: str, client: C
     shards = [Shard(rank, 2) for rank in range(2)]
     for at, (shard, cache) in enumerate(zip(shards, map(_half, sources), strict=True)):
         rank = worker_of(client, cache, salt=salt, shard=shard)
-        rank.store([store_order(rank, 0, BLOCKS_TO_STORE)])
+        rank.store([store_command(rank, 0, BLOCKS_TO_STORE)])
         ends(rank)
         assert len(client.match(keys_of(rank, 0, 5))) == 5 * at
     for shard, cache in zip(shards, map(_half, targets), strict=True):
         rank = worker_of(client, cache, salt=salt, shard=shard)
-        rank.load([load_order(rank, client, (0, BLOCKS_TO_LOAD))])
+        rank.load([load_command(rank, client, (0, BLOCKS_TO_LOAD))])
         assert not ends(rank).failed
     for source, target in zip(map(_half, sources), map(_half, targets), strict=True):
         for one, other in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True):
@@ -218,7 +218,7 @@ def test_pages_with_block_0_are_not_stored(client: Client) -> None:
     cache = heads_first()
     cache.fill(1)
     worker = worker_of(client, cache, salt=token_hex(8))
-    worker.store([store_order(worker, 0, (5, 0, 6))])
+    worker.store([store_command(worker, 0, (5, 0, 6))])
     ends(worker)
     keys = keys_of(worker, 0, 3)
     found = [len(client.match(keys[at : at + 1])) for at in range(3)]
@@ -228,7 +228,7 @@ def test_pages_with_block_0_are_not_stored(client: Client) -> None:
 def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> None:
     cache = heads_first()
     worker = worker_of(client, cache, salt=token_hex(8))
-    worker.store([store_order(worker, 0, (5, 6), held=True), store_order(worker, 0, (7,), held=True, prompt=1)])
+    worker.store([store_command(worker, 0, (5, 6), held=True), store_command(worker, 0, (7,), held=True, prompt=1)])
     stored: list[str] = []
 
     def named() -> bool:
@@ -243,12 +243,12 @@ def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> Non
 def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
     first, second, _ = aliased()
     worker = worker_of(client, first, second, salt=token_hex(8))
-    worker.store([store_order(worker, at, (at + 1, at + 3)) for at in range(2)])
+    worker.store([store_command(worker, at, (at + 1, at + 3)) for at in range(2)])
     ends(worker)
-    order = load_order(worker, client, (0, (10, 11)), (1, (12, 13)))
-    pages = order.groups[1].pages
+    command = load_command(worker, client, (0, (10, 11)), (1, (12, 13)))
+    pages = command.groups[1].pages
     worse = MatchHandle(pages.segments_id, pages.page_tokens, pages.entries, bytes(8) + pages.serials[8:])
-    worker.load([LoadOrder("loading", (order.groups[0], GroupLoad(1, worse, order.groups[1].blocks)))])
+    worker.load([LoadCommand("loading", (command.groups[0], GroupLoad(1, worse, command.groups[1].blocks)))])
     done = ends(worker)
     assert done.loaded == done.failed == {"loading"}
     assert done.blocks == {10, 11, 12, 13}
@@ -257,8 +257,8 @@ def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
 
 def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
     worker = worker_of(client, heads_first(), salt=token_hex(8))
-    order = LoadOrder("loading", (GroupLoad(0, MatchHandle(1, 16, bytes(8), bytes(16)), (3, 4)),))
-    worker.load([order])
+    command = LoadCommand("loading", (GroupLoad(0, MatchHandle(1, 16, bytes(8), bytes(16)), (3, 4)),))
+    worker.load([command])
     assert ends(worker).failed == {"loading"}
 
 
@@ -275,11 +275,11 @@ def test_blocks_are_never_stored_with_the_content_of_a_later_step(
     contents = {}
     for step, blocks in enumerate(steps):
         if zeroing is Zeroing.AFTER_MAKE_ROOM:
-            worker.make_room(Orders(written=frozenset(blocks)))
+            worker.make_room(StepCommands(written=frozenset(blocks)))
         for block in blocks:
             cache.put(block, 1000 * step + block)
         contents[step] = [cache.page(block) for block in blocks]
-        worker.store([store_order(worker, 0, blocks, prompt=step)])
+        worker.store([store_command(worker, 0, blocks, prompt=step)])
     ends(worker)
     loading = worker_of(client, reader := heads_first(), salt=salt)
     found = 0
@@ -295,7 +295,7 @@ def test_blocks_are_never_stored_with_the_content_of_a_later_step(
 def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
     """Returns whether the page is cached, and loads it into block 1."""
     with client.match(key) as match:
-        worker.load([LoadOrder("one", (GroupLoad(0, match.to_handle(), (1,)),))])
+        worker.load([LoadCommand("one", (GroupLoad(0, match.to_handle(), (1,)),))])
         return not ends(worker).failed
 
 
@@ -312,10 +312,10 @@ def test_a_load_is_reported_when_all_groups_have_ended(client: Client) -> None:
     for block in blocks:
         sources[0].put(block, block)
     storing = worker_of(client, *sources, salt=salt)
-    storing.store([store_order(storing, 0, blocks), store_order(storing, 1, (20,))])
+    storing.store([store_command(storing, 0, blocks), store_command(storing, 1, (20,))])
     ends(storing)
     loading = worker_of(client, *targets, salt=salt, settings=slow_of(targets[0], client, 40))
-    loading.load([load_order(loading, client, (0, blocks), (1, (20,)))])
+    loading.load([load_command(loading, client, (0, blocks), (1, (20,)))])
     loaded = False
     while not loaded:
         finished = loading.finished(False)
@@ -328,11 +328,11 @@ def test_a_request_is_reported_when_all_its_blocks_were_read(client: Client) -> 
     first, second, _ = aliased()
     settings = slow_of(first, client, 30)
     worker = worker_of(client, first, second, salt=token_hex(8), settings=settings)
-    orders = [
-        store_order(worker, 0, (1,), held=True),
-        store_order(worker, 1, tuple(range(2, 12)), held=True),
+    commands = [
+        store_command(worker, 0, (1,), held=True),
+        store_command(worker, 1, tuple(range(2, 12)), held=True),
     ]
-    worker.store(orders)
+    worker.store(commands)
     named: frozenset[str] = frozenset()
     while not named:
         named = worker.finished(False).stored
@@ -345,9 +345,9 @@ def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> N
     source, target = CACHES["kv first"](), CACHES["kv second"]()
     source.fill(1)
     storing, loading = (worker_of(client, cache, salt=salt) for cache in (source, target))
-    storing.store([store_order(storing, 0, (5,))])
+    storing.store([store_command(storing, 0, (5,))])
     ends(storing)
-    loading.load([load_order(loading, client, (0, (9,)))])
+    loading.load([load_command(loading, client, (0, (9,)))])
     assert not ends(loading).failed
     for one, other in zip(source.layers, target.layers, strict=True):
         assert torch.equal(one[:, 5], other[9])
@@ -356,7 +356,7 @@ def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> N
 def test_close_ends_all_copies(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         worker = worker_of(client, heads_first(), salt=token_hex(8))
-        worker.store([store_order(worker, 0, (1, 2, 3))])
+        worker.store([store_command(worker, 0, (1, 2, 3))])
         worker.close()
         assert not client.attached
     assert eventually(lambda: not daemon.header()["open_entries"])

@@ -83,7 +83,7 @@ class Honest:
         self.served.refused += result.refused
         self.served.reason = result.reason or self.served.reason
         with self.client.match(keys) as match:
-            into = np.zeros((len(match), self._bytes), np.uint8)
-            done = self.client.load(match, into) if len(match) else 0
+            out = np.zeros((len(match), self._bytes), np.uint8)
+            done = self.client.load(match, out) if len(match) else 0
         self.served.loaded += done
-        self.served.wrong += sum(wrong(into[page], keys[page], self._seed) is not None for page in range(done))
+        self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))

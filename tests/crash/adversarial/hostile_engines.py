@@ -99,7 +99,7 @@ def mapped_words(path: Path) -> tuple[npt.NDArray[np.uint64], int]:
 _KEPT: list[Link] = []
 
 
-def holds_all(path: Path) -> None:
+def pin_all(path: Path) -> None:
     """Sets its own bit in every lock word, again and again."""
     words, slot = mapped_words(path)
     while True:
@@ -123,7 +123,7 @@ ACTS: Final[dict[str, Callable[[Path], None]]] = {
     "reserves": reserves,
     "pins": pins,
     "gives_up": gives_up,
-    "holds_all": holds_all,
+    "pin_all": pin_all,
     "scribbles": scribbles,
 }
 

@@ -14,12 +14,12 @@ import msgspec
 from chaos.heartbeat import Heartbeats
 from chaos.scenario import LARGE, SMALL, Chain, Scene, chain_of, pick
 from oracle.journal import Journal, Reported
-from oracle.witness import Looked, Witness
+from oracle.witness import Verified, Witness
 from pagetier.client import Client
 
 TIMEOUT_S: Final = 0.3
 _ATTACH_S: Final = 1.0
-_HOLD_S: Final = 0.03
+_PIN_S: Final = 0.03
 _NICE: Final = 10  # as the disk worker, which gets no processor time beside busy engines of a higher priority
 
 
@@ -76,11 +76,11 @@ class Engine:
         """Returns the number of the prompt of the next request."""
         return self.context.pick(self.rng)
 
-    def look(self, chain: Chain) -> Looked:
+    def verify(self, chain: Chain) -> Verified:
         """Matches, loads and compares the pages of a prompt, and returns the result."""
-        looked = self.witness(chain).look(chain.keys, self.rng.choice((0.0, TIMEOUT_S)))
-        self.context.heartbeats.verified(self.context.seat, looked.loaded * chain.page_bytes)
-        return looked
+        verified = self.witness(chain).verify(chain.keys, self.rng.choice((0.0, TIMEOUT_S)))
+        self.context.heartbeats.verified(self.context.seat, verified.loaded * chain.page_bytes)
+        return verified
 
     def pause(self) -> None:
         """Reports progress and waits for a random time before the next request."""
@@ -92,7 +92,7 @@ def single_process_engine(context: EngineContext, chance: int) -> None:
     """Runs an engine of one process. Never returns; sometimes the process exits by itself."""
     engine = Engine(context, chance)
     weighted: list[tuple[Callable[[Engine], None], float]] = [
-        (_serve, 0.86), (_hold, 0.06), (_cancel_store, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
+        (_serve, 0.86), (_pin, 0.06), (_cancel_store, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
     ]  # fmt: skip
     actions, weights = zip(*weighted, strict=True)
     while True:
@@ -103,12 +103,12 @@ def single_process_engine(context: EngineContext, chance: int) -> None:
 def _serve(engine: Engine) -> None:
     """Serves a request: loads the cached pages, computes and stores the rest, and looks up all of them."""
     chain = engine.next_chain()
-    if engine.look(chain).available_pages < len(chain.keys):
+    if engine.verify(chain).available_pages < len(chain.keys):
         engine.witness(chain).store(chain.keys)
-        engine.look(chain)
+        engine.verify(chain)
 
 
-def _hold(engine: Engine) -> None:
+def _pin(engine: Engine) -> None:
     """Pins pages and compares them twice: they must not change while they are pinned."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
@@ -117,7 +117,7 @@ def _hold(engine: Engine) -> None:
         witness.journal.write(Reported.HIT, chain.keys[: len(match)].data, since)
         for _ in range(2):
             engine.context.heartbeats.verified(engine.context.seat, witness.load(match, chain.keys) * chain.page_bytes)
-            time.sleep(engine.rng.uniform(0, _HOLD_S))
+            time.sleep(engine.rng.uniform(0, _PIN_S))
 
 
 def _cancel_store(engine: Engine) -> None:

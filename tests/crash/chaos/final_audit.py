@@ -118,7 +118,7 @@ class FinalAudit:
         return [slot for slot in self._daemon.slots() if slot["name"] != WORKER_NAME]
 
     def _saved(self) -> bool:
-        with self._daemon._looking() as (link, _):
+        with self._daemon._observing() as (link, _):
             saved = link.ask(Save(1), _PATIENCE_S)
         time.sleep(_TICK_S)
         return isinstance(saved, Saved) and saved.synced and not saved.trouble
@@ -165,13 +165,13 @@ class FinalAudit:
         shm = segments_bytes(self._daemon.observer())
         return Caps(arena=self._scene.arena, shm=shm, disk=self._scene.disk)
 
-    def _audit(self, name: str, look: Callable[[Auditor], None]) -> Path:
+    def _audit(self, name: str, audit: Callable[[Auditor], None]) -> Path:
         """Runs an audit in a child process and returns its journal, which is one of the round's."""
         journal = self._journals / f"{name}.journal"
         auditor = Auditor(
             scene=self._scene, socket=self._daemon.socket, journals=self._journals, journal=journal, seed=self._seed
         )
-        self._in_child("auditor", lambda: look(auditor))
+        self._in_child("auditor", lambda: audit(auditor))
         return journal
 
     def _judged(self, evidence: Evidence) -> Verdict:

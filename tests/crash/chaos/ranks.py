@@ -34,7 +34,7 @@ def scheduler(context: EngineContext, chance: int, ranks: list[Connection]) -> N
         number = engine.next_number()
         if _load(engine, number, ranks) < len(chain_of(number).keys):
             _request(ranks, RankCommand(number))
-            engine.look(chain_of(number))
+            engine.verify(chain_of(number))
         engine.pause()
     os._exit(0)
 

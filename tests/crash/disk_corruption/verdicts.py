@@ -88,12 +88,12 @@ class WorkerRun:
         self._listed = len(sizes)
         unread = list(sizes)[::_UNREAD]
         self._write(tier, unread, [])
-        held = self._look(reader, {key: size for key, size in sizes.items() if key not in unread})
-        self._exact = len(held)
+        pages = self._readable(reader, {key: size for key, size in sizes.items() if key not in unread})
+        self._exact = len(pages)
         newcomers = [outgoing(number) for number in NEWCOMERS]
-        written = self._write(tier, held[:20], newcomers)
+        written = self._write(tier, pages[:20], newcomers)
         listed = reader.listed()
-        there = self._look(reader, listed)
+        there = self._readable(reader, listed)
         if not all(written.stored):
             reader.blame(Kind.CRASH, f"the tier cannot be used: {set(written.reasons)}")
         missing = [page.key for page in newcomers if page.key not in there]
@@ -103,7 +103,7 @@ class WorkerRun:
         tier.sync()
         self._damaged = tier.state().damaged
 
-    def _look(self, reader: PageReader, sizes: dict[bytes, int]) -> list[bytes]:
+    def _readable(self, reader: PageReader, sizes: dict[bytes, int]) -> list[bytes]:
         before = reader.tier.state().damaged
         outcomes = {key: reader.outcome(key, size) for key, size in sizes.items()}
         damaged = sum(outcome is ReadOutcome.DAMAGED for outcome in outcomes.values())

@@ -92,7 +92,7 @@ def _check_during_fault(scene: Scene, operation: Operation, fault: Fault) -> Non
         return
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
     verdicts.check_engines(scene, operation)
-    if fault.action is Action.HOLD:
+    if fault.action is Action.HANG:
         verdicts.check_load_timeout(scene, operation)
         verdicts.check_engines(scene, operation)
     verdicts.check_index(scene)

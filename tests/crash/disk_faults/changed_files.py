@@ -13,7 +13,7 @@ from kill_points.scene import Scene
 from running_daemon import START_S, eventually
 
 _MOST_RESTARTS: Final = 6
-_TELLS_S: Final = 5.0
+_LOGS_WITHIN_S: Final = 5.0
 
 
 class OnDisk(WriteBehind):
@@ -33,12 +33,12 @@ def run_case(scene: Scene, change: Change, folder: Path) -> None:
     change.make(folder)
     verdicts.check_engines(scene, operation)
     verdicts.check_load_timeout(scene, operation)
-    assert eventually(lambda: change.log_words in _since(scene, lines), _TELLS_S), _since(scene, lines)
+    assert eventually(lambda: change.log_words in _since(scene, lines), _LOGS_WITHIN_S), _since(scene, lines)
     pages = verdicts.recover(scene)
     verdicts.check_index(scene)
     assert _since(scene, lines).count("no disk tier") <= _MOST_RESTARTS, _since(scene, lines)
     scene.renew()
-    assert eventually(lambda: scene.look(pages, START_S).loaded == len(pages), START_S), (
+    assert eventually(lambda: scene.verify(pages, START_S).loaded == len(pages), START_S), (
         f"pages that were reported as on disk are missing after a restart: {_since(scene, lines)}"
     )
     verdicts.settle(scene, begun)

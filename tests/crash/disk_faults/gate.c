@@ -32,7 +32,7 @@ enum call {
     RENAME, UNLINK, MKDIR, RMDIR, OPEN
 };
 /* In the order of gate.Action. NO_ACTION: the call is made unchanged. */
-enum action { NO_ACTION, DIE, TEAR, FAIL, SHORTEN, HOLD };
+enum action { NO_ACTION, DIE, TEAR, FAIL, SHORTEN, HANG };
 enum { QUIET, ARMED };
 
 /* The left-th call of the set `calls` on a file whose name ends in `file` goes wrong, and all later ones if lasting. */
@@ -105,7 +105,7 @@ static void take_note(enum call call, const char *name)
     atomic_store(&n->whole, 1);
 }
 
-static void hold(void)
+static void hang(void)
 {
     while (atomic_load(&shared->wanted.state) == ARMED)
         usleep(1000);
@@ -134,11 +134,11 @@ static enum action struck(enum call call, const char *path)
     atomic_fetch_add(&w->struck, 1);
     if (w->action == DIE)
         die();
-    if (w->action == HOLD)
-        hold();
+    if (w->action == HANG)
+        hang();
     if (w->action == FAIL)
         errno = (int)w->error;
-    return w->action == HOLD ? NO_ACTION : (enum action)w->action;
+    return w->action == HANG ? NO_ACTION : (enum action)w->action;
 }
 
 static enum action struck_at(enum call call, int file)

@@ -61,7 +61,7 @@ class Action(Enum):
 
     DIE kills the process before the call. TEAR kills it in the middle of a write, or directly after another call.
 
-    FAIL returns an error without the call. SHORTEN makes the call with half of the bytes. HOLD blocks the call until
+    FAIL returns an error without the call. SHORTEN makes the call with half of the bytes. HANG blocks the call until
     the gate is opened, and makes it then.
     """
 
@@ -69,7 +69,7 @@ class Action(Enum):
     TEAR = 2
     FAIL = 3
     SHORTEN = 4
-    HOLD = 5
+    HANG = 5
 
 
 class Fault(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def run_case(scene: Scene, injection: Injection) -> bool:
         scene.renew()
     scene.until_disk_is_open()
     verdicts.check_index(scene)
-    assert eventually(lambda: scene.look(operation.pages, START_S).loaded == len(operation.pages), START_S)
+    assert eventually(lambda: scene.verify(operation.pages, START_S).loaded == len(operation.pages), START_S)
     verdicts.settle(scene, begun)
     scene.empty()
     verdicts.recover(scene)

@@ -31,7 +31,7 @@ _TROUBLE: Final = (
     Fault(Action.FAIL, _ROOM, 1, errno.ENOSPC),
     Fault(Action.FAIL, ALL, 1, errno.EIO),
     Fault(Action.FAIL, WRITES, 1, errno.EIO, file="data.mdb"),
-    Fault(Action.HOLD, ALL),
+    Fault(Action.HANG, ALL),
 )
 """The faults that last."""
 
@@ -92,7 +92,7 @@ def faults_at(calls: Sequence[RecordedCall]) -> list[Fault]:
     number = Counter(call.call for call in calls)
     changes = sum(number[call] for call in CHANGES)
     found = [Fault(action, CHANGES, at + 1) for at in range(changes) for action in (Action.DIE, Action.TEAR)]
-    found += [Fault(Action.HOLD, frozenset({call}), at) for call, at in _each(number, ALL)]
+    found += [Fault(Action.HANG, frozenset({call}), at) for call, at in _each(number, ALL)]
     found += [Fault(Action.FAIL, frozenset({call}), at, errno.EIO) for call, at in _each(number, ALL)]
     found += [Fault(Action.FAIL, frozenset({call}), at, errno.ENOSPC) for call, at in _each(number, _ROOM)]
     found += [Fault(Action.SHORTEN, frozenset({call}), at) for call, at in _each(number, WRITES | _READS)]

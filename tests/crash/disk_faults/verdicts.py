@@ -26,19 +26,19 @@ _MENDED_S: Final = 40.0
 def check_engines(scene: Scene, operation: Operation) -> None:
     """Checks that pages in memory are found and new pages are stored, without delay, whatever the disk does."""
     if operation.keeps_pages:
-        looked, seconds = timed(lambda: scene.look(operation.known))
-        assert looked.loaded == len(operation.known), "a page in memory was not found"
+        verified, seconds = timed(lambda: scene.verify(operation.known))
+        assert verified.loaded == len(operation.known), "a page in memory was not found"
         assert seconds < SLACK_S, f"a load from memory took {seconds:.3f} s"
     fresh = scene.numbers(_FEW)
     stored, seconds = timed(lambda: scene.store(fresh))
     assert stored == len(fresh), f"a store was rejected: {scene.header()}"
     assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
-    assert scene.look(fresh).loaded == len(fresh), "a page that was just stored was not found"
+    assert scene.verify(fresh).loaded == len(fresh), "a page that was just stored was not found"
 
 
 def check_load_timeout(scene: Scene, operation: Operation) -> None:
     """Checks that a load of pages on disk ends within its timeout, with or without the pages."""
-    _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
+    _, seconds = timed(lambda: scene.verify(operation.on_disk(), SHORT_S))
     assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s from a disk that hangs"
 
 
@@ -82,7 +82,7 @@ def _onto_disk(scene: Scene) -> list[int]:
 
 def _come_back(scene: Scene, pages: list[int]) -> bool:
     assert eventually(lambda: not _in_memory(scene), START_S), scene.header()
-    return eventually(lambda: scene.look(pages, _READ_S).loaded == _FEW, _READ_S)
+    return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
 
 
 def _saved(scene: Scene) -> Saved:
@@ -135,7 +135,7 @@ def settle(scene: Scene, since: Begun) -> None:
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
     for number in range(since.page + 1, full[0]):
-        scene.look([number], _READ_S)
+        scene.verify([number], _READ_S)
     found = findings(read_journals(scene.journals), may_go=may_go)
     assert found == [], [*map(str, found), scene.header(), scene.daemon.log.read_text()]
     check_index(scene)

@@ -148,8 +148,8 @@ def _after_worker(scene: Scene, operation: Operation) -> None:
 def _check_without_daemon(scene: Scene, operation: Operation) -> None:
     """Checks the engines without a daemon: matches and loads work, stores are rejected within the timeout."""
     if operation.keeps_pages:
-        looked, seconds = timed(lambda: scene.look(operation.known))
-        assert looked.loaded == len(operation.known), "a page was not found without a daemon"
+        verified, seconds = timed(lambda: scene.verify(operation.known))
+        assert verified.loaded == len(operation.known), "a page was not found without a daemon"
         assert seconds < SLACK_S, f"a load took {seconds:.3f} s without a daemon"
     stored, seconds = timed(lambda: scene.store(scene.numbers(1), SHORT_S))
     assert stored == 0, "a store succeeded without a daemon"
@@ -159,10 +159,10 @@ def _check_without_daemon(scene: Scene, operation: Operation) -> None:
 def _check_others(scene: Scene, operation: Operation) -> None:
     """Checks that stores and loads of other engines work while the daemon runs."""
     if operation.keeps_pages:
-        assert scene.look(operation.known).loaded == len(operation.known), "a stored page was not found"
+        assert scene.verify(operation.known).loaded == len(operation.known), "a stored page was not found"
     fresh = scene.numbers(2)
     stored, seconds = timed(lambda: scene.store(fresh))
-    assert stored == len(fresh) and scene.look(fresh).loaded == len(fresh), "other engines cannot store"
+    assert stored == len(fresh) and scene.verify(fresh).loaded == len(fresh), "other engines cannot store"
     assert seconds < SLACK_S, f"a store took {seconds:.3f} s"
 
 
@@ -190,7 +190,7 @@ def _stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
     if role is Role.ENGINE and not operation.ends_daemon:
         assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
     if role is Role.TIER:
-        _, seconds = timed(lambda: scene.look(operation.on_disk(), SHORT_S))
+        _, seconds = timed(lambda: scene.verify(operation.on_disk(), SHORT_S))
         assert seconds < SHORT_S + SLACK_S, f"a load took {seconds:.3f} s while the disk worker was stopped"
     _resume(pid)
     assert eventually(operation.done, _DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"

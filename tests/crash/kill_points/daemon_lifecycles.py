@@ -59,7 +59,7 @@ class Adopt(Start):
         gave_up.process.kill()
         finished.process.kill()
         assert self.engine is not None
-        self.engine.do("hold", self.known)
+        self.engine.do("pin", self.known)
         self.scene.daemon.kill()
 
     def act(self) -> None:

@@ -59,7 +59,9 @@ class WithDisk(Operation):
 
     def verify(self) -> bool:
         """Returns whether the pages are found, also those that a dead engine was storing again."""
-        return not self.pages_stay or eventually(lambda: self.scene.look(self.pages, START_S).loaded == len(self.pages))
+        return not self.pages_stay or eventually(
+            lambda: self.scene.verify(self.pages, START_S).loaded == len(self.pages)
+        )
 
     def on_disk(self) -> list[int]:
         return self.pages
@@ -100,7 +102,7 @@ class LoadFromDisk(Prefetch):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.send_command("look", [*self.known[:1], *self.pages], START_S)
+        self.engine.send_command("verify", [*self.known[:1], *self.pages], START_S)
 
 
 class StoreAgain(WithDisk):

@@ -67,7 +67,7 @@ class ForkClient:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._codes: dict[int, int] = {}
         self._processes: list[ForkedProcess] = []
-        self._alone = False
+        self._all_ended = False
         command = [sys.executable, "-m", "kill_points.fork_server", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
             one = {"OPENBLAS_NUM_THREADS": "1"}  # a fork would not copy the threads of the library
@@ -88,22 +88,22 @@ class ForkClient:
     def code_of(self, pid: int) -> int:
         """Returns the exit code of a process that has ended."""
         while pid not in self._codes:
-            self._look()
+            self._poll()
         return self._codes[pid]
 
-    def alone(self, seconds: float) -> bool:
+    def all_ended(self, seconds: float) -> bool:
         """Returns whether all processes and their descendants have ended within the timeout."""
         ends = time.monotonic() + seconds
-        self._look()
-        while not self._alone and time.monotonic() < ends:
+        self._poll()
+        while not self._all_ended and time.monotonic() < ends:
             time.sleep(0.005)
-            self._look()
-        return self._alone
+            self._poll()
+        return self._all_ended
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._link.send(pickle.dumps(("ended",)))
         reply = pickle.loads(self._link.recv(_CHUNK))
-        self._alone = not reply.pop(0)
+        self._all_ended = not reply.pop(0)
         self._codes |= reply
 
     def __enter__(self) -> Self:

@@ -29,7 +29,7 @@ def built(mutant: Path | None = None) -> Path:
     `mutant` is a patch with a bug for the core.
     """
     BUILD.mkdir(exist_ok=True)
-    with _alone():
+    with _exclusive():
         place = BUILD / (mutant.stem if mutant is not None else "variant")
         stamp, digest = place.with_suffix(".digest"), digest_of_sources(mutant)
         if not stamp.exists() or stamp.read_text() != digest:
@@ -86,8 +86,8 @@ def _compile(room: Path, target: Path) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Holds a lock, so that test processes that arrive at the same time build only once."""
+def _exclusive() -> Iterator[None]:
+    """Takes a lock, so that test processes that arrive at the same time build only once."""
     with (BUILD / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -35,7 +35,7 @@ class StoreOver(Operation):
         old = self.scene.numbers(PAGES)
         assert self.scene.store(old) == PAGES
         self.scene.rest()
-        self.scene.look(old[-1:])
+        self.scene.verify(old[-1:])
         self.engine = self.scene.engine()
 
     def act(self) -> None:
@@ -43,7 +43,7 @@ class StoreOver(Operation):
         self.engine.send_command("store", self.scene.numbers(_FEW))
 
 
-class EvictAhead(StoreOver):
+class EvictEarly(StoreOver):
     """An engine stores until the daemon evicts in the background."""
 
     @classmethod
@@ -74,7 +74,7 @@ class StoreByRanks(Operation):
 
     def verify(self) -> bool:
         """Returns True; the journal of the observing client shows if a page was found that is not complete."""
-        self.scene.look(self.pages)
+        self.scene.verify(self.pages)
         return True
 
 
@@ -109,7 +109,7 @@ class Load(Operation):
 
     def act(self) -> None:
         assert self.engine is not None
-        self.engine.send_command("look", self.known)
+        self.engine.send_command("verify", self.known)
 
 
 class LoadHandedOver(Operation):
@@ -118,7 +118,7 @@ class LoadHandedOver(Operation):
     def prepare(self) -> None:
         super().prepare()
         self.others = [self.scene.engine()]
-        self.handover = self.others[0].do("hold", self.known)
+        self.handover = self.others[0].do("pin", self.known)
 
     def act(self) -> None:
         assert self.engine is not None
@@ -190,7 +190,7 @@ class Leave(Operation):
     def prepare(self) -> None:
         super().prepare()
         assert self.engine is not None
-        self.engine.do("hold", self.known)
+        self.engine.do("pin", self.known)
 
     def act(self) -> None:
         assert self.engine is not None
@@ -225,7 +225,7 @@ class Bury(Operation):
     def prepare(self) -> None:
         super().prepare()
         self.dying = [self.scene.engine(), self.scene.engine(), self.scene.engine()]
-        self.dying[0].do("hold", self.known)
+        self.dying[0].do("pin", self.known)
         self.dying[1].do("open", self.scene.numbers(_FEW))
         self.dying[2].do("store", self.scene.numbers(_FEW), 0, 2)
 
@@ -275,7 +275,7 @@ class DropIdle(Operation):
 OF_ENGINES: Final = (
     Store,
     StoreOver,
-    EvictAhead,
+    EvictEarly,
     StoreByRanks,
     StorePart,
     Load,

@@ -15,7 +15,7 @@ import numpy as np
 from kill_points.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
-from oracle.witness import Looked, Witness
+from oracle.witness import Verified, Witness
 from pagetier.client import Blocks, Client, Match, MatchHandle, Part, Reservation
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
@@ -81,9 +81,9 @@ class EngineCommands:
         self._witness.note(result, keys, since)
         return list(result.codes)
 
-    def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
+    def verify(self, numbers: Iterable[int], disk_s: float = 0.0) -> Verified:
         """Matches, loads and compares pages."""
-        return self._witness.look(keys_of(numbers), disk_s)
+        return self._witness.verify(keys_of(numbers), disk_s)
 
     def open(self, numbers: Sequence[int], part: int = 0, parts: int = 1, size: int = PAGE) -> int:
         """Reserves pages and returns how many were granted."""
@@ -125,7 +125,7 @@ class EngineCommands:
         time.sleep(seconds)
         return self.publish()
 
-    def hold(self, numbers: Iterable[int]) -> bytes:
+    def pin(self, numbers: Iterable[int]) -> bytes:
         """Pins pages and returns the match in the form for another process."""
         self._kept = self._client.match(keys_of(numbers))
         return pickle.dumps(self._kept)

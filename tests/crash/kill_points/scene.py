@@ -17,7 +17,7 @@ from kill_points.control import Control
 from kill_points.fork_client import ForkClient, ForkedProcess
 from oracle.checker import Losses, findings
 from oracle.journal import Journal, Reported, read_journals
-from oracle.witness import Looked, Witness
+from oracle.witness import Verified, Witness
 from pagetier.shm._core import Observer
 from pagetier.shm.protocol import Flush
 from running_daemon import START_S, RunningDaemon, eventually
@@ -171,9 +171,9 @@ class Scene:
         self._next += count
         return list(range(self._next - count, self._next))
 
-    def look(self, numbers: Iterable[int], disk_s: float = 0.0) -> Looked:
+    def verify(self, numbers: Iterable[int], disk_s: float = 0.0) -> Verified:
         """Looks pages up with the observing client."""
-        return self.onlooker.look(keys_of(numbers), disk_s)
+        return self.onlooker.verify(keys_of(numbers), disk_s)
 
     def store(self, numbers: Iterable[int], timeout: float | None = None) -> int:
         """Stores pages with the observing client, and returns how many are stored or present."""
@@ -248,7 +248,7 @@ class Scene:
 
     def ask(self, request: Any) -> Any:
         """Sends a request to the daemon as an administrator, and returns the response."""
-        with self.daemon._looking() as (link, _):
+        with self.daemon._observing() as (link, _):
             return link.ask(request, START_S)
 
     def violations(self, extra: int = 0) -> list[str]:

@@ -53,7 +53,7 @@ def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
     """Yields a stage for any number of sweeps, one after another, and asserts at the end that no process is left."""
     with Control(folder / "points") as control, ForkClient(control.path, folder / "log", mutant) as fork_client:
         yield Stage(fork_client, control)
-        assert fork_client.alone(5.0), "a process was left behind"
+        assert fork_client.all_ended(5.0), "a process was left behind"
 
 
 def sweep(on: Stage, kind: type[Operation], action: Action, folder: Path) -> Swept:

@@ -62,9 +62,9 @@ class TimedClient(Client):
         """Implements Client.match()."""
         return self._context.times.timed(self._context.seat, Call.MATCH, lambda: Client.match(self, keys))
 
-    def load(self, match: Match, into: HostBuffers, first: int = 0, timeout: float | None = None) -> int:  # type: ignore[override]
+    def load(self, match: Match, out: HostBuffers, first: int = 0, timeout: float | None = None) -> int:  # type: ignore[override]
         """Implements Client.load() for pages in memory."""
-        call = lambda: Client.load(self, match, into, first, timeout)  # noqa: E731
+        call = lambda: Client.load(self, match, out, first, timeout)  # noqa: E731
         return self._context.times.timed(self._context.seat, Call.LOAD, call)
 
     def reserve(  # type: ignore[override]
@@ -94,7 +94,7 @@ class BusyEngine:
         turn = 0
         while True:
             self._store(self._context.prompt(turn, self._context.seat))
-            self._look(self._others())
+            self._match(self._others())
             self._count(Column.REQUESTS, 1)
             turn += 1
 
@@ -106,7 +106,7 @@ class BusyEngine:
 
     def _store(self, chain: Chain) -> None:
         """Stores a prompt as an engine does: after a match."""
-        self._look(chain)
+        self._match(chain)
         began = time.perf_counter()
         result = self._witnesses[chain.page_bytes].store(chain.keys)
         self._context.times.note(self._context.seat, Call.STORE, time.perf_counter() - began)
@@ -117,8 +117,8 @@ class BusyEngine:
         for column, count in zip((Column.STORED, Column.PRESENT, Column.PENDING, Column.REFUSED), counts, strict=True):
             self._count(column, count)
 
-    def _look(self, chain: Chain) -> None:
-        self._count(Column.LOADED, self._witnesses[chain.page_bytes].look(chain.keys).loaded)
+    def _match(self, chain: Chain) -> None:
+        self._count(Column.LOADED, self._witnesses[chain.page_bytes].verify(chain.keys).loaded)
 
     def _count(self, column: Column, count: int) -> None:
         self._context.counters.add(self._context.seat, column, count)

@@ -14,7 +14,7 @@ from typing import Final
 
 from oracle.page_contents import content
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import KEY_BYTES, NO_ROOM, Held, Outgoing
+from pagetier.tiers.base import KEY_BYTES, NO_ROOM, Outgoing, StoredPages
 from pagetier.tiers.lmdb import LmdbTier
 from power_loss import mutants
 from power_loss.constants import FRAME, SEED, Terms, key_of
@@ -143,7 +143,7 @@ def fourth_act(recorded: RecordedTier) -> None:
     recorded.turn_over(2)
 
 
-def _places(held: Held) -> range:
+def _places(held: StoredPages) -> range:
     return range(0, len(held.keys), KEY_BYTES)
 
 

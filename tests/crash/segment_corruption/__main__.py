@@ -69,7 +69,7 @@ def tried(name: str, folder: Path, number: int, injuries: list[Injury]) -> Trial
     daemon = Daemon(name, folder, number)
     try:
         if daemon.ready():
-            trial.seen = msgspec.json.decode(asked(lambda: engine.look(daemon.socket)), type=Seen)
+            trial.seen = msgspec.json.decode(asked(lambda: engine.match_all(daemon.socket)), type=Seen)
     except (LateError, msgspec.DecodeError) as error:
         trial.late = str(error)
     trial.code = daemon.code()

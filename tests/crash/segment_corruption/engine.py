@@ -61,31 +61,31 @@ def fill(socket: Path, prompts: range) -> bytes:
     return b"%d %d" % (sum(map(len, held)), len(open_.granted))
 
 
-def look(socket: Path) -> bytes:
+def match_all(socket: Path) -> bytes:
     """Returns a Seen as JSON: of all prompts page by page, and of some that were never stored."""
     seen = Seen()
     client = Client(socket, timeout=ATTACHED_S)
     seen.attached = client.wait_attached(ATTACHED_S)
     for prompt in (*range(PROMPTS), 1000, 1000 + HALF, 2000):
         for page in range(PAGES):
-            _look_at(client, prompt, page, seen)
+            _match_one(client, prompt, page, seen)
     seen.stored = store(client, 3000)
     seen.findings = _findings(socket)
     return msgspec.json.encode(seen)
 
 
-def _look_at(client: Client, prompt: int, page: int, seen: Seen) -> None:
+def _match_one(client: Client, prompt: int, page: int, seen: Seen) -> None:
     keys = keys_of(prompt)
     with client.match(keys[page : page + 1]) as match:
         if not len(match):
             seen.misses += 1
             return
         seen.hits += 1
-        into = np.zeros(int(match.page_sizes[0]) if int(match.page_sizes[0]) < 1 << 20 else 0, np.uint8)
-        done = client.load(match, into) if len(into) else 0
-    amiss = wrong(into, keys[page], SEED) if done else None
-    if amiss is not None or (done and (len(into) != size_of(prompt) or prompt >= 1000)):
-        seen.wrong.append(f"page {page} of prompt {prompt}, {len(into)} bytes: {amiss}")
+        out = np.zeros(int(match.page_sizes[0]) if int(match.page_sizes[0]) < 1 << 20 else 0, np.uint8)
+        done = client.load(match, out) if len(out) else 0
+    amiss = wrong(out, keys[page], SEED) if done else None
+    if amiss is not None or (done and (len(out) != size_of(prompt) or prompt >= 1000)):
+        seen.wrong.append(f"page {page} of prompt {prompt}, {len(out)} bytes: {amiss}")
 
 
 def _findings(socket: Path) -> list[str]:

@@ -63,8 +63,8 @@ def quantile(counts: Counts, share: float) -> float:
     sums = np.cumsum(counts)
     rank = share * total
     at = min(int(np.searchsorted(sums, rank)), BUCKETS - 1)
-    into = (rank - float(sums[at] - counts[at])) / float(max(1, counts[at]))
-    return float(_LEAST_S * 2 ** ((at + into) / _STEPS))
+    fraction = (rank - float(sums[at] - counts[at])) / float(max(1, counts[at]))
+    return float(_LEAST_S * 2 ** ((at + fraction) / _STEPS))
 
 
 def longest(counts: Counts) -> float:

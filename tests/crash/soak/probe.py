@@ -21,7 +21,7 @@ from soak.latency_histogram import Times
 
 _PROMPTS: Final = range(1, 8)
 _PAUSE_S: Final = 0.005
-_LOOK_S: Final = 1.0
+_SAMPLE_EVERY_S: Final = 1.0
 _ATTACH_S: Final = 10.0
 _RESERVE_S: Final = 1.0
 _TABLE_ROWS: Final = 1 << 17
@@ -74,7 +74,7 @@ class Probe:
             self._time_match(keys)
             self._time_reserve(Keys(keys.namespace, secrets.token_bytes(32)))
             if time.monotonic() >= due:
-                due = time.monotonic() + _LOOK_S
+                due = time.monotonic() + _SAMPLE_EVERY_S
                 self._be_an_engine(keys)
             time.sleep(_PAUSE_S)
 
@@ -96,11 +96,11 @@ class Probe:
     def _be_an_engine(self, hot: Keys) -> None:
         """Stores the hot pages if needed, loads and compares them, and looks up and stores one other prompt."""
         witness = self._witnesses[SMALL]
-        if witness.look(hot).hits < len(hot):
+        if witness.verify(hot).hits < len(hot):
             witness.store(hot)
         chain = chain_of(self._post.pick(self._rng))
         witness = self._witnesses[chain.page_bytes]
-        if witness.look(chain.keys, TIMEOUT_S).available_pages < len(chain.keys):
+        if witness.verify(chain.keys, TIMEOUT_S).available_pages < len(chain.keys):
             witness.store(chain.keys)
 
 

@@ -39,7 +39,7 @@ KEYS = {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget"),
     },
-    "disk_work": {"written", "read", "lost", "spared", "damaged"},
+    "disk_work": {"written", "read", "lost", "skipped", "damaged"},
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
@@ -223,7 +223,7 @@ def largest() -> Snapshot:
 def largest_disk(many: int) -> dict[str, Any]:
     texts = {"folder": "/x" * 99, "trouble": "trouble " * 9, "note": "note " * 30, "opened": "as it was left"}
     numbers = dict.fromkeys(("cap", "file_bytes", "disk_free", "disk_total", "damaged", "device_bytes"), many)
-    budget = dict.fromkeys(("per_day", "left", "spared_bytes"), many)
+    budget = dict.fromkeys(("per_day", "left", "skipped_bytes"), many)
     return {"standing": "down", "last_sync": 1.0, "clean": False, "budget": budget, **texts, **numbers}
 
 

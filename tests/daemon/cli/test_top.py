@@ -65,9 +65,9 @@ def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
 
 def test_the_largest_numbers_fit_in_80_columns() -> None:
     many = 1023 * 2**30 + 970 * 2**20
-    seen = snapshot(hits=many, misses=many, pid=4194304, looks=many, many=many)
+    seen = snapshot(hits=many, misses=many, pid=4194304, lookups=many, many=many)
     seen = msgspec.structs.replace(
-        seen, clients=tuple(client(pid=4194304 - at, looks=at, many=many, name="x" * 31) for at in range(56))
+        seen, clients=tuple(client(pid=4194304 - at, lookups=at, many=many, name="x" * 31) for at in range(56))
     )
     before = snapshot(pid=4194304, many=0)
     for charset in (UNICODE, ASCII):

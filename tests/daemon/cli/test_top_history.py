@@ -55,10 +55,10 @@ def test_new_segments_clear_the_history(other: Snapshot) -> None:
 
 
 def test_a_client_is_distinguished_from_another_in_its_slot() -> None:
-    seen = history((0.0, snapshot(pid=7, looks=1000)), (1.0, snapshot(pid=8, looks=10)))
+    seen = history((0.0, snapshot(pid=7, lookups=1000)), (1.0, snapshot(pid=8, lookups=10)))
     (client,) = seen.now.clients
     assert seen.rate_of(client, lambda c: c.lookups) == 0
-    seen.add(Moment(2.0, snapshot(pid=8, looks=60)))
+    seen.add(Moment(2.0, snapshot(pid=8, lookups=60)))
     assert seen.rate_of(client, lambda c: c.lookups) == pytest.approx(50)
 
 

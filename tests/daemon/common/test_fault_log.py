@@ -12,14 +12,14 @@ def test_a_fault_that_keeps_returning_does_not_flood_the_log(caplog: pytest.LogC
     fault = FaultLog("it fails: %s", "it works again", lambda: now)
     with caplog.at_level("INFO"):
         for _ in range(100):
-            fault.tell("no room")
-            fault.tell("no room")
-            fault.tell("")
+            fault.report("no room")
+            fault.report("no room")
+            fault.report("")
         assert caplog.messages == ["it fails: no room", "it works again"]
         now += QUIET_S
-        fault.tell("50 % full")
-        fault.tell("something else")
-        fault.tell("")
+        fault.report("50 % full")
+        fault.report("something else")
+        fault.report("")
     assert caplog.messages[2:] == ["it fails: 50 % full", "it works again"]
 
 
@@ -27,5 +27,5 @@ def test_a_fault_without_an_end_line_logs_only_its_begin(caplog: pytest.LogCaptu
     fault = FaultLog("a page: %s")
     with caplog.at_level("INFO"):
         for reason in ("", "damaged", "", "damaged"):
-            fault.tell(reason)
+            fault.report(reason)
     assert caplog.messages == ["a page: damaged"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from refused_starts import fill, pagetierd, still_holds
+from refused_starts import fill, pagetierd, still_serves
 from running_daemon import RunningDaemon, eventually
 
 FRAMES = 16
@@ -72,7 +72,7 @@ def test_an_invalid_file_changes_nothing_and_its_line_is_named(daemon: RunningDa
     assert eventually(lambda: "not a regular file" in daemon.log.read_text())
     fill(daemon)
     with daemon.client() as client:
-        assert still_holds(client)
+        assert still_serves(client)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -240,7 +240,7 @@ def test_a_stop_is_a_hand_over_while_a_path_exists(tmp_path: Path) -> None:
         assert len(daemon.leftovers()) == 3
         daemon.start()
         with daemon.client() as client:
-            assert still_holds(client)
+            assert still_serves(client)
         keep.rmdir()
         assert daemon.stop() == 0
         assert daemon.leftovers() == []
@@ -252,7 +252,7 @@ def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
         lives = pagetierd("--name", daemon.name, "--give-back")
         assert (lives.code, "a daemon lives on it" in lives.text) == (0, True)
         daemon.kill()
-        assert still_holds(client)
+        assert still_serves(client)
         given = pagetierd("--name", daemon.name, "--give-back")
         assert (given.code, "the memory is given back" in given.text) == (0, True)
         assert daemon.leftovers() == []

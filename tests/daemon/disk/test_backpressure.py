@@ -42,7 +42,7 @@ def note(gone: list[str], name: str) -> Callable[[], None]:
 def test_a_store_into_free_frames_does_not_wait(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
-        backlog(place).admit(sizes(2), note(gone, "a"))
+        backlog(place).wait_for_room(sizes(2), note(gone, "a"))
         assert gone == ["a"]
 
     asyncio.run(run())
@@ -52,12 +52,12 @@ def test_a_store_that_would_evict_unwritten_pages_waits_for_the_disk(place: Plac
     async def run() -> None:
         gone: list[str] = []
         waiting = backlog(place, patience=10)
-        waiting.admit(sizes(4), note(gone, "a"))
-        waiting.admit(sizes(1), note(gone, "b"))  # not before the stores that arrived earlier
-        waiting.look()
+        waiting.wait_for_room(sizes(4), note(gone, "a"))
+        waiting.wait_for_room(sizes(1), note(gone, "b"))  # not before the stores that arrived earlier
+        waiting.release_ready()
         assert gone == []
         place.write()
-        waiting.look()
+        waiting.release_ready()
         assert gone == ["a", "b"]
 
     asyncio.run(run())
@@ -69,7 +69,7 @@ def test_no_store_waits_longer_than_its_timeout(place: Place) -> None:
         waiting = backlog(place)
         began = time.monotonic()
         for name in "abc":
-            waiting.admit(sizes(4), note(gone, name))
+            waiting.wait_for_room(sizes(4), note(gone, name))
         while len(gone) < 3 and time.monotonic() < began + 5:
             await asyncio.sleep(0.005)
         assert gone == ["a", "b", "c"]
@@ -82,10 +82,10 @@ def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
         waiting = backlog(place, patience=10)
-        waiting.admit(sizes(4), note(gone, "a"))
+        waiting.wait_for_room(sizes(4), note(gone, "a"))
         waiting.writing = False
-        waiting.admit(sizes(4), note(gone, "b"))
-        waiting.look()
+        waiting.wait_for_room(sizes(4), note(gone, "b"))
+        waiting.release_ready()
         assert gone == ["b", "a"]
 
     asyncio.run(run())
@@ -94,7 +94,7 @@ def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
 def test_without_a_timeout_no_store_waits(place: Place) -> None:
     async def run() -> None:
         gone: list[str] = []
-        backlog(place, patience=0).admit(sizes(7), note(gone, "a"))
+        backlog(place, patience=0).wait_for_room(sizes(7), note(gone, "a"))
         assert gone == ["a"]
 
     asyncio.run(run())

@@ -62,7 +62,7 @@ def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemo
     numbers = in_both(daemon, engine)
     restarts = daemon.report().restarts
     stopped = daemon.kill_worker(signal.SIGSTOP)
-    with daemon._looking() as (first, _), daemon._looking() as (second, _):
+    with daemon._observing() as (first, _), daemon._observing() as (second, _):
         for link in (first, second):  # for the second request the index has no page left
             link.send(Flush(1, None), WAIT_S)
             assert eventually(lambda: daemon.header()["pages"] == 0)

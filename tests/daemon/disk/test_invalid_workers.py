@@ -35,18 +35,18 @@ def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
         "b'\\xff' * 100",
         "b'HTTP/1.1 200 OK'",
         "b'\\x07\\0\\0\\0\\x92\\xa5op\\xff\\xfe\\xfd'",
-        "message(['holds', bytes(32), b'', b'', bytes(4), []])",
-        "message(['holds', bytes(32), bytes(8), bytes(8), bytes(4), []])",
+        "message(['inventorypart', bytes(32), b'', b'', bytes(4), []])",
+        "message(['inventorypart', bytes(32), bytes(8), bytes(8), bytes(4), []])",
         "message(['wrote', 1, b'\\1' * 99, '', 0])",
         "message(['hasread', 1, 99, b'\\1' * 99, b'', ''])",
         "message(['complete'])",
         "message(['opened', -1, STATE])",
         "message(['opened', 1 << 70, STATE])",
-        "message(['opened', 10, STATE]) + message(['holds', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
+        "message(['opened', 10, STATE]) + message(['inventorypart', bytes(32), bytes(8), bytes(8), bytes(4), [SPACE]])"
         " + message(['complete']) + message(['hasread', 1, 0, b'\\1', b'', ''])"
         " + message(['wrote', 1, b'\\7' * 8, '', 0])",
-        "message(['tells', None])",
-        "message(['fails', 'x' * 99999])",
+        "message(['statereport', None])",
+        "message(['openfailed', 'x' * 99999])",
     ],
 )
 def test_a_worker_that_sends_invalid_reports_is_ended(

@@ -15,7 +15,7 @@ from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.disk.worker_process import check
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import ProtocolError, Space
-from pagetier.tiers.worker_protocol import HasRead, Holds, Opened, Report, Wrote
+from pagetier.tiers.worker_protocol import HasRead, InventoryPart, Opened, Report, Wrote
 
 SPACE, OTHER = Space(b"s" * 32, "one\x1b", 16), Space(b"o" * 32, "other", 32, 1, 512)
 THROUGH = 1
@@ -35,9 +35,9 @@ def owner(memory: Memory) -> Iterator[Owner]:
     assert made.check_integrity() == []
 
 
-def holds(numbers: list[int], stamps: list[int] | None = None, spaces: list[int] | None = None) -> Holds:
+def part_of(numbers: list[int], stamps: list[int] | None = None, spaces: list[int] | None = None) -> InventoryPart:
     pages = len(numbers)
-    return Holds(
+    return InventoryPart(
         b"".join(map(key_of, numbers)),
         struct.pack(f"<{pages}Q", *(len(content_of(number)) for number in numbers)),
         struct.pack(f"<{pages}Q", *(stamps or numbers)),
@@ -46,7 +46,7 @@ def holds(numbers: list[int], stamps: list[int] | None = None, spaces: list[int]
     )
 
 
-def tell(owner: Owner, *batches: Holds) -> None:
+def load(owner: Owner, *batches: InventoryPart) -> None:
     collected = Inventory(owner)
     for batch in batches:
         check(batch)
@@ -62,13 +62,13 @@ def dropped(owner: Owner) -> set[bytes]:
 
 def test_an_empty_tier(owner: Owner) -> None:
     owner.disk_open(100, THROUGH)
-    tell(owner)
+    load(owner)
     assert owner.header()["disk_pages"] == 0
 
 
 def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
     owner.disk_open(1000, THROUGH)
-    tell(owner, holds([1, 2, 3], spaces=[0, 1, 0]), holds([4, 5], spaces=[1, 1]))
+    load(owner, part_of([1, 2, 3], spaces=[0, 1, 0]), part_of([4, 5], spaces=[1, 1]))
     assert owner.header()["disk_pages"] == 5
     assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 2, "other": 3}
     assert dropped(owner) == set()
@@ -79,7 +79,7 @@ def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(ow
     frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
     owner.disk_open(frames // 2, THROUGH)
     stamps = [(7 * number) % 20 for number in numbers]
-    tell(owner, holds(numbers, stamps))
+    load(owner, part_of(numbers, stamps))
     gone = dropped(owner)
     assert gone
     ages = {key_of(number): stamp for number, stamp in zip(numbers, stamps, strict=True)}
@@ -90,14 +90,14 @@ def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(ow
 def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamps: list[int], newest: int) -> None:
     collected = Inventory(owner)
     assert collected.newest == 0
-    collected.add(holds([1, 2, 3], stamps))
+    collected.add(part_of([1, 2, 3], stamps))
     assert collected.newest == newest
 
 
 def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
     numbers = list(range(3 * GEOMETRY.entries))
     owner.disk_open(10_000, THROUGH)
-    tell(owner, holds(numbers))
+    load(owner, part_of(numbers))
     assert owner.header()["disk_pages"] == GEOMETRY.entries
     assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
 
@@ -108,7 +108,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     store(owner, session, [1, 2])
     owner.settle()
     owner.disk_open(1000, THROUGH)
-    tell(owner, holds([1, 2, 3]))
+    load(owner, part_of([1, 2, 3]))
     header = owner.header()
     assert (header["pages"], header["disk_pages"]) == (2, 3)
     assert owner.unwritten()[0] == 0
@@ -120,7 +120,7 @@ def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, m
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, THROUGH)
     collected = Inventory(owner)
-    collected.add(holds(list(range(10))))
+    collected.add(part_of(list(range(10))))
     turns = 0
 
     async def run() -> None:
@@ -141,7 +141,7 @@ def test_a_namespace_flushed_during_loading_is_not_loaded_further(
     monkeypatch.setattr(inventory, "_AT_ONCE", 4)
     owner.disk_open(1000, THROUGH)
     collected = Inventory(owner)
-    collected.add(holds(list(range(10)), spaces=[0, 1] * 5))
+    collected.add(part_of(list(range(10)), spaces=[0, 1] * 5))
     flushed: set[bytes] = set()
 
     async def run() -> bytes:
@@ -160,8 +160,8 @@ def test_a_namespace_flushed_during_loading_is_not_loaded_further(
 def test_an_inventory_may_have_more_namespaces_than_the_index(owner: Owner) -> None:
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
     owner.disk_open(1000, THROUGH)
-    held = holds(list(range(8)), spaces=list(range(8)))
-    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    part = part_of(list(range(8)), spaces=list(range(8)))
+    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
     assert owner.header()["disk_pages"] + len(dropped(owner)) == 8
     assert owner.header()["disk_pages"] >= GEOMETRY.spaces - 1
 
@@ -170,8 +170,8 @@ def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
     """Regression: a record was given to the next namespace before the first page of its own was loaded."""
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
     owner.disk_open(1000, THROUGH)
-    held = holds(list(range(8)), spaces=list(range(8)))
-    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    part = part_of(list(range(8)), spaces=list(range(8)))
+    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
     there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
     assert there == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
@@ -181,8 +181,8 @@ def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
     """Regression: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
     table = (SPACE, *(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8)))
     owner.disk_open(1000, THROUGH)
-    held = holds([1, 2, 3])
-    tell(owner, Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    part = part_of([1, 2, 3])
+    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
     assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 3}
 
 
@@ -192,9 +192,9 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     monkeypatch.setattr(inventory, "_AT_ONCE", 1)
     table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(1, 5))
     owner.disk_open(1000, THROUGH)
-    held = holds(list(range(4)), spaces=list(range(4)))
+    part = part_of(list(range(4)), spaces=list(range(4)))
     collected = Inventory(owner)
-    collected.add(Holds(held.keys, held.sizes, held.stamps, held.spaces, table))
+    collected.add(InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
 
     async def run() -> None:
         telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
@@ -214,12 +214,12 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     [
         Opened(-1, None),  # type: ignore[arg-type]
         Opened(1 << 50, None),  # type: ignore[arg-type]
-        Holds(bytes(31), b"", b"", b"", ()),
-        Holds(bytes(32), bytes(8), bytes(8), bytes(4), ()),
-        Holds(bytes(32), bytes(8), bytes(8), bytes(4), (SPACE,)),
-        Holds(bytes(32), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
-        Holds(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
-        Holds(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(32), "", -1),)),
+        InventoryPart(bytes(31), b"", b"", b"", ()),
+        InventoryPart(bytes(32), bytes(8), bytes(8), bytes(4), ()),
+        InventoryPart(bytes(32), bytes(8), bytes(8), bytes(4), (SPACE,)),
+        InventoryPart(bytes(32), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
+        InventoryPart(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
+        InventoryPart(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(32), "", -1),)),
         Wrote(1, b"\xff", "", 0),
         HasRead(1, -1, b"", b"", ""),
         HasRead(1, 0, b"\2", b"", ""),

@@ -52,7 +52,7 @@ def test_a_flush_is_remembered_until_the_next_worker_has_dropped_it() -> None:
 
 
 def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_flushes, "LETTING_GO_S", 0.0)
+    monkeypatch.setattr(pending_flushes, "DROP_TIMEOUT_S", 0.0)
 
     async def run() -> None:
         reasons: asyncio.Queue[str] = asyncio.Queue()

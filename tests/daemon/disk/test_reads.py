@@ -16,7 +16,7 @@ from numbered_pages import FRAME, GEOMETRY, key_of
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.shm._core import Owner
 from pagetier.shm.protocol import Fetch, Fetched
-from pagetier.tiers.worker_protocol import HasRead, Order, Read
+from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
 PAGES = 40
 KEYS = b"".join(map(key_of, range(PAGES)))
@@ -27,13 +27,13 @@ class Disk:
     """A disk with pages of one frame each, whose worker is the test."""
 
     def __init__(self, memory: Memory, owner: Owner) -> None:
-        self._orders: list[Order] = []
+        self._commands: list[Command] = []
         self._owner = owner
         owner.disk_open(1000, 0)
         space = owner.space(bytes(32), "test", 16, 0, 0)
         sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
-        self.fetches = DiskReads(owner, DAY_NS, self._orders.append, asyncio.get_running_loop())
+        self.fetches = DiskReads(owner, DAY_NS, self._commands.append, asyncio.get_running_loop())
         self.fetches.slot = attach(owner, 1)
         self._worker = memory.session(self.fetches.slot)
 
@@ -46,12 +46,12 @@ class Disk:
     def read_all(self) -> int:
         """Completes all ordered reads and returns the number of their pages."""
         pages = 0
-        for order in self._orders:
-            assert isinstance(order, Read)
-            read = self._worker.publish(order.entries, order.serials, 0)
-            self.fetches.has_read(HasRead(order.number, 0, read, b"", ""))
+        for command in self._commands:
+            assert isinstance(command, Read)
+            read = self._worker.publish(command.entries, command.serials, 0)
+            self.fetches.has_read(HasRead(command.number, 0, read, b"", ""))
             pages += read.count(1)
-        self._orders.clear()
+        self._commands.clear()
         self._owner.settle()
         return pages
 

@@ -20,9 +20,9 @@ STOPPED_AT_ONCE = """
 import os, signal
 from pagetier.daemon import main
 take = main.take
-def take_and_be_stopped(wish):
+def take_and_be_stopped(request):
     os.kill(os.getpid(), signal.SIGTERM)
-    return take(wish)
+    return take(request)
 main.take = take_and_be_stopped
 main.main()
 """

@@ -20,7 +20,7 @@ from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
-from pagetier.shm.segments import Segments, Wish, take
+from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
 
 
@@ -46,7 +46,7 @@ class Watcher:
 
 @pytest.fixture
 def segments() -> Iterator[Segments]:
-    taken = take(Wish(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, BUILD))
+    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", GEOMETRY, BUILD))
     yield taken
     assert taken.owner.check_integrity() == []
     taken.remove()
@@ -130,7 +130,7 @@ def test_the_last_report_of_a_worker_is_received(
         monkeypatch,
         *SAYS,
         "there.recv(9999)",
-        "say('fails', 'the folder is on the moon')",
+        "say('openfailed', 'the folder is on the moon')",
         "os._exit(4)",
     )
 
@@ -144,19 +144,19 @@ def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_the
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workers in between do not change this: a hanging worker may still use the tier."""
-    orders = tmp_path / "orders"
+    commands = tmp_path / "commands"
     impostor(
         tmp_path,
         monkeypatch,
         *SAYS,
         "import pathlib",
-        f"orders = pathlib.Path({str(orders)!r})",
-        "lives = orders.read_bytes() if orders.exists() else b''",
-        "orders.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",
+        f"commands = pathlib.Path({str(commands)!r})",
+        "lives = commands.read_bytes() if commands.exists() else b''",
+        "commands.write_bytes(lives + bytes([msgspec.msgpack.decode(there.recv(9999)[4:])[-1]]))",
         "STATE = dict.fromkeys('file_bytes cap_bytes used_frames room disk_free disk_total last_sync'.split(), 7)",
         "STATE |= dict(clean=True, opened='somehow')",
-        "if len(lives) == 0: say('fails', 'no sync', 1)",
-        "if len(lives) == 1: say('fails', 'in use')",
+        "if len(lives) == 0: say('openfailed', 'no sync', 1)",
+        "if len(lives) == 1: say('openfailed', 'in use')",
         "if len(lives) == 2: os._exit(3)",
         "if len(lives) == 3: say('opened', 7, STATE)",
         "os._exit(4)",
@@ -166,7 +166,7 @@ def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_the
         await until(lambda: len(watcher.deaths) >= 5)
 
     supervised(segments, test, tmp_path)
-    assert list(orders.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
+    assert list(commands.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
 def test_a_worker_that_closes_its_connection_is_ended(
@@ -179,7 +179,7 @@ def test_a_worker_that_closes_its_connection_is_ended(
         await until(lambda: len(watcher.deaths) >= 2)
 
     deaths = supervised(segments, test, tmp_path).deaths
-    assert all("did not end by itself" in why or "cannot receive its orders" in why for why in deaths)
+    assert all("did not end by itself" in why or "cannot receive its commands" in why for why in deaths)
 
 
 @pytest.mark.parametrize("broken", ["pid", "program"])

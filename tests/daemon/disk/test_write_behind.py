@@ -15,7 +15,7 @@ from pagetier.daemon.disk import write_behind as module
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session
-from pagetier.tiers.worker_protocol import Order, Stored, Sync, Synced, Write, Wrote
+from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 
 YEAR_NS = 366 * 86_400 * 10**9
 FULL = "the file system is full"
@@ -26,34 +26,38 @@ class Scene:
 
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
-        self._orders: list[Order] = []
-        self.behind = WriteBehind(owner, DiskOptions(size=1 << 30, write="through"), Budget(0), self._orders.append)
+        self._commands: list[Command] = []
+        self.write_behind = WriteBehind(
+            owner, DiskOptions(size=1 << 30, write="through"), Budget(0), self._commands.append
+        )
         owner.disk_open(1000, RULES["through"])
-        self.behind.begin(b"", newest)
+        self.write_behind.begin(b"", newest)
 
     def store(self, *numbers: int) -> None:
         store(self.owner, self._session, list(numbers))
         self.owner.settle()
 
     def stamps(self) -> list[int]:
-        """Returns the stamps of all ordered pages."""
-        self.behind.tidy()
-        return [stamp for order in self._orders if isinstance(order, Write) for stamp in array("Q", order.stamps)]
+        """Returns the stamps of all pages to write."""
+        self.write_behind.tidy()
+        return [
+            stamp for command in self._commands if isinstance(command, Write) for stamp in array("Q", command.stamps)
+        ]
 
     def write(self, result: Stored, reason: str = "") -> None:
-        """Completes all orders with this result."""
-        self.behind.tidy()
-        orders = [order for order in self._orders if isinstance(order, Write)]
-        self._orders.clear()
-        assert orders
-        for order in orders:
-            self.behind.wrote(Wrote(order.number, bytes([result]) * (len(order.entries) // 4), reason, 0))
+        """Completes all commands with this result."""
+        self.write_behind.tidy()
+        commands = [command for command in self._commands if isinstance(command, Write)]
+        self._commands.clear()
+        assert commands
+        for command in commands:
+            self.write_behind.wrote(Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0))
 
     def sync(self, reason: str = "") -> None:
-        self.behind.sync_soon()
-        (order,) = [order for order in self._orders if isinstance(order, Sync)]
-        self._orders.clear()
-        self.behind.synced(Synced(order.number, reason))
+        self.write_behind.sync_soon()
+        (command,) = [command for command in self._commands if isinstance(command, Sync)]
+        self._commands.clear()
+        self.write_behind.synced(Synced(command.number, reason))
 
 
 @pytest.fixture
@@ -80,11 +84,11 @@ def test_a_sync_does_not_clear_a_fault_of_writes(scene: Scene, caplog: pytest.Lo
         scene.store(1, 2)
         scene.write(Stored.FAILED, FULL)
         scene.sync()
-        assert scene.behind.trouble == FULL
+        assert scene.write_behind.trouble == FULL
         assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
         scene.store(3)
         scene.write(Stored.DONE)
-        assert scene.behind.trouble == ""
+        assert scene.write_behind.trouble == ""
     assert caplog.messages[1:] == ["the disk tier writes again"]
 
 
@@ -93,7 +97,7 @@ def test_a_write_does_not_clear_a_fault_of_syncs(scene: Scene) -> None:
         scene.store(number)
         scene.write(Stored.DONE)
         scene.sync(reason)
-        assert scene.behind.trouble == reported
+        assert scene.write_behind.trouble == reported
 
 
 @pytest.mark.parametrize("result", [Stored.GONE, Stored.NO_ROOM])
@@ -102,37 +106,37 @@ def test_an_order_that_wrote_nothing_does_not_clear_a_fault(scene: Scene, result
     scene.write(Stored.FAILED, FULL)
     scene.store(2)
     scene.write(result)
-    assert scene.behind.trouble == FULL
+    assert scene.write_behind.trouble == FULL
 
 
 def test_a_retry_clears_the_reason_but_logs_no_recovery(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         scene.store(1)
         scene.write(Stored.FAILED, FULL)
-        scene.behind.try_again()
-        assert scene.behind.trouble == ""
+        scene.write_behind.try_again()
+        assert scene.write_behind.trouble == ""
         scene.sync()
     assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
 
 
 def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(module, "_RECHECK_S", 0.0)
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
-    scene.behind.tidy()
-    assert scene.behind.trouble == FULL, "the page is in memory only"
+    scene.write_behind.tidy()
+    assert scene.write_behind.trouble == FULL, "the page is in memory only"
     for space in scene.owner.spaces():
         scene.owner.flush(space["number"], 3)
-    scene.behind.tidy()
-    assert scene.behind.trouble == ""
+    scene.write_behind.tidy()
+    assert scene.write_behind.trouble == ""
 
 
 def test_the_end_of_a_worker_clears_its_fault(scene: Scene) -> None:
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.owner.disk_close()
-    scene.behind.lost()
-    assert (scene.behind.trouble, scene.behind.refusal) == ("", FULL)
+    scene.write_behind.lost()
+    assert (scene.write_behind.trouble, scene.write_behind.refusal) == ("", FULL)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +148,8 @@ def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     assert len(scene.stamps()) == 2
     assert all(began <= stamp < began + YEAR_NS for stamp in scene.stamps())
     before = scene.stamps()
-    scene.behind.lost()
+    scene.write_behind.lost()
     scene.owner.disk_close()
     scene.owner.disk_open(1000, RULES["through"])
-    scene.behind.begin(b"", max(before) + YEAR_NS)
+    scene.write_behind.begin(b"", max(before) + YEAR_NS)
     assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"

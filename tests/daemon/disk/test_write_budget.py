@@ -32,9 +32,9 @@ def left(budget: Budget) -> int:
     return report.left
 
 
-def test_without_a_limit_everything_is_admitted() -> None:
+def test_without_a_limit_everything_is_allowed() -> None:
     budget = Budget(0, Clock())
-    assert budget.admits(17, 1 << 60)
+    assert budget.allows(17, 1 << 60)
     assert budget.report() is None
 
 
@@ -42,7 +42,7 @@ def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
     budget = Budget(100, Clock())
     note(budget, [GRANTED] * 4, [1] * 4)
     assert left(budget) == 100
-    assert all(budget.admits(1, 10) for _ in range(4))
+    assert all(budget.allows(1, 10) for _ in range(4))
     assert left(budget) == 60
 
 
@@ -50,9 +50,9 @@ def test_a_run_pays_for_those_before_it() -> None:
     budget = Budget(100, Clock())
     note(budget, [GRANTED] * 3, [1] * 3)
     note(budget, [PRESENT, PRESENT, GRANTED], [1, 1, 2])
-    assert budget.admits(2, 10)
+    assert budget.allows(2, 10)
     assert left(budget) == 100 - 30 - 10
-    assert budget.admits(1, 10)
+    assert budget.allows(1, 10)
     assert left(budget) == 60
 
 
@@ -60,20 +60,20 @@ def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() 
     budget = Budget(50, Clock())
     note(budget, [GRANTED] * 6, [1] * 6)
     note(budget, [PRESENT, GRANTED], [1, 2])
-    assert not budget.admits(1, 10)
-    assert not budget.admits(2, 10)
+    assert not budget.allows(1, 10)
+    assert not budget.allows(2, 10)
     note(budget, [GRANTED] * 5, [3] * 5)
-    assert budget.admits(3, 10)
+    assert budget.allows(3, 10)
     report = budget.report()
     assert report is not None
-    assert (report.left, report.spared_bytes, report.per_day) == (0, 20, 50)
+    assert (report.left, report.skipped_bytes, report.per_day) == (0, 20, 50)
 
 
 def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
     clock = Clock()
     budget = Budget(100, clock)
     note(budget, [GRANTED] * 10, [1] * 10)
-    assert budget.admits(1, 10)
+    assert budget.allows(1, 10)
     assert left(budget) == 0
     clock.now += DAY_S / 4
     assert left(budget) == 25
@@ -83,11 +83,11 @@ def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
 
 def test_unknown_runs_are_not_written() -> None:
     budget = Budget(100, Clock())
-    assert not budget.admits(99, 10)
+    assert not budget.allows(99, 10)
     note(budget, [PRESENT, GRANTED], [99, 1])
-    assert not budget.admits(1, 10)
+    assert not budget.allows(1, 10)
     note(budget, [PRESENT, GRANTED], [0, 2])
-    assert not budget.admits(2, 10), "its prefix was stored before this daemon started"
+    assert not budget.allows(2, 10), "its prefix was stored before this daemon started"
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:
@@ -109,7 +109,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 200))
-def test_admitted_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str, int, int]], per_day: int) -> None:
+def test_allowed_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str, int, int]], per_day: int) -> None:
     clock = Clock()
     budget = Budget(per_day, clock)
     began = clock.now
@@ -124,12 +124,12 @@ def test_admitted_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str
                 note(budget, [PRESENT] * len(known) + [GRANTED] * new, known + [runs] * new)
                 chains[which] += [runs] * new
         elif what == "write":
-            budget.admits(which, 10)
+            budget.allows(which, 10)
         else:
             clock.now += which
         before = left(budget)
         assert 0 <= before <= per_day
-    written = {run for run in range(1, runs + 1) if _was_admitted(budget, run)}
+    written = {run for run in range(1, runs + 1) if _was_allowed(budget, run)}
     for prompt in chains.values():
         flags = [run in written for run in prompt]
         assert flags == sorted(flags, reverse=True), "a prefix has a hole"
@@ -137,22 +137,22 @@ def test_admitted_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str
     assert cost <= per_day * (1 + (clock.now - began) / DAY_S) + 1
 
 
-def _was_admitted(budget: Budget, run: int) -> bool:
-    """Returns whether a run was admitted, without deciding anything."""
+def _was_allowed(budget: Budget, run: int) -> bool:
+    """Returns whether a run was allowed, without deciding anything."""
     chain = budget._chains[run]
-    return chain.verdict.name == "ADMITTED"
+    return chain.verdict.name == "ALLOWED"
 
 
-def test_bytes_beyond_the_admitted_pages_are_charged_to_the_following_hours() -> None:
+def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours() -> None:
     clock = Clock()
     budget = Budget(100, clock)
     note(budget, [GRANTED] * 4, [1] * 4)
-    assert budget.admits(1, 10)
+    assert budget.allows(1, 10)
     budget.spend(90)
     assert left(budget) == 0
     note(budget, [GRANTED], [2])
-    assert not budget.admits(2, 10)
+    assert not budget.allows(2, 10)
     clock.now += DAY_S / 2
     note(budget, [GRANTED], [3])
     assert left(budget) == 20
-    assert budget.admits(3, 10)
+    assert budget.allows(3, 10)

@@ -11,25 +11,25 @@ from disk_daemon import HERE, REFUSED, WAIT_S, DiskDaemon, Engine
 from running_daemon import eventually
 
 FRAMES = 32
-AHEAD = 8  # a quarter of the frames
+CLEAN_FRAMES = 8  # a quarter of the frames
 
 
 def unwritten(daemon: DiskDaemon) -> int:
     """Returns the number of stored pages that are not written yet; reads from disk are granted room, too."""
     header = daemon.header()
-    return header["granted"] - sum(header[f"disk_{deed}"] for deed in ("read", "written", "spared", "lost"))
+    return header["granted"] - sum(header[f"disk_{outcome}"] for outcome in ("read", "written", "spared", "lost"))
 
 
-def wait_behind(daemon: DiskDaemon, room: int) -> None:
+def wait_for_writes(daemon: DiskDaemon, room: int) -> None:
     """Waits until at most `room` pages are unwritten."""
     assert eventually(lambda: unwritten(daemon) <= room, WAIT_S), f"{daemon.header()} {daemon.reported()}"
 
 
-def store_behind(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
+def store_and_wait(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
     """Stores one page after the other, no faster than the disk writes."""
     for number in numbers:
         assert REFUSED not in engine.store([number])
-        wait_behind(daemon, room)
+        wait_for_writes(daemon, room)
 
 
 def store_each(engine: Engine, numbers: Iterable[int]) -> None:
@@ -43,13 +43,13 @@ def test_evict_writes_the_coldest_ahead_of_need() -> None:
         engine.store(range(16))
         time.sleep(0.3)
         assert daemon.snapshot().disk_work.written == 0, "there is room: nothing has to leave soon"
-        store_behind(daemon, engine, range(16, FRAMES), FRAMES - AHEAD)
-        assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= AHEAD)
+        store_and_wait(daemon, engine, range(16, FRAMES), FRAMES - CLEAN_FRAMES)
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= CLEAN_FRAMES)
         time.sleep(0.3)
         assert daemon.snapshot().tiers.disk.pages < 20
         assert engine.available_pages([0])[0] in (0, 1)
         assert engine.fetch([0]) == [HERE]
-        store_behind(daemon, engine, range(100, 200), FRAMES - AHEAD)
+        store_and_wait(daemon, engine, range(100, 200), FRAMES - CLEAN_FRAMES)
         assert engine.places([*range(FRAMES), *range(100, 200)])["nowhere"] <= 4
         work = daemon.snapshot().disk_work
         assert work.lost <= 4
@@ -115,8 +115,8 @@ def budgeted(daemon: DiskDaemon, engine: Engine) -> tuple[list[range], list[int]
     chains = [range(first, first + 8) for first in range(0, 400, 8)]
     for chain in chains:
         engine.store(chain)
-        wait_behind(daemon, FRAMES - AHEAD)
-    store_behind(daemon, engine, range(10_000, 10_000 + FRAMES), FRAMES - AHEAD)
+        wait_for_writes(daemon, FRAMES - CLEAN_FRAMES)
+    store_and_wait(daemon, engine, range(10_000, 10_000 + FRAMES), FRAMES - CLEAN_FRAMES)
     return chains, [engine.available_pages(chain)[1] for chain in chains]
 
 
@@ -130,8 +130,8 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
         assert snapshot.tiers.disk.pages <= 100
         assert snapshot.tiers.disk.pages >= 40
         assert snapshot.disk.budget.per_day == 6_000_000
-        assert snapshot.disk.budget.spared_bytes > 0
-        assert snapshot.disk_work.spared > 0
+        assert snapshot.disk.budget.skipped_bytes > 0
+        assert snapshot.disk_work.skipped > 0
         for chain, length in zip(chains, reached, strict=True):
             found = engine.places(chain)
             assert found["disk"] + found["memory"] == length, "a chain has a hole"

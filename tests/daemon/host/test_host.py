@@ -208,7 +208,9 @@ def test_an_adopted_segment_needs_no_new_memory(tmp_path: Path) -> None:
     host = host_with(tmp_path, shm=0, available=64 * MIB)
     need = Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100)
     assert not fit(host, need).fits
-    assert fit(host, Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100, held=4 * GIB + 2 * MIB)).fits
+    assert fit(
+        host, Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100, in_memory=4 * GIB + 2 * MIB)
+    ).fits
 
 
 def test_a_tmpfs_without_a_limit_does_not_limit(tmp_path: Path) -> None:

@@ -112,6 +112,6 @@ def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(caplog: pytes
     with caplog.at_level(logging.INFO):
         for lacks, later in ((False, 0), (True, 0), (True, LOG_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
             arena.lacks_memory, now[0] = lacks, now[0] + later
-            shortage.look()
+            shortage.check()
             counts.append(len(caplog.messages))
     assert counts == [0, 1, 1, 1, 2, 2, 2]

@@ -22,7 +22,7 @@ from refused_starts import (
     pagetierd,
     refused,
     shared_memory,
-    still_holds,
+    still_serves,
 )
 from running_daemon import RunningDaemon, eventually
 
@@ -43,7 +43,7 @@ def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
         assert f"another daemon uses segments '{first.name}'" in text
         assert refused(*arguments(first, socket=str(tmp_path / "other.sock")), "--fresh")
         assert client.attached
-        assert still_holds(client)
+        assert still_serves(client)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_restart_with_other_sizes_replaces_empty_segments() -> None:
         assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), (
             "an engine attaches to the new segments"
         )
-        assert still_holds(client)
+        assert still_serves(client)
 
 
 def test_fresh_drops_what_is_there() -> None:
@@ -80,7 +80,7 @@ def test_fresh_drops_what_is_there() -> None:
         daemon.kill()
         daemon.start("--fresh", "--arena-size", "32MiB")
         with daemon.client() as client:
-            assert not still_holds(client)
+            assert not still_serves(client)
 
 
 def test_segments_of_another_format(left: RunningDaemon) -> None:
@@ -220,7 +220,7 @@ def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:
         daemon.kill()
         daemon.start()
         with daemon.client() as client:
-            assert still_holds(client)
+            assert still_serves(client)
 
 
 @as_root

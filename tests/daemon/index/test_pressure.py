@@ -76,14 +76,14 @@ def test_each_attachment_at_the_quota_is_logged_once(caplog: pytest.LogCaptureFi
     for bounded in (1, 2, 3):
         index.has(3, bounded)
         index.has(4)
-        quota.look()
+        quota.check()
     assert [line.getMessage() for line in caplog.records] == [
         "process 103 (engine 3) has reached its quota of pinned pages (match.share): its matches end there"
     ]
     index.slots.clear()
-    quota.look()
+    quota.check()
     index.has(3, 1, since=2)
-    quota.look()
+    quota.check()
     assert len(caplog.records) == 2
 
 

@@ -50,8 +50,8 @@ def impatient(tmp_path: Path) -> Iterator[Path]:
         yield socket
 
 
-def attach(token: int = 1, name: str = "peer", holds: bytes = b"") -> Attach:
-    return Attach(BUILD, token, name, holds)
+def attach(token: int = 1, name: str = "peer", serials: bytes = b"") -> Attach:
+    return Attach(BUILD, token, name, serials)
 
 
 def reserve(number: int = 1, **fields: Any) -> Reserve:
@@ -246,7 +246,7 @@ def test_a_greeting_may_have_any_token(path: Path) -> None:
             assert isinstance(peer.ask(attach(token)), Welcome)
             peer.send(Detach())
     with Peer(path) as peer:
-        assert isinstance(peer.ask(attach(holds=b"seven..")), Refusal)
+        assert isinstance(peer.ask(attach(serials=b"seven..")), Refusal)
 
 
 def test_a_full_table_of_namespaces_is_the_reason(path: Path) -> None:

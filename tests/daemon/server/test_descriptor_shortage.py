@@ -17,8 +17,8 @@ from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.daemon.index.service import Service
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
-from pagetier.shm.segments import Wish, take
-from refused_starts import fill, still_holds
+from pagetier.shm.segments import SegmentRequest, take
+from refused_starts import fill, still_serves
 from running_daemon import START_S, RunningDaemon
 
 MISSING = 5  # descriptors, so that it can watch some processes but not all
@@ -41,15 +41,15 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         daemon._before = []
         daemon.start()
         assert len(daemon.slots()) == MOST_OF_PROCESS
-        assert all(client.wait_attached(START_S) and still_holds(client) for client in clients)
+        assert all(client.wait_attached(START_S) and still_serves(client) for client in clients)
 
 
 def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:
-    segments = take(Wish(name, SMALL, BUILD))
+    segments = take(SegmentRequest(name, SMALL, BUILD))
     loop = asyncio.new_event_loop()
     service = Service(segments, Config(socket=tmp_path / "socket"), loop)
     try:
-        service.admit()
+        service.open_to_engines()
         unwatchable = Peer(Process.of(os.getpid()), os.getuid(), frozenset(), pidfd=-1)
         with pytest.raises(OSError, match="Bad file descriptor"):
             service.attach(unwatchable, Attach(BUILD, 1, "test"))

@@ -99,8 +99,8 @@ def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(2):
         for number in range(LINES + 5):
-            ration.tell(logging.WARNING, 7, "line %d", number, extra=event("test"))
-        ration.tell(logging.WARNING, 8, "another's", extra=event("test"))
+            ration.log(logging.WARNING, 7, "line %d", number, extra=event("test"))
+        ration.log(logging.WARNING, 8, "another's", extra=event("test"))
         now[0] += MINUTE_S
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2 * (LINES + 1) + 1
@@ -111,9 +111,9 @@ def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixtu
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(SAME + 4):
-        ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
+        ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
     now[0] += MINUTE_S
-    ration.tell(logging.WARNING, NOBODY, "full", extra=event("test"))
+    ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 
@@ -122,9 +122,9 @@ def test_equal_lines_are_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFi
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(45):
-        ration.tell(logging.WARNING, 7, "%s may not attach", "pid 12", extra=event("test"))
+        ration.log(logging.WARNING, 7, "%s may not attach", "pid 12", extra=event("test"))
         now[0] += MINUTE_S / 46
-    ration.tell(logging.WARNING, 7, "%s may not attach", "pid 13", extra=event("test"))
+    ration.log(logging.WARNING, 7, "%s may not attach", "pid 13", extra=event("test"))
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]
 

@@ -239,9 +239,9 @@ def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int
 @pytest.mark.parametrize("access", [("--access-watch-users", "nobody"), ("--access-watch-groups", "65534")])
 def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> None:
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
-        refused, looks = as_nobody(daemon)
+        refused, observed = as_nobody(daemon)
         assert "user 65534 may not attach" in refused
-        assert looks == "slot -1"
+        assert observed == "slot -1"
 
 
 ASKING_AS_NOBODY = """

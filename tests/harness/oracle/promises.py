@@ -74,16 +74,16 @@ def _losses(
     since: int,
 ) -> Iterator[Loss]:
     for promise in promised:
-        for look in missed.get(promise.key, ()):
-            late_enough = look.since > max(promise.kept_from, since)
-            if late_enough and not _excused(promise, look, dropped.get(promise.key, [])):
-                yield Loss(promise, look)
+        for missed_match in missed.get(promise.key, ()):
+            late_enough = missed_match.since > max(promise.kept_from, since)
+            if late_enough and not _excused(promise, missed_match, dropped.get(promise.key, [])):
+                yield Loss(promise, missed_match)
                 break
 
 
-def _excused(promise: Promise, look: Record, drops: list[Record]) -> bool:
+def _excused(promise: Promise, missed_match: Record, drops: list[Record]) -> bool:
     """Returns whether a flush may have dropped the page between the store and the match."""
-    return any(drop.at > promise.asked and drop.since < look.at for drop in drops)
+    return any(drop.at > promise.asked and drop.since < missed_match.at for drop in drops)
 
 
 def _by_key(records: Iterable[Record], kind: Reported) -> dict[bytes, list[Record]]:

@@ -13,7 +13,7 @@ from oracle.page_contents import words, wrong
 from pagetier.client import Client, Keys, Match, Outcome, Part, Reservation, StoreResult
 from pagetier.client.paged_blocks import WHOLE
 
-_TOLD: Final = {
+_REPORTED_AS: Final = {
     Outcome.STORED: Reported.STORED,
     Outcome.PRESENT: Reported.PRESENT,
     Outcome.PENDING: Reported.PENDING,
@@ -21,7 +21,7 @@ _TOLD: Final = {
 }
 
 
-class Looked(msgspec.Struct, frozen=True):
+class Verified(msgspec.Struct, frozen=True):
     """The result of a match.
 
     Attributes:
@@ -69,17 +69,17 @@ class Witness:
     ) -> None:
         """Records the result of a store."""
         outcomes = result.outcomes
-        for outcome, kind in _TOLD.items():
+        for outcome, kind in _REPORTED_AS.items():
             which = [page for page, code in enumerate(outcomes) if code is outcome]
             packed = serials[which].tobytes() if serials is not None and outcome is Outcome.STORED else b""
             chosen = [keys[page] for page in which]
             self.journal.write(kind, chosen, since, part=part.index, parts=part.count, serials=packed)
 
-    def look(self, keys: Keys, timeout: float = 0.0) -> Looked:
+    def verify(self, keys: Keys, timeout: float = 0.0) -> Verified:
         """Matches a chain, loads the pages found, and compares every byte. `timeout`: seconds to wait for the disk."""
         session = self.client.session
         if session is None or not session.usable:
-            return Looked(away=True)
+            return Verified(away=True)
         since = time.monotonic_ns()
         with self.client.match(keys) as match:
             self.journal.write(Reported.HIT, keys[: len(match)].data, since)
@@ -87,18 +87,18 @@ class Witness:
             if match.available_pages < len(keys) and self.client.session is session and not session.closed:
                 self.journal.write(Reported.MISSED, keys[match.available_pages], since)
             loaded = self.load(match, keys, timeout)
-            return Looked(len(match), match.available_pages, loaded)
+            return Verified(len(match), match.available_pages, loaded)
 
     def load(self, match: Match, keys: Keys, timeout: float = 0.0) -> int:
         """Copies and compares the matched pages and those on disk after them. Returns the number of right pages."""
         since, hits = time.monotonic_ns(), len(match)
-        into = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
-        done = self.client.load(match, into, timeout=timeout) if len(into) else 0
+        out = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
+        done = self.client.load(match, out, timeout=timeout) if len(out) else 0
         if done < hits:
             self.journal.write(
                 Reported.WRONG, keys[done], since, note=f"only {done} of {hits} pinned pages were copied"
             )
-        right = [page for page in range(done) if self._is_right(into[page], keys[page], since)]
+        right = [page for page in range(done) if self._is_right(out[page], keys[page], since)]
         self.journal.write(Reported.LOADED, [keys[page] for page in right], since)
         return len(right)
 

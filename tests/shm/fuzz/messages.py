@@ -35,7 +35,7 @@ from pagetier.shm.protocol import (
     read_answer,
     read_request,
 )
-from pagetier.shm.segments import Wish, take
+from pagetier.shm.segments import SegmentRequest, take
 
 SMALL = Geometry(frame_bytes=4096, frames=32, entries=32, spaces=3)
 GREETINGS = (b"", pack(Attach(BUILD, 1, "fuzzed")), pack(Observe(BUILD)))
@@ -70,13 +70,13 @@ class Fuzzed:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._segments = take(Wish(name, SMALL, BUILD))
+        self._segments = take(SegmentRequest(name, SMALL, BUILD))
         atexit.register(self._segments.remove)
         self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
         self._service = Service(self._segments, Config(), asyncio.get_running_loop())
-        self._service.admit()
+        self._service.open_to_engines()
         self._house = House(
             self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 PATIENCE_S = 300
 MINUTES = 0.15

@@ -13,8 +13,8 @@ from typing import Final, Self
 
 import msgspec
 
+from host_events.engine import Served
 from running_daemon import RunningDaemon, eventually
-from trials.engine import Served
 
 _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 _WORKS_S: Final = 60.0
@@ -25,7 +25,7 @@ class EngineProcess:
 
     def __init__(self, daemon: RunningDaemon, seed: int, before: Sequence[str], variables: Mapping[str, str]) -> None:
         self.output = Path(daemon.folder.name) / f"engine-{seed}"
-        command = [*before, sys.executable, "-m", "trials.engine", str(daemon.socket), str(seed)]
+        command = [*before, sys.executable, "-m", "host_events.engine", str(daemon.socket), str(seed)]
         environ = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(_FOLDERS)}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environ)

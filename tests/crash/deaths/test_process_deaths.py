@@ -73,9 +73,9 @@ def namespaced(socket: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def said(process: subprocess.Popen[str], order: str) -> str:
+def said(process: subprocess.Popen[str], command: str) -> str:
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(order + "\n")
+    process.stdin.write(command + "\n")
     process.stdin.flush()
     return process.stdout.readline().strip()
 
@@ -191,7 +191,7 @@ def test_a_process_that_does_not_detach_leaves_nothing(daemon: RunningDaemon, en
         assert store(client, prompt(0)).stored == 8
         with attached(daemon.socket, live) as child:
             assert child.reported() == 8
-            child.tell(None)
+            child.send(None)
             child.wait()
             second = Second(daemon)
             assert second.sees(lambda: len(daemon.slots()) == 1)
@@ -209,9 +209,9 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
     pipe.recv()
     for page, key in enumerate(prompt(1)):
         reservation.write(page, page_of(key))
-    into = np.zeros((8, PAGE), np.uint8)
-    loaded = client.load(match, into)
-    assert_exact(prompt(0), into[:loaded])
+    out = np.zeros((8, PAGE), np.uint8)
+    loaded = client.load(match, out)
+    assert_exact(prompt(0), out[:loaded])
     pipe.send((reservation.publish().stored, loaded))
     pipe.recv()
     again = client.wait_attached(10) and store(client, prompt(2)).stored

@@ -1,4 +1,4 @@
-"""An engine that stores prompts and loads them again: `python -m trials.engine SOCKET SEED`, until its input ends.
+"""An engine that stores prompts and loads them again: `python -m host_events.engine SOCKET SEED`, until its input ends.
 
 It writes a line of JSON after each request, which outlives it.
 """
@@ -22,7 +22,7 @@ from running_daemon import namespace
 PAGES: Final = 4
 PAGE: Final = 64 << 10
 PROMPTS: Final = 24
-_DEADLINE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 _REST_S: Final = 0.005
 
 
@@ -50,7 +50,7 @@ class Engine:
 
     def __init__(self, socket: Path, seed: int) -> None:
         self.served = Served()
-        self._client = Client(socket, name=f"engine {seed}", timeout=_DEADLINE_S)
+        self._client = Client(socket, name=f"engine {seed}", timeout=_TIMEOUT_S)
         self._chance = random.Random(seed)
         self._seed = seed
         self._stored: set[bytes] = set()
@@ -60,7 +60,7 @@ class Engine:
         began = time.monotonic()
         number = self._chance.randrange(PROMPTS)
         keys = namespace(salt=f"{self._seed} {number}").keys(range(16 * PAGES))
-        self._look(keys)
+        self._verify(keys)
         self._store(keys)
         self.served.rounds += 1
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
@@ -69,14 +69,14 @@ class Engine:
         """Detaches."""
         self._client.close()
 
-    def _look(self, keys: Keys) -> None:
+    def _verify(self, keys: Keys) -> None:
         with self._client.match(keys) as match:
             self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
             self._stored.difference_update(list(keys)[match.available_pages :])
-            into = np.zeros((PAGES, PAGE), np.uint8)
-            done = self._client.load(match, into) if match.available_pages else 0
+            out = np.zeros((PAGES, PAGE), np.uint8)
+            done = self._client.load(match, out) if match.available_pages else 0
         self.served.loaded += done
-        self.served.wrong += sum(wrong(into[page], keys[page], self._seed) is not None for page in range(done))
+        self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))
 
     def _store(self, keys: Keys) -> None:
         result = self._client.store(keys, [content(key, self._seed, PAGE) for key in keys])

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from daemon_with_disk import is_open, worker_of
+from host_events.clock import Clock
+from host_events.engine import PAGE
+from host_events.engine_group import EngineGroup
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import RunningDaemon, eventually, namespace
-from trials.clock import Clock
-from trials.engine import PAGE
-from trials.engine_group import EngineGroup
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 DAY_S = 86_400.0
@@ -45,7 +45,7 @@ def syncs(daemon: RunningDaemon) -> bool:
     """Returns whether all pages in memory are written to disk."""
 
     def synced() -> bool:
-        with daemon._looking() as (link, _):
+        with daemon._observing() as (link, _):
             saved = link.ask(Save(1), 20)
         return isinstance(saved, Saved) and saved.synced
 

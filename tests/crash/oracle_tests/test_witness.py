@@ -11,7 +11,7 @@ import pytest
 from oracle.checker import Kind, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.samples import Caps, end_of, segments_bytes, taken
-from oracle.witness import Looked, Witness
+from oracle.witness import Verified, Witness
 from pagetier.client import Client, Part
 from running_daemon import RunningDaemon, eventually, namespace
 
@@ -38,10 +38,10 @@ def whats(folder: Path) -> list[Reported]:
 
 
 def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness: Witness, tmp_path: Path) -> None:
-    assert witness.look(KEYS) == Looked(0, 0, 0)
+    assert witness.verify(KEYS) == Verified(0, 0, 0)
     assert witness.store(KEYS[:3]).stored == 3
     assert witness.store(KEYS[:3]).present == 3
-    assert witness.look(KEYS) == Looked(3, 3, 3)
+    assert witness.verify(KEYS) == Verified(3, 3, 3)
     assert whats(tmp_path) == [
         Reported.MISSED, Reported.STORING, Reported.STORED, Reported.STORING, Reported.PRESENT,
         Reported.HIT, Reported.MISSED, Reported.LOADED,
@@ -56,7 +56,7 @@ def test_a_witness_records_stores_hits_and_loads(daemon: RunningDaemon, witness:
 def test_a_witness_records_wrong_bytes(witness: Witness, tmp_path: Path) -> None:
     witness.journal.write(Reported.STORING, KEYS[0])
     assert witness.client.store(KEYS[:1], np.ones((1, PAGE), np.uint8)).stored == 1
-    assert witness.look(KEYS[:1]) == Looked(1, 1, 0)
+    assert witness.verify(KEYS[:1]) == Verified(1, 1, 0)
     assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.BYTES]
 
 
@@ -66,7 +66,7 @@ def test_the_checker_finds_an_eviction_that_is_not_allowed(
     assert witness.store(KEYS[:1]).stored == 1
     others = SPACE.keys(range(10_000, 10_000 + 16 * 16))
     assert witness.store(others).stored == 16
-    assert witness.look(KEYS[:1]) == Looked(0, 0, 0)
+    assert witness.verify(KEYS[:1]) == Verified(0, 0, 0)
     assert [found.kind for found in findings(read_journals(tmp_path))] == [Kind.LOST]
 
 
@@ -74,15 +74,15 @@ def test_parts_of_two_writers_make_a_promise(daemon: RunningDaemon, witness: Wit
     with daemon.client() as client:
         other = Witness(client, witness.journal, SEED, PAGE)
         assert witness.store(KEYS[:2], Part(0, 2)).stored == 2
-        assert witness.look(KEYS[:1]) == Looked(0, 0, 0)
+        assert witness.verify(KEYS[:1]) == Verified(0, 0, 0)
         assert other.store(KEYS[:2], Part(1, 2)).stored == 2
-        assert witness.look(KEYS[:2]) == Looked(2, 2, 2)
+        assert witness.verify(KEYS[:2]) == Verified(2, 2, 2)
     assert findings(read_journals(tmp_path)) == []
 
 
 def test_a_client_that_is_not_attached_records_no_miss(tmp_path: Path) -> None:
     with Client(tmp_path / "missing.sock") as client, Journal.of_this_process(tmp_path) as journal:
-        assert Witness(client, journal, SEED, PAGE).look(KEYS).away
+        assert Witness(client, journal, SEED, PAGE).verify(KEYS).away
     assert whats(tmp_path) == []
 
 

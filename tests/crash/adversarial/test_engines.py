@@ -13,7 +13,7 @@ from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS, SERVED_S, SHARE = 30, 15.0, 0.9
-HELD, MORE = 900, 200  # pages: together they are too many
+PINNED, MORE = 900, 200  # pages: together they are too many
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: Running
 
 def test_an_engine_that_pins_every_page_is_named_in_the_log(daemon: RunningDaemon) -> None:
     """An engine's stores are rejected in time while its loads work. The attacker's death releases all pages."""
-    keys = namespace(salt="full").keys(range(16 * HELD))
+    keys = namespace(salt="full").keys(range(16 * PINNED))
     with daemon.client() as client:
-        assert client.store(keys, [bytes(FRAME)] * HELD).stored == HELD
-        with harm("hostile_engines", "holds_all", daemon.socket):
+        assert client.store(keys, [bytes(FRAME)] * PINNED).stored == PINNED
+        with harm("hostile_engines", "pin_all", daemon.socket):
             began = time.monotonic()
             result = client.store(namespace(salt="late").keys(range(16 * MORE)), [bytes(FRAME)] * MORE)
             assert result.refused and "pinned" in result.reason, result

@@ -26,7 +26,7 @@ from pagetier.shm.protocol import Save, Saved
 from running_daemon import START_S, eventually
 
 _STOPS_S = 8.0
-_TOLD_S = 20.0
+_LOGGED_WITHIN_S = 20.0
 _DEADLY = ("pwrite64", "writev", "fdatasync", "fsync", "ftruncate", "renameat2")
 _INJECTED = (Injection("fdatasync", "error=EIO:when=1"), Injection("pwrite64", "delay_enter=1000000:when=1"))
 _INJECTED_ALL = (
@@ -147,7 +147,7 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: GatedStage, tmp_pat
             assert eventually(lambda: scene.client.attached)
             verdicts.check_engines(scene, operation)
             if EVERYTHING:
-                assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _TOLD_S)
+                assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _LOGGED_WITHIN_S)
         assert eventually(lambda: not hangs(worker)), "the worker that hung does not end"
         assert eventually(operation.engines_done), "an engine hangs"
         verdicts.recover(scene)
@@ -177,7 +177,7 @@ def test_a_file_system_that_loses_data_is_detected(on: GatedStage, tmp_path: Pat
         scene.daemon.start()
         scene.until_disk_is_open()
         assert eventually(lambda: scene.client.attached)
-        assert eventually(lambda: scene.look(pages, 1.0).loaded == len(pages)), scene.daemon.log.read_text()
+        assert eventually(lambda: scene.verify(pages, 1.0).loaded == len(pages)), scene.daemon.log.read_text()
         scene.empty()
         verdicts.settle(scene, begun)
         verdicts.store_and_reload(scene)

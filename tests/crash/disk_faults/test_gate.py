@@ -94,7 +94,7 @@ def test_a_process_dies_before_or_within_a_write(
 
 
 def test_a_call_hangs_until_the_gate_is_opened(gate: Gate, start: Start, tmp_path: Path) -> None:
-    gate.arm(Fault(Action.HOLD, WRITES, 2))
+    gate.arm(Fault(Action.HANG, WRITES, 2))
     process = start()
     assert eventually(lambda: gate.struck == 1)
     assert (tmp_path / "data.mdb").stat().st_size == 8

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from daemon_with_disk import is_open, worker_of
+from host_events.engine_group import EngineGroup
 from running_daemon import RunningDaemon, eventually
-from trials.engine_group import EngineGroup
 
 FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: the duration of a long live migration
 EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be visible

@@ -54,9 +54,9 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
     return live
 
 
-def ask_all(ranks: list[Mortal], order: object) -> list[int]:
+def ask_all(ranks: list[Mortal], command: object) -> list[int]:
     for rank in ranks:
-        rank.tell(order)
+        rank.send(command)
     return [rank.reported() for rank in ranks]
 
 
@@ -102,8 +102,8 @@ def test_a_rank_that_died_after_its_part_was_stored_costs_no_page(daemon: Runnin
 
 def store_part(client: Client, pipe: Connection) -> None:
     """Stores one part of each page of a prompt; detaches and exits when the message is None."""
-    while (order := pipe.recv()) is not None:
-        number, index, count = order
+    while (command := pipe.recv()) is not None:
+        number, index, count = command
         part = Part(index, count)
         pipe.send(store(client, prompt(number), part=part, timeout=LONG_S).stored)
     client.close()
@@ -215,12 +215,12 @@ def work(client: Client, pipe: Connection) -> None:
         keys, handover = pipe.recv()
         with client.adopt(pickle.loads(handover)) as match:
             pipe.send(len(match))
-            into = np.zeros((len(match), PAGE), np.uint8)
+            out = np.zeros((len(match), PAGE), np.uint8)
             for page in range(len(match)):
                 time.sleep(0.05)
-                assert client.load(match, into[page : page + 1], start_page=page) == 1
-        assert_exact(prompt(keys), into)
-        pipe.send(len(into))
+                assert client.load(match, out[page : page + 1], start_page=page) == 1
+        assert_exact(prompt(keys), out)
+        pipe.send(len(out))
 
 
 def test_workers_finish_their_copies_after_the_death_of_the_scheduler(daemon: RunningDaemon) -> None:
@@ -249,7 +249,7 @@ def test_pages_of_a_dead_scheduler_are_exact_or_a_miss(daemon: RunningDaemon) ->
         for number in range(2):
             assert store(other, prompt(number)).stored == 8
         handovers = [scheduler.ask(0)]
-        scheduler.tell(None)
+        scheduler.send(None)
         handovers.append(scheduler.ask(1))
         scheduler.kill()
         assert Second(daemon).sees(lambda: not any(slot["pins"] for slot in daemon.slots()))

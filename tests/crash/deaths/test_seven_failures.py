@@ -51,7 +51,7 @@ def daemon() -> Iterator[RunningDaemon]:
 # --- 1: a writer dies before its commit, and its page is served ------------------------------------------------------
 
 
-def _write_and_tell(client: Client, pipe: Connection) -> None:
+def _write_and_report(client: Client, pipe: Connection) -> None:
     """Fills all pages of a prompt except for the last bytes, reports that, and waits for its death."""
     keys = prompt(pipe.recv())
     with client.reserve(keys, PAGE) as reservation:
@@ -65,7 +65,7 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
     with daemon.client() as reader:
         for number in range(3):
             keys = prompt(number)
-            with attached(daemon.socket, _write_and_tell) as writer:
+            with attached(daemon.socket, _write_and_report) as writer:
                 assert writer.ask(number) == len(keys)
                 assert found(reader, keys) == 0 and store(reader, keys).pending == len(keys)
                 writer.kill()
@@ -180,7 +180,7 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_a_waiting_client(daemon: Run
 # --- 5: anonymous locks outlive their owner --------------------------------------------------------------------------
 
 
-def _look_up_and_stay(client: Client, pipe: Connection) -> None:
+def _match_and_stay(client: Client, pipe: Connection) -> None:
     """Matches pages, which pins them until they are loaded: here they never are."""
     locked = [client.match(prompt(number)) for number in pipe.recv()]
     pipe.send(sum(map(len, locked)))
@@ -192,7 +192,7 @@ def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: R
     with daemon.client() as client:
         for number in everything:
             assert store(client, prompt(number)).stored == 8
-        with attached(daemon.socket, _look_up_and_stay) as reader:
+        with attached(daemon.socket, _match_and_stay) as reader:
             assert reader.ask(everything) == FRAMES
             owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
             assert owners == {reader.pid: FRAMES}, "each pin names its owner"
@@ -242,8 +242,8 @@ def _burst(client: Client, pipe: Connection) -> None:
 def test_a_burst_keeps_the_newest_pages_and_reports_stores_correctly(daemon: RunningDaemon) -> None:
     prompts = 5 * FRAMES // 8
     with daemon.client() as client, attached(daemon.socket, _burst) as one, attached(daemon.socket, _burst) as other:
-        one.tell((0, prompts))
-        other.tell((1000, prompts))
+        one.send((0, prompts))
+        other.send((1000, prompts))
         assert [one.reported(), other.reported()] == [[{Outcome.STORED}] * prompts] * 2, (
             "no page is rejected while older ones stay"
         )

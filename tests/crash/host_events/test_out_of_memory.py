@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from daemon_with_disk import is_open, until_written, worker_of
+from host_events.engine_group import EngineGroup
 from memory_cgroup import Group, limited
 from running_daemon import RunningDaemon, eventually
-from trials.engine_group import EngineGroup
 
 LIMIT = 640 << 20
 KILLED_S = 30.0
@@ -22,7 +22,7 @@ KILLED_S = 30.0
 @contextmanager
 def hog(group: Group) -> Iterator[None]:
     """Runs a process that takes all of the group's memory, until the end of the block."""
-    command = [*group.before, sys.executable, str(Path(__file__).parent / "trials" / "hog.py")]
+    command = [*group.before, sys.executable, str(Path(__file__).with_name("hog.py"))]
     with subprocess.Popen(command) as process:
         try:
             yield

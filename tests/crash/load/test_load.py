@@ -15,7 +15,7 @@ from load.load_run import SHARE, Load
 from load.shared_counters import Column, SharedCounters
 from pagetier.shm._core import SLOTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 PATIENCE_S = 300
 SECONDS = 3

@@ -19,7 +19,7 @@ from seeded_random import chance
 from segment_corruption.__main__ import Trial
 from segment_corruption.lifecycles import BROKE
 
-_FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "harness")]
+_FOLDERS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "harness")]
 _CHUNKS, _LIVES, _EACH = (10, 51, 5) if os.environ.get("SWEEP") == "all" else (1, 9, 5)
 
 

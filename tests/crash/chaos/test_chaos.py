@@ -15,7 +15,7 @@ from chaos.mutant_build import mutant
 from chaos.report import Report
 from oracle.checker import Kind
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = (ROOT / "tests" / "crash", ROOT / "tests" / "harness")
 ENGINE_DEATHS, DAEMON_DEATHS, DISK_READS = 300, 30, 10
 ROUND_S = 6

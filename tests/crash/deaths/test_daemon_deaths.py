@@ -96,8 +96,8 @@ def test_an_upgrade_to_another_format_with_fresh_starts_empty(daemon: RunningDae
             assert cold(daemon)
             assert eventually(lambda: store(client, prompt(1)).stored == 8)
             assert found(client, prompt(0)) == 0
-            into = bytearray(8 * PAGE)
-            assert sleeper.load(match, into) in (0, 8), (
+            out = bytearray(8 * PAGE)
+            assert sleeper.load(match, out) in (0, 8), (
                 "pinned pages of the old segments are read completely or not at all"
             )
         assert eventually(lambda: found(sleeper, prompt(1)) == 8)

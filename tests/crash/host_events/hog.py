@@ -1,4 +1,4 @@
-"""Allocates memory until its control group has none left: `python -m trials.hog`, killed after the test's victim."""
+"""Allocates memory until its control group has none left: `python -m host_events.hog`, killed after the victim."""
 
 from __future__ import annotations
 
