@@ -21,7 +21,7 @@ def main() -> int:
         print(store.wait(5.0))  # from now on the blocks may be overwritten
         with cache.match(token_ids) as hit:  # the load pins the pages for itself
             load = cache.async_load(hit, range(32, 64))
-        ready = [load.wait(layer, 5.0) for layer in range(load.layers)]  # on a GPU: load.make_stream_wait()
+        ready = [load.wait(layer, 5.0) for layer in range(load.layers)]  # on a GPU: load.make_stream_wait(...)
     exact = all(ready) and load.pages == 2 and np.array_equal(kv_caches[:, :, :32], kv_caches[:, :, 32:])
     print(f"{load.pages} pages, {sum(ready)} layers loaded, {'equal' if exact else 'different'}")
     return 0 if exact else 1
