@@ -12,9 +12,6 @@ TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile
 STRESS := $(wildcard tests/shm/stress/Makefile)
-# A broken guarantee of the random crash test must not pass by a retry.
-NO_SECOND_CHANCE := ! grep -qs 'test_nothing_is_lost_when_anything_dies' .cache/pytest/v/cache/lastfailed
-AGAIN := running the failed tests once more: a test that fails twice has failed
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
 .DEFAULT_GOAL := help
@@ -32,7 +29,7 @@ help:
 	@echo "make soak    long run with crashes and faults, MINUTES=90; report of growth and latency in bench/results"
 	@echo "make soak CHURN=1  the same with one daemon that is never killed"
 	@echo "make load    56 engines on this host: rejections and fairness"
-	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss (hours)"
+	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
@@ -120,7 +117,7 @@ fuzz:
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
-	@$(BIN)/pytest -n $(JOBS) || { $(NO_SECOND_CHANCE) && echo "== $(AGAIN)" && $(BIN)/pytest --last-failed; }
+	@$(BIN)/pytest -n $(JOBS)
 
 .PHONY: models
 models: $(VENV)/.dev
@@ -150,14 +147,13 @@ load: venv
 
 .PHONY: faults
 faults: venv
-	@echo "== disk faults, power loss, corruption"
-	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,disk_faults power_loss disk_corruption segment_corruption)
+	@echo "== disk faults, power loss, corruption, adversarial peers"
+	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,disk_faults power_loss disk_corruption segment_corruption adversarial)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
-		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines && continue; \
-		echo "== $(AGAIN)" && ALL=$(ALL) .engines/$$version/bin/pytest --last-failed tests/engines || exit 1; \
+		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
 
 man: venv
