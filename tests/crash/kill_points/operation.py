@@ -26,9 +26,9 @@ class Operation(ABC):
 
     Attributes:
         roles: The roles whose failpoints are swept.
-        keeps: Whether the pages `known`, which are stored before the operation, stay in memory.
+        keeps_pages: Whether the pages `known`, which are stored before the operation, stay in memory.
         starts: The roles whose process starts during the operation, so that its pid is not known before.
-        goes: Whether the daemon ends during the operation.
+        ends_daemon: Whether the daemon ends during the operation.
         has_disk: Whether the operation needs a disk.
     """
 
