@@ -240,11 +240,12 @@ def _id(item: object, noun: str, find_id: Callable[[str], int]) -> int:
 
 
 def hint(name: str, known: Iterable[str], spellings: Mapping[str, str] | None = None) -> str:
-    """Returns `; did you mean "..."?` with the known name nearest to `name`; "" if none is near.
+    """Returns `; did you mean "..."?` with the known name from which `name` differs by a typo; "" if there is none.
 
     spellings: How a known name is shown, if differently.
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    # One wrong or two exchanged characters. Names with a common prefix are similar without being meant.
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=1 - 1.01 / max(2, len(name)))
     return f'; did you mean "{(spellings or {}).get(near[0], near[0])}"?' if near else ""
 
 

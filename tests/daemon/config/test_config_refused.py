@@ -199,6 +199,13 @@ def test_bad_variables_are_refused(env: dict[str, str], words: list[str]) -> Non
         assert word in message
 
 
+def test_only_close_names_are_suggested(file: Path) -> None:
+    assert refused(env={"PAGETIER_DISK_AHEAD": "0.1"}) == 'unknown variable PAGETIER_DISK_AHEAD (= "0.1")'
+    for text in ("[disk]\nahead = 0.1", "[disk]\npatience = 1", "[store]\nexpiry = 1", "[cache]\nsize = 1"):
+        file.write_text(text)
+        assert "did you mean" not in refused(file)
+
+
 def test_the_variable_of_the_engines_copy_configuration_is_ignored() -> None:
     assert load(None, {"PAGETIER_COPY_CONFIG": "/etc/x.toml"}, {}).name == "pagetier"
     assert 'did you mean "PAGETIER_COPY_CONFIG"' in refused(env={"PAGETIER_COPY_CONFG": "/etc/x.toml"})
