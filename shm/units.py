@@ -85,7 +85,7 @@ def parse_size(raw: object) -> int:
     """Returns the bytes that `raw` specifies ("2GiB", "512 MiB", "1.5G", 4096), rounded down.
 
     Raises:
-        ValueError: It is not a size, negative, or exceeds 63 bits; the message quotes it.
+        ValueError: It is not a size, negative, less than a byte but not 0, or exceeds 63 bits; the message quotes it.
     """
     if isinstance(raw, bool) or not isinstance(raw, (str, int)):
         raise ValueError(f"{shown(raw)} is not a size")
@@ -101,7 +101,10 @@ def _spelled_bytes(text: str) -> int:
     number, unit = _split(text, "size", '"512MiB" or "1.5G"')
     if unit not in _BYTES:
         raise ValueError(f'"{text}" is not a size: {_why_no_size_unit(unit)}')
-    return int(number * _BYTES[unit])
+    nbytes = int(number * _BYTES[unit])
+    if number and not nbytes:  # 0 turns a setting off, which a size that is too small does not mean
+        raise ValueError(f'"{text}" is less than one byte: use a larger unit')
+    return nbytes
 
 
 def parse_duration(raw: object) -> float:

@@ -66,6 +66,13 @@ def test_a_size_over_63_bits_is_rejected(value: str | int) -> None:
         parse_size(value)
 
 
+@pytest.mark.parametrize("value", ["0.2", "0.0009k", "0.9 B"])
+def test_a_size_below_a_byte_is_rejected_and_does_not_mean_off(value: str) -> None:
+    with pytest.raises(ValueError, match=f'^"{value}" is less than one byte'):
+        parse_size(value)
+    assert parse_size("0") == parse_size("0.0G") == 0
+
+
 def test_units_of_bits_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"reads as bits \(write GB for bytes\)"):
         parse_size("1Gb")
