@@ -109,6 +109,6 @@ def require_named(namespace: Namespace, page: PageLayout) -> None:
     """
     if namespace.layout != page.layout or page.tokens not in (1, namespace.page_tokens):
         raise ValueError(
-            f"pages of {namespace.name} have {namespace.page_tokens} tokens and the layout {namespace.layout!r},"
-            f" but the cache's have {page.tokens} and {page.layout!r}: set the Namespace's layout to PageLayout.layout"
+            f"{namespace.name} differs from the cache: set the Namespace's layout to PageLayout.layout and its"
+            f" page_tokens to {page.tokens}"
         )

@@ -26,7 +26,7 @@ from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 if TYPE_CHECKING:
     from pagetier.daemon.metrics.endpoint import MetricsEndpoint
@@ -196,10 +196,10 @@ class _Life:
         self._notifier.ready(self._status())
         header = self._segments.owner.header()
         log.info(
-            "ready on %s: %s, %d pages in %s of %s, incarnation %d",
+            "ready on %s: %s, %s in %s of %s, incarnation %d",
             self._config.socket,
             self._segments.origin.value,
-            header["pages"],
+            counted(header["pages"], "page"),
             format_size(header["used_frames"] * header["frame_bytes"]),
             format_size(header["arena_bytes"]),
             header["incarnation"],
@@ -219,7 +219,7 @@ class _Life:
     def _status(self) -> str:
         header = self._segments.owner.header()
         arena = f"{format_size(header['used_frames'] * header['frame_bytes'])} of {format_size(header['arena_bytes'])}"
-        return f"serving {header['pages']} pages in {arena} on {self._config.socket}{self._refused}"
+        return f"serving {counted(header['pages'], 'page')} in {arena} on {self._config.socket}{self._refused}"
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena

@@ -34,6 +34,7 @@ from pagetier.shm.segment_files import (
     resize,
     unlink,
 )
+from pagetier.shm.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +254,7 @@ def _adopt_mapped(request: SegmentRequest, owner: Owner) -> Owner | None:
 
 def _log_dropped(pages: int) -> None:
     if pages:
-        log.warning("dropped %d pages that were corrupt or incomplete", pages, extra=event("dropped", pages=pages))
+        log.warning("dropped %s, corrupt or incomplete", counted(pages, "page"), extra=event("dropped", pages=pages))
 
 
 def _unfit(name: str, why: str) -> UnfitError:

@@ -1,4 +1,4 @@
-"""Parses and formats sizes and durations.
+"""Parses and formats sizes, durations and counts.
 
 Sizes: a plain number is bytes. ``K M G T P`` and ``KiB MiB GiB TiB PiB`` are powers of 1024 (so ``1.5G`` is 1.5 GiB);
 ``KB MB GB TB PB`` are powers of 1000. ``Gb`` and similar units read as bits and are rejected.
@@ -160,6 +160,11 @@ def format_size(nbytes: int) -> str:
     while power < len(_LETTERS) and round(abs(nbytes) / 1024**power, 1) >= 1024:
         power += 1
     return f"{nbytes / 1024**power:.1f} {_LETTERS[power - 1]}iB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns the number with its noun, in the plural unless it is 1: "1 page", "1,024 pages"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def spell_size(nbytes: int) -> str:

@@ -18,7 +18,7 @@ from pagetier.daemon.cli.snapshot import NamespaceStats, take_snapshot
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.shm.protocol import Flush, Flushed, Save, Saved
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 log = logging.getLogger("pagetier")
 
@@ -41,7 +41,7 @@ def save(daemon: Daemon) -> None:
         _wait(daemon, first, progress)
     seconds = time.monotonic() - began
     written = (
-        f"{first.pages:,} pages, {format_size(first.bytes)} written"
+        f"{counted(first.pages, 'page')}, {format_size(first.bytes)} written"
         if first.pages
         else "everything was on disk already"
     )
@@ -71,7 +71,9 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
 
 
 def _left(response: Saved, why: str) -> str:
-    return f"{response.pages:,} pages, {format_size(response.bytes)} are not on disk: {why}" if response.pages else why
+    if not response.pages:
+        return why
+    return f"{counted(response.pages, 'page')}, {format_size(response.bytes)} not on disk: {why}"
 
 
 def _expect_all(response: Saved) -> None:
@@ -175,8 +177,8 @@ def _contents(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
     """Returns the pages and bytes of these namespaces in the tiers to flush."""
     pages, nbytes = sum(space.pages for space in spaces), sum(space.bytes for space in spaces)
     on_disk, disk_bytes = sum(space.disk_pages for space in spaces), sum(space.disk_bytes for space in spaces)
-    memory = f"{_pages(pages)}, {format_size(nbytes)}"
-    disk = f"{_pages(on_disk)} on disk, {format_size(disk_bytes)}"
+    memory = f"{counted(pages, 'page')}, {format_size(nbytes)}"
+    disk = f"{counted(on_disk, 'page')} on disk, {format_size(disk_bytes)}"
     if tier == "disk":
         return disk
     return memory if tier == "memory" or not on_disk else f"{memory}; {disk}"
@@ -197,11 +199,7 @@ def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArgume
 
 
 def _show_outcome(outcome: FlushOutcome) -> None:
-    kept = f"; {_pages(outcome.kept)} in use and kept" if outcome.kept else ""
-    click.echo(f"{_pages(outcome.dropped)} dropped{kept}")
+    kept = f"; {counted(outcome.kept, 'page')} in use and kept" if outcome.kept else ""
+    click.echo(f"{counted(outcome.dropped, 'page')} dropped{kept}")
     if outcome.trouble:
         raise click.ClickException(outcome.trouble)
-
-
-def _pages(number: int) -> str:
-    return "1 page" if number == 1 else f"{number:,} pages"

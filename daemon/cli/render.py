@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, PageTier, Snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 
 def console_for_people(width: int | None = None) -> Console:
@@ -38,7 +38,8 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     if disk.note:
         yield disk.note
     if work.lost or work.skipped:
-        yield f"{work.lost:,} pages evicted before they were written, {work.skipped:,} deliberately not written"
+        lost = counted(work.lost, "page")
+        yield f"{lost} evicted before they were written, {work.skipped:,} deliberately not written"
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"
@@ -95,8 +96,8 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 def _headline(snapshot: Snapshot, socket: Path) -> str:
     daemon, stores = snapshot.daemon, snapshot.stores
-    writing = f", {count(stores.writing)} pages being written" if stores.writing else ""
-    refused = f", {count(stores.refused)} pages rejected so far" if stores.refused else ""
+    writing = f", {counted(stores.writing, 'page')} being written" if stores.writing else ""
+    refused = f", {counted(stores.refused, 'page')} rejected so far" if stores.refused else ""
     return f"pagetier on {socket}, incarnation {daemon.incarnation}{writing}{refused}"
 
 

@@ -13,7 +13,7 @@ from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.shm._core import Owner
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 _ASKED_AGAIN_S: Final = 2.0
 
@@ -66,7 +66,7 @@ class DiskFlush:
         return self._write_behind.refusal or "disk.size is too small for all"
 
     def _why_skipped(self, pages: int) -> str:
-        return f"{pages:,} pages stay in memory only: {self.why_not_all}" if pages else ""
+        return f"{counted(pages, 'page')} in memory only: {self.why_not_all}" if pages else ""
 
 
 log = logging.getLogger("pagetierd.disk")
@@ -105,8 +105,8 @@ def log_lost(lost: UnwrittenPages, why: str) -> None:
     """Logs a warning if pages are lost."""
     if lost.pages:
         log.warning(
-            "%d pages (%s) are released from memory and not known to be on disk: %s",
-            lost.pages,
+            "%s (%s) released from memory, not known to be on disk: %s",
+            counted(lost.pages, "page"),
             format_size(lost.nbytes),
             why,
             extra=event("disk_unwritten", pages=lost.pages, bytes=lost.nbytes),

@@ -15,6 +15,7 @@ from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Space
+from pagetier.shm.units import counted
 from pagetier.tiers.worker_protocol import InventoryPart
 
 log = logging.getLogger("pagetierd.disk")
@@ -101,8 +102,8 @@ class Inventory:
             fitting.add(at)
         if left := len(newest) - len(fitting):
             log.warning(
-                "%d namespaces dropped from disk, the oldest: the table of namespaces is full; raise index.namespaces",
-                left,
+                "dropped %s from disk, the oldest: the table is full; raise index.namespaces (stop and start)",
+                counted(left, "namespace"),
                 extra=event("namespaces_dropped", namespaces=left),
             )
         return frozenset(fitting)

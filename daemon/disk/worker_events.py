@@ -24,7 +24,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.segments import Segments
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 from pagetier.tiers.worker_protocol import (
     Complete,
     HasRead,
@@ -170,9 +170,9 @@ class WorkerEvents:
         self.bulletin.note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
         log.info(
-            "disk tier in %s: %d pages, %s of %s, %s; ready after %.2f s",
+            "disk tier in %s: %s, %s of %s, %s; ready after %.2f s",
             self.options.path,
-            header["disk_pages"],
+            counted(header["disk_pages"], "page"),
             format_size(header["disk_bytes"]),
             format_size(self.options.size),
             self.bulletin.report.opened,

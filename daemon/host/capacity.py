@@ -186,7 +186,7 @@ def short_index(have: Geometry, config: Config) -> str:
     size = spell_size(config.disk.size)
     return (
         f"the index has room for {have.entries:,} pages, but disk.size = {size} needs {config.entries:,}: "
-        "small pages cannot fill the disk until a stop and a start make a larger index"
+        "a stop and a start make a larger index"
     )
 
 

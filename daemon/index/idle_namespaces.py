@@ -15,7 +15,7 @@ from pagetier.daemon.config.schema import IndexOptions
 from pagetier.shm._core import IDLE_NOTHING, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.units import spell_duration
+from pagetier.shm.units import counted, spell_duration
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class IdleNamespaces:
         self._due = 0.0
         return (
             f"the table of {self._limit:,} namespaces is full; those unused for {spell_duration(self._idle)} are"
-            " dropped in the background: retry, or see index.namespaces and index.namespace_idle"
+            " dropped: retry, or lower index.namespace_idle"
         )
 
     def poll(self) -> None:
@@ -109,11 +109,11 @@ class IdleNamespaces:
         self._throttle.log(
             logging.INFO,
             NOBODY,
-            "namespace %r dropped after %.0f s without use, the table of namespaces is full (%d): %d pages evicted",
+            "namespace %r dropped after %.0f s without use, the table is full (%d): %s evicted",
             printable(space["name"]),
             idle,
             self._limit,
-            pages,
+            counted(pages, "page"),
             extra=facts,
         )
 
@@ -124,7 +124,8 @@ class IdleNamespaces:
             return
         self._quiet_until = self._clock() + _WARN_EVERY_S
         log.warning(
-            "table of namespaces full (%d, all used in %s): stores of new ones are rejected; raise index.namespaces",
+            "new namespaces rejected, %d used in %s: lower index.namespace_idle or raise index.namespaces"
+            " (stop and start)",
             self._limit,
             spell_duration(self._idle),
             extra=event("namespaces_full", rejected=self.counts.rejected),

@@ -74,7 +74,7 @@ class PinQuota:
         first = holders[0]
         named = ", ".join(f"process {h['pid']} ({h['name']}) {_pinned(h) >> 20} MiB" for h in holders[:_NAMED])
         log.warning(
-            "stores are rejected: of %d MiB of arena are pinned by %s; end one of them or enlarge the arena",
+            "stores are rejected, most of the arena (%d MiB) is pinned: %s; end one of them or raise arena.size",
             self._arena_bytes >> 20,
             named,
             extra=event("arena_pinned", pid=first["pid"], engine=first["name"], pinned_bytes=_pinned(first)),
@@ -109,7 +109,6 @@ class Shortage:
         if self._lacked and not before and self._clock() >= self._quiet_until:
             self._quiet_until = self._clock() + LOG_EVERY_S
             log.warning(
-                "there is no memory for more of the arena: pages are evicted early and stores are rejected"
-                ' until /dev/shm has room again; arena.prefault = "populate" allocates all of it at the start',
+                "no memory for more of the arena: pages are evicted early, stores rejected, until /dev/shm has room",
                 extra=event("arena_short"),
             )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.shm.units import format_size, parse_duration, parse_size, spell_duration, spell_size
+from pagetier.shm.units import counted, format_size, parse_duration, parse_size, spell_duration, spell_size
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -71,6 +71,11 @@ def test_a_size_below_a_byte_is_rejected_and_does_not_mean_off(value: str) -> No
     with pytest.raises(ValueError, match=f'^"{value}" is less than one byte'):
         parse_size(value)
     assert parse_size("0") == parse_size("0.0G") == 0
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 pages"), (1, "1 page"), (2, "2 pages"), (12345, "12,345 pages")])
+def test_a_number_is_formatted_with_its_noun(number: int, text: str) -> None:
+    assert counted(number, "page") == text
 
 
 def test_units_of_bits_are_rejected() -> None:

@@ -67,8 +67,7 @@ def require_recompute(transfer: Any) -> None:
     policy = getattr(transfer, "kv_load_failure_policy", "recompute")
     if policy != "recompute":
         raise ValueError(
-            f'kv_load_failure_policy is "{policy}": a request whose pages cannot be loaded would fail;'
-            ' add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+            f'kv_load_failure_policy is "{policy}": set "kv_load_failure_policy": "recompute" in --kv-transfer-config'
         )
 
 

@@ -17,7 +17,7 @@ from pagetier.daemon.server.control_socket import locked_out
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
 from pagetier.shm.segment_files import FoundSegments, survey, user_name
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 
 def check_folder(folder: Path) -> Result:
@@ -64,8 +64,8 @@ def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
 
 _NAMESPACES_FULL = 0.8
 _NAMESPACES_ADVICE = (
-    "when the table is full, those that were not used for index.namespace_idle are dropped, and if there are none,"
-    " stores of new ones are rejected: raise index.namespaces, or lower index.namespace_idle"
+    "a full table drops those unused for index.namespace_idle, and rejects new ones if there are none: lower"
+    " index.namespace_idle (a reload applies it), or raise index.namespaces (stop and start)"
 )
 _REFUSED = "a restart with it fails while pages are in memory"
 _RECREATED = "a restart with it creates new segments, since memory has no pages now; it fails once there are some"
@@ -76,8 +76,8 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     """Checks a daemon that answers: its state, whether a restart keeps its pages, and the integrity of its index."""
     snapshot = take_snapshot(daemon.observer)
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
-    has = f"{memory.pages:,} pages in {format_size(memory.used)} of {format_size(memory.cap)}, {clients} clients"
-    yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}")
+    has = f"{counted(memory.pages, 'page')} in {format_size(memory.used)} of {format_size(memory.cap)}"
+    yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())
     if not serves(have, config):
         differ = f"has {_described(have)}, this configuration asks for {_described(geometry_of(config))}"

@@ -14,7 +14,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
-from pagetier.shm.units import format_size, spell_size
+from pagetier.shm.units import counted, format_size, spell_size
 
 _UNITS = "etc/systemd/system"
 
@@ -127,7 +127,7 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
         yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
     if disk.damaged:
         yield warning(
-            "disk pages", f"{disk.damaged:,} pages failed verification by checksum: the device may be failing"
+            "disk pages", f"{counted(disk.damaged, 'page')} failed verification by checksum: the device may be failing"
         )
     if disk.note:
         yield warning("disk files", disk.note)

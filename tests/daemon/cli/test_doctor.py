@@ -56,7 +56,7 @@ def test_a_sound_daemon_is_ok() -> None:
     lines = lines_of(result)
     assert result.exit_code == Exit.OK, result.output
     assert "2 pages" in lines["daemon"]
-    assert "1 clients" in lines["daemon"]
+    assert ", 1 client" in lines["daemon"]
     assert all(lines[what].startswith("ok") for what in ("integrity", "socket", "folder", "/dev/shm", "pidfd"))
     assert "no problems" in result.output
 

@@ -85,6 +85,13 @@ def test_pages_in_use_are_kept_and_counted(daemon: RunningDaemon, client: Client
     assert "2 pages dropped" in flush(daemon.socket, "--all", "--yes").output
 
 
+def test_one_page_is_not_in_the_plural(daemon: RunningDaemon, client: Client) -> None:
+    fill(client, namespace(lora="c"), 1)
+    result = flush(daemon.socket, "--all", "--yes")
+    assert "all namespaces: 1 page, " in result.output
+    assert "1 page dropped\n" in result.output
+
+
 def test_all_selects_every_namespace(daemon: RunningDaemon, client: Client) -> None:
     fill(client, namespace(lora="c"), 2)
     fill(client, namespace(lora="d"), 1)

@@ -107,7 +107,7 @@ def test_a_flush_to_disk_fails_while_the_worker_is_stopped(
         patch.setattr("pagetier.daemon.cli.flush._STALLED_S", 0.5)
         result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == Exit.WRONG
-    assert "10 pages, 585.9 KiB are not on disk: nothing was written for 30 seconds" in result.output
+    assert "10 pages, 585.9 KiB not on disk: nothing was written for 30 seconds" in result.output
     daemon.kill_worker(signal.SIGCONT)
     assert daemon.pagetier("flush", "--to-disk").exit_code == 0
 
@@ -124,7 +124,7 @@ def test_a_flush_to_a_disk_smaller_than_memory_reports_the_rest() -> None:
         engine.store(range(120))
         result = daemon.pagetier("flush", "--to-disk")
         assert result.exit_code == Exit.WRONG, result.output
-        assert "stay in memory only: disk.size is too small" in result.output
+        assert "in memory only: disk.size is too small" in result.output
         assert "disk.size" in result.output
         written = daemon.snapshot().disk_work.written
         assert written < 200, "pages push each other out"

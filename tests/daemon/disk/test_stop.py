@@ -19,7 +19,7 @@ PAGES = range(60)
 def lost(daemon: RunningDaemon) -> tuple[int, str]:
     """Returns how many pages were lost in the one stop that lost some, and why."""
     (line,) = [line for line in daemon.log.read_text().splitlines() if "event=disk_unwritten" in line]
-    said = r'msg="(\d+) pages \(.*\) are released from memory and not known to be on disk: (.*)"'
+    said = r'msg="(\d+) pages \(.*\) released from memory, not known to be on disk: (.*)"'
     found = re.search(said + r" pages=(\d+) bytes=(\d+)", line)
     assert found, line
     assert "level=warning" in line

@@ -98,7 +98,10 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
     for _ in range(100):
         quota.full()
     (line,) = caplog.records
-    assert "process 102 (engine 2) 900 MiB, process 101 (engine 1) 200 MiB" in line.getMessage()
+    assert line.getMessage() == (
+        "stores are rejected, most of the arena (2000 MiB) is pinned: process 102 (engine 2) 900 MiB,"
+        " process 101 (engine 1) 200 MiB; end one of them or raise arena.size"
+    )
     assert line.levelno == logging.WARNING
     clock.now += LOG_EVERY_S
     quota.full()
