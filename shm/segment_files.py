@@ -11,14 +11,14 @@ import fcntl
 import os
 import pwd
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import posix_ipc
 
-from pagetier.shm._core import ShmError
+from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.index_header import Head, head_of
 
@@ -105,6 +105,20 @@ def _open_living(name: str, kind: str, *, read_only: bool) -> int:
         return open_segment(name, kind, read_only=read_only)
     except posix_ipc.ExistentialError as error:
         raise ShmError(f"/dev/shm{_path(name, kind)} was removed: restart the daemon") from error
+
+
+def observe_and_close(descriptors: Sequence[int]) -> Observer:
+    """Returns an observer of the index and the lock words that these two descriptors name, and closes them.
+
+    Raises:
+        ShmError: They cannot be mapped, or are not segments of this format.
+    """
+    try:
+        index, locks = descriptors
+        return Observer(index, locks)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
+from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.socket_path import default_socket
 
 _GREETING_S = 5.0
@@ -90,20 +90,10 @@ def _connect(path: Path) -> tuple[Link, Observer]:
             raise Unreachable(f"{error}: {_SHUT}") from error
         raise Unreachable(f"no daemon: {error}; start pagetierd, or name its socket with --socket") from error
     try:
-        return link, _observer(link)
+        return link, observe_and_close(link.greet(Observe(BUILD), _GREETING_S).descriptors)
     except (LinkError, ShmError, OSError) as error:
         link.close()
         raise _unreachable(path, str(error)) from error
-
-
-def _observer(link: Link) -> Observer:
-    descriptors = link.greet(Observe(BUILD), _GREETING_S).descriptors
-    try:
-        index, locks = descriptors
-        return Observer(index, locks)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def _unreachable(path: Path, why: str) -> Unreachable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import msgspec
@@ -11,7 +10,7 @@ from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.disk.status import DiskCounters
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
-from pagetier.shm._core import Observer
+from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.segments import Segments
 
 
@@ -45,7 +44,7 @@ class Sampler:
     def __init__(self, segments: Segments, service: Service) -> None:
         self._owner = segments.owner
         self._service = service
-        self._observer = _observer_of(segments)
+        self._observer = observe_and_close(segments.read_only_descriptors())
 
     def take(self) -> Sample:
         """Takes a sample, without a walk over the index."""
@@ -60,13 +59,3 @@ class Sampler:
             work=service.disk.work(),
             idle_namespaces=service.idle_namespaces.counts,
         )
-
-
-def _observer_of(segments: Segments) -> Observer:
-    descriptors = segments.read_only_descriptors()
-    try:
-        index, locks = descriptors
-        return Observer(index, locks)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from pagetier.client.cli.replay.report import CounterDeltas
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Observe
+from pagetier.shm.segment_files import observe_and_close
 
 _ANSWER_S: Final = 5.0
 
@@ -64,11 +64,6 @@ def observe(socket: Path) -> Observer:
     """
     link = Link(socket, _ANSWER_S)
     try:
-        greeting = link.greet(Observe(BUILD), _ANSWER_S)
+        return observe_and_close(link.greet(Observe(BUILD), _ANSWER_S).descriptors)
     finally:
         link.close()
-    try:
-        return Observer(*greeting.descriptors)
-    finally:
-        for descriptor in greeting.descriptors:
-            os.close(descriptor)
