@@ -7,8 +7,6 @@ result says that nothing was measured, and why.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import threading
 import time
@@ -40,7 +38,7 @@ from pagetier.client.cli.calibrate.measure import median_seconds as medians
 from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds, WayName
 from pagetier.kernels.device import Copy, Direction, Event, Stream
-from results_file import row_of, save, show
+from results_file import row_of, run_command
 
 KIB: Final = 1 << 10
 RESULTS: Final = Path(__file__).parent / "results" / "gpu_copy.json"
@@ -278,21 +276,13 @@ def why_not() -> str:
     return "" if torch.cuda.is_available() else "no GPU on this machine"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
-    as_json = parser.parse_args().json
-    record: dict[str, Any] = {"measured": False, "reason": why_not()}
-    if not record["reason"]:
-        results = list(measure(gpu_bench(Scale())))
-        device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-        record = {"measured": True, "device": device, "results": [row_of(result) for result in results]}
-    if as_json:
-        save(record, RESULTS)
-        print(json.dumps(record))
-    else:
-        show(record)
+def record() -> dict[str, Any]:
+    if reason := why_not():
+        return {"measured": False, "reason": reason}
+    results = list(measure(gpu_bench(Scale())))
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    return {"measured": True, "device": device, "results": [row_of(result) for result in results]}
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, RESULTS, record)

@@ -6,9 +6,7 @@ computes on one thread; the copies have another one.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from results_file import row_of, save, show
+from results_file import row_of, run_command
 
 LAYERS, TOKENS, HEADS, WIDTH = 16, 2048, 8, 128
 PAGE_TOKENS, BLOCK = 256, 16
@@ -183,18 +181,10 @@ def results(engine: Engine) -> Iterator[Result]:
     yield Result("overlap_first_layer_over_all", first / loading, "x", rate)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
-    as_json = parser.parse_args().json
+def record() -> dict[str, Any]:
     device = f"{machine()}, torch {torch.__version__}"
-    record = {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}
-    if as_json:
-        save(record, RESULTS)
-        print(json.dumps(record))
-    else:
-        show(record)
+    return {"measured": True, "device": device, "results": [row_of(result) for result in measure()]}
 
 
 if __name__ == "__main__":
-    main()
+    run_command(__doc__, RESULTS, record)

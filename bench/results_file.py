@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import Result
+
+
+def run_command(description: str | None, path: Path, measure: Callable[[], dict[str, Any]]) -> None:
+    """Runs the command line of a benchmark: prints the record as a table, or with --json prints it and writes it.
+
+    Args:
+        description: The help text.
+        path: The results file.
+        measure: Returns the record: `measured`, and then `device` and `results`, otherwise `reason`.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {path.name}")
+    as_json = parser.parse_args().json
+    record = measure()
+    if as_json:
+        save(record, path)
+        print(json.dumps(record))
+    else:
+        show(record)
 
 
 def row_of(result: Result) -> dict[str, Any]:
