@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -145,11 +144,6 @@ class Machine:
         assert eventually(lambda: _remove_cgroups(self._cgroup), 10)
         self.folder.rmdir()
         self._log.unlink()
-
-
-def new_tenant() -> str:
-    """Returns a unique name."""
-    return f"t{secrets.token_hex(4)}"
 
 
 def _cgroups() -> str | None:

@@ -279,6 +279,18 @@ def test_a_distrusted_tier_is_verified_despite_later_syncs(tmp_path: Path) -> No
     assert opened(tmp_path)[0] == "as it was left"
 
 
+def test_a_rejected_folder_is_not_changed(tmp_path: Path) -> None:
+    """Another user may have placed its links there."""
+    folder = tmp_path / "tier"
+    leave(folder)
+    (folder / "7").symlink_to(tmp_path)
+    before = sorted(path.name for path in folder.iterdir())
+    folder.chmod(0o777)
+    with pytest.raises(TierError, match="all users may write to"):
+        small_tier(folder)
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_a_link_in_place_of_an_environment_is_not_followed(tmp_path: Path) -> None:
     folder, target = tmp_path / "tier", tmp_path / "target"
     leave(folder)

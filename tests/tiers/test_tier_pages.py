@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier
-from pagetier.tiers.null import NullTier
 from tier_pages import (
     CAP,
     FRAME,
@@ -142,13 +141,3 @@ def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LmdbTier) -> None:
 def test_too_small_a_cap_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="too small"):
         small_tier(tmp_path / "tier", cap=1 << 18)
-
-
-def test_the_null_tier() -> None:
-    tier: Tier = NullTier()
-    written = tier.write([b"k" * 32], [outgoing(1)])
-    assert written.stored == (False,)
-    assert tier.read(Incoming(b"k" * 32, 1, [memoryview(bytearray(FRAME))])).outcome is ReadOutcome.ABSENT
-    assert (tier.room, list(tier.contents()), tier.state().used_frames) == (0, [], 0)
-    tier.sync()
-    tier.close()

@@ -133,15 +133,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sync_file(path: Path) -> None:
-    """Syncs a file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def forget(path: Path) -> None:
     """Drops a file from the page cache, so that the next read reads the disk. Failures are ignored.
 

@@ -88,11 +88,6 @@ def _write(name: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: _replace(folder / name, content)
 
 
-def _a_folder_instead(folder: Path) -> None:
-    (folder / "0" / _DATA).unlink()
-    (folder / "0" / _DATA).mkdir()
-
-
 def _move_away(folder: Path) -> None:
     folder.rename(folder.with_name("away"))
 

@@ -65,9 +65,6 @@ class EngineCommands:
         self._asked: tuple[list[int], Part, int] = ([], Part(), 0)
         self._kept: Match | GroupMatch | None = None
 
-    def pass_by(self) -> None:
-        """Does nothing; its result shows that the engine is ready."""
-
     def store(self, numbers: Iterable[int], part: int = 0, parts: int = 1) -> list[int]:
         """Stores pages and returns their outcomes."""
         return list(self._witness.store(keys_of(numbers), Part(part, parts)).codes)
