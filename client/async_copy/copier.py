@@ -103,7 +103,7 @@ class AsyncCopier:
         self._at_end = ended
         rate = Rate()
         self._reservations = ReservationQueue()
-        self._backlog = CopyBacklog(settings.backlog, rate, settings.store_bandwidth)
+        self._backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
         self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_AHEAD)
@@ -166,7 +166,7 @@ class AsyncCopier:
             self._require_event(after)
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
-        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.patience)
+        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.reserve_timeout)
         ask = partial(self._client.reserve_async, keys, self._cache.page.nbytes, self._part, sending)
         plan = StorePlan(self._cache.storing(slots), ask)
         gate = None if after is None else EngineEvent(after)

@@ -111,7 +111,7 @@ class StoringJob(CopyJob):
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
         if self._pending is None and not self._cancelled:
             # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
-            self._give_up_at = min(self._give_up_at, now + self._settings.patience)
+            self._give_up_at = min(self._give_up_at, now + self._settings.reserve_timeout)
             self._pending = self._reservations.ask(self._plan, now)
         if self._cancelled:
             self._counts.cancelled += len(self._plan)
@@ -172,7 +172,7 @@ class StoringJob(CopyJob):
 
     def _give_up_asking(self) -> None:
         if self._pending is not None:
-            self._pending.give_up(self._settings.patience)
+            self._pending.give_up(self._settings.reserve_timeout)
         self.reject(_NO_RESPONSE)
 
     def _take(self, reservation: Reservation) -> None:

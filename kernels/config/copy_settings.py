@@ -20,9 +20,8 @@ class Thresholds(msgspec.Struct, frozen=True):
     """The run lengths, in contiguous bytes, at which the next copy path becomes faster.
 
     A run shorter than `kernel_below` is copied by a kernel, one shorter than `staged_below` through the ring on the
-    GPU,
-    and a longer one by DMA alone. The defaults follow published figures: a kernel wins below 28 to 34 KB a run, DMA
-    above.
+    GPU, and a longer one by DMA alone. The defaults follow published figures: a kernel wins below 28 to 34 KB a run,
+    DMA above.
 
     Raises:
         ValueError: A number is negative, or kernel_below exceeds staged_below.
@@ -45,41 +44,41 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of asynchronous copies. Raises ValueError for a value that is out of range.
 
     Attributes:
-        way: "auto" chooses the copy path by run length, from `stores` and `loads`; a name selects one path for
+        path: "auto" chooses the copy path by run length, from `stores` and `loads`; a name selects one path for
             everything.
         programs: The number of Triton programs at once, which limits the SMs that a copy takes from the model.
         store_bandwidth, load_bandwidth: The limit in bytes a second; 0 for none.
-        backlog: Seconds of work that may be queued, at the measured rate; further pages are rejected.
+        queue_limit: Seconds of work that may be queued, at the measured rate; further pages are rejected.
         chunk: Bytes of pages that are enqueued and published together.
         depth: The number of chunks that are enqueued at once.
-        patience: Seconds to wait for the daemon's answer to a reservation.
+        reserve_timeout: Seconds to wait for the daemon's answer to a reservation.
         staging: Bytes of the rings on the GPU, half for each direction.
         stores, loads: The thresholds of each direction.
     """
 
-    way: WayName = "auto"
+    path: WayName = "auto"
     programs: int = 16
     store_bandwidth: int = 0
     load_bandwidth: int = 0
-    backlog: float = 2.0
+    queue_limit: float = 2.0
     chunk: int = 64 * _MIB
     depth: int = 2
-    patience: float = 1.0
+    reserve_timeout: float = 1.0
     staging: int = 32 * _MIB
     stores: Thresholds = msgspec.field(default_factory=Thresholds)
     loads: Thresholds = msgspec.field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
-        if self.way not in WAYS:
-            raise ValueError(f"way = {self.way!r} is not one of {', '.join(WAYS)}")
+        if self.path not in WAYS:
+            raise ValueError(f"path = {self.path!r} is not one of {', '.join(WAYS)}")
         _between(self, "programs", 1, 65535)
         _between(self, "depth", 1, 64)
         _between(self, "chunk", 1, _MOST_BYTES)
         _between(self, "staging", 64 * _KIB, _MOST_BYTES)
         _between(self, "store_bandwidth", 0, _MOST_BYTES)
         _between(self, "load_bandwidth", 0, _MOST_BYTES)
-        _some_time(self, "backlog")
-        _some_time(self, "patience")
+        _some_time(self, "queue_limit")
+        _some_time(self, "reserve_timeout")
 
 
 def _between(struct: msgspec.Struct, name: str, least: int, most: int) -> None:

@@ -4,7 +4,7 @@ It is separate from the daemon's: copies run in the engine's process, and their 
 those of CopySettings, with the tables [stores] and [loads] of Thresholds::
 
     store_bandwidth = "20GB/s"
-    backlog = "2s"
+    queue_limit = "2s"
 
     [stores]
     kernel_below = "32KiB"
@@ -147,7 +147,7 @@ def _text(path: Path) -> str:
         raise SettingsError(f"{path}: not UTF-8 text") from error
 
 
-def _read_way(raw: object) -> str:
+def _read_path(raw: object) -> str:
     if raw not in WAYS:
         raise ValueError(f"{shown(raw)} is not one of {', '.join(WAYS)}")
     return str(raw)
@@ -165,14 +165,14 @@ def _read_count(raw: object) -> int:
 
 
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
-    "way": _read_way,
+    "path": _read_path,
     "programs": _read_count,
     "store_bandwidth": _parse_rate,
     "load_bandwidth": _parse_rate,
-    "backlog": parse_duration,
+    "queue_limit": parse_duration,
     "chunk": parse_size,
     "depth": _read_count,
-    "patience": parse_duration,
+    "reserve_timeout": parse_duration,
     "staging": parse_size,
     **{f"{table}.{key}": parse_size for table in _TABLES for key in Thresholds.__struct_fields__},
 }

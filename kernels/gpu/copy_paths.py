@@ -198,7 +198,7 @@ def chosen(copy: Copy, settings: CopySettings, memory: FrameMemory) -> WayName:
 
     All copies of a transfer take the same path, since its layers are nearly alike.
     """
-    name = settings.way if settings.way != "auto" else _by_length(copy, settings)
+    name = settings.path if settings.path != "auto" else _by_length(copy, settings)
     return "staged" if name == "kernel" and memory is FrameMemory.PAGEABLE else name
 
 

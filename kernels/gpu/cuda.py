@@ -233,8 +233,7 @@ class CudaDevice:
             index: The device's index in torch.
             settings: Which copy path to use, and how much of the device.
             pinned: Returns whether all frames of these pages are registered with CUDA as a whole. It is called for each
-                copy,
-                since the answer changes while memory is being registered.
+                copy, since the answer changes while memory is being registered.
             driver: The driver of this device; by default a new one.
 
         Raises:

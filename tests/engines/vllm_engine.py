@@ -68,7 +68,7 @@ class VllmEngine:
             Their path.
         """
         settings = Path(self.folder.name) / "copy.toml"
-        settings.write_text('patience = "30s"\nbacklog = "30s"\n')
+        settings.write_text('reserve_timeout = "30s"\nqueue_limit = "30s"\n')
         return settings
 
     def ready(self) -> Self:

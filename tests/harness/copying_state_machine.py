@@ -14,7 +14,7 @@ from pagetier.kernels.config.copy_settings import CopySettings
 
 PAGE = 6016
 PROMPTS = 3
-COPYING = CopySettings(chunk=2 * PAGE, depth=2, patience=1.0, backlog=6 * PAGE / 2**31)
+COPYING = CopySettings(chunk=2 * PAGE, depth=2, reserve_timeout=1.0, queue_limit=6 * PAGE / 2**31)
 picks = st.integers(0, 1 << 16)
 prompts = st.integers(0, PROMPTS - 1)
 counts = st.integers(1, MOST_PAGES)

@@ -238,7 +238,7 @@ def test_a_configured_path_is_used(way: Any, memory: FrameMemory) -> None:
     """Unless a kernel would have to access memory that it cannot address."""
     copy = Placed(small_case()).copy(Direction.LOAD)
     reached = way != "kernel" or memory is FrameMemory.REACHED
-    assert chosen(copy, CopySettings(way=way), memory) == (way if reached else "staged")
+    assert chosen(copy, CopySettings(path=way), memory) == (way if reached else "staged")
 
 
 def test_published_figures_are_the_default() -> None:

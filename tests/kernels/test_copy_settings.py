@@ -44,7 +44,7 @@ def refused(text: str) -> str:
 def test_the_defaults_have_known_values() -> None:
     settings = CopySettings()
     assert settings.stores == settings.loads == Thresholds(32 * KIB, 32 * KIB)
-    assert (settings.way, settings.chunk, settings.depth) == ("auto", 64 * MIB, 2)
+    assert (settings.path, settings.chunk, settings.depth) == ("auto", 64 * MIB, 2)
     assert (settings.store_bandwidth, settings.load_bandwidth) == (0, 0)
     assert settings.programs == GRID.programs
 
@@ -52,15 +52,15 @@ def test_the_defaults_have_known_values() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"way": "both"},
+        {"path": "both"},
         {"programs": 0},
         {"depth": 0},
         {"chunk": 0},
         {"staging": 1},
         {"load_bandwidth": -1},
-        {"backlog": 0.0},
-        {"patience": float("nan")},
-        {"patience": float("inf")},
+        {"queue_limit": 0.0},
+        {"reserve_timeout": float("nan")},
+        {"reserve_timeout": float("inf")},
     ],
 )
 def test_a_value_out_of_range_is_rejected_by_name(given: dict[str, object]) -> None:
@@ -111,7 +111,7 @@ def test_a_named_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_text_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "copy.toml"
-    path.write_bytes(b'way = "\xff"')
+    path.write_bytes(b'path = "\xff"')
     with pytest.raises(SettingsError, match="not UTF-8"):
         load_settings(path)
 
@@ -134,14 +134,14 @@ def test_where_settings_are_written(tmp_path: Path) -> None:
 
 def test_a_file_may_have_all_keys() -> None:
     text = """
-        way = "dma"
+        path = "dma"
         programs = 8
         store_bandwidth = "20GB/s"
         load_bandwidth = "1.5GiB"
-        backlog = "250ms"
+        queue_limit = "250ms"
         chunk = "16 MiB"
         depth = 3
-        patience = 2
+        reserve_timeout = 2
         staging = 1048576
         [stores]
         kernel_below = "16KiB"
@@ -151,14 +151,14 @@ def test_a_file_may_have_all_keys() -> None:
         staged_below = 4096
     """
     assert read_settings(text, "") == CopySettings(
-        way="dma",
+        path="dma",
         programs=8,
         store_bandwidth=20 * 10**9,
         load_bandwidth=3 << 29,
-        backlog=0.25,
+        queue_limit=0.25,
         chunk=16 * MIB,
         depth=3,
-        patience=2.0,
+        reserve_timeout=2.0,
         staging=MIB,
         stores=Thresholds(16 * KIB, MIB),
         loads=Thresholds(0, 4096),
@@ -173,10 +173,10 @@ def test_a_file_may_have_all_keys() -> None:
         ("[store]\nkernel_below = 1", 'unknown key "store" (= {kernel_below = 1}); did you mean "stores"?'),
         ('[loads]\nstaged_bellow = "1K"', 'unknown key "loads.staged_bellow"'),
         ('[loads]\nstaged_bellow = "1K"', 'did you mean "loads.staged_below"?'),
-        ("zzz = 1", 'unknown key "zzz" (= 1); there are way, programs'),
+        ("zzz = 1", 'unknown key "zzz" (= 1); there are path, programs'),
         ("stores = 1", "stores = 1: must be a table, [stores]"),
-        ('way = "dmaa"', 'way = "dmaa" is not one of auto, kernel, staged, dma'),
-        ("way = [1]", "way = [1] is not one of"),
+        ('path = "dmaa"', 'path = "dmaa" is not one of auto, kernel, staged, dma'),
+        ("path = [1]", "path = [1] is not one of"),
         ('programs = "8"', 'programs = "8" is not a whole number'),
         ("depth = true", "depth = true is not a whole number"),
         ("depth = 0", "depth = 0 is not between 1 and 64"),
@@ -186,14 +186,14 @@ def test_a_file_may_have_all_keys() -> None:
         ("chunk = 1.5", "chunk = 1.5 is not a size"),
         ("staging = 9223372036854775808", "staging = 9223372036854775808 is too large: a size is at most 8192.0 PiB"),
         ('load_bandwidth = "fast"', 'load_bandwidth = "fast" is not a size'),
-        ("backlog = -0.5", "backlog = -0.5 is not a duration"),
-        ("backlog = nan", "backlog = nan is not a duration"),
-        ('patience = "2 fortnights"', 'patience = "2 fortnights" is not a duration'),
-        ("patience = false", "patience = false is not a duration"),
-        ("patience = 0", "patience = 0.0 is not a number of seconds"),
+        ("queue_limit = -0.5", "queue_limit = -0.5 is not a duration"),
+        ("queue_limit = nan", "queue_limit = nan is not a duration"),
+        ('reserve_timeout = "2 fortnights"', 'reserve_timeout = "2 fortnights" is not a duration'),
+        ("reserve_timeout = false", "reserve_timeout = false is not a duration"),
+        ("reserve_timeout = 0", "reserve_timeout = 0.0 is not a number of seconds"),
         ("[stores]\nkernel_below = 65536", "stores.kernel_below = 65536 exceeds staged_below = 32768"),
         ("[loads]\nkernel_below = 2020-01-01", "loads.kernel_below = 2020-01-01 is not a size"),
-        ("way = ", "Invalid value (at end of document)"),
+        ("path = ", "Invalid value (at end of document)"),
     ],
 )
 def test_errors_name_the_file_and_the_key(text: str, words: str) -> None:
@@ -225,14 +225,14 @@ def test_bandwidths_are_sizes_with_or_without_a_suffix(nbytes: int) -> None:
 thresholds = st.tuples(*[st.integers(0, 2**40)] * 2).map(lambda pair: Thresholds(min(pair), max(pair)))
 any_settings = st.builds(
     CopySettings,
-    way=st.sampled_from(WAYS),
+    path=st.sampled_from(WAYS),
     programs=st.integers(1, 65535),
     store_bandwidth=st.integers(0, 2**63 - 1),
     load_bandwidth=st.integers(0, 2**63 - 1),
-    backlog=st.floats(1e-300, 86400),
+    queue_limit=st.floats(1e-300, 86400),
     chunk=st.integers(1, 2**63 - 1),
     depth=st.integers(1, 64),
-    patience=st.floats(1e-300, 86400),
+    reserve_timeout=st.floats(1e-300, 86400),
     staging=st.integers(64 * KIB, 2**63 - 1),
     stores=thresholds,
     loads=thresholds,
@@ -248,7 +248,7 @@ def test_written_settings_are_read_back_from_any_old_file(
     first = _merged("", before, "first")
     assert read_settings(first, "") == before
     assert read_settings(_merged(first, settings, measured), "") == settings
-    assert read_settings(_merged("backlog = [\n", settings, measured), "") == settings
+    assert read_settings(_merged("queue_limit = [\n", settings, measured), "") == settings
 
 
 def test_lines_written_by_people_are_kept(tmp_path: Path) -> None:

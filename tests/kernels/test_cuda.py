@@ -89,7 +89,7 @@ def test_copy_engines_move_the_bytes(
     direction: Direction, pinned: bool, library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
     """Pinned memory is copied in batches, other memory run by run."""
-    made = Made(library, way="dma")
+    made = Made(library, path="dma")
     made.pinned = pinned
     its = placed()
     wanted = its.after(its.copy(direction))
@@ -103,7 +103,7 @@ def test_memory_with_another_device_address_counts_as_not_pinned(
     library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
     library.same_addresses = 0
-    Made(library, way="dma").device.stream(Direction.STORE).enqueue(placed().copy(Direction.STORE))
+    Made(library, path="dma").device.stream(Direction.STORE).enqueue(placed().copy(Direction.STORE))
     assert not library.batches
     assert torch.streams
 
@@ -112,7 +112,7 @@ def test_memory_with_another_device_address_counts_as_not_pinned(
 def test_without_memory_for_a_ring_the_engines_copy_alone(
     direction: Direction, library: SimulatedDriver, torch: SimulatedTorch
 ) -> None:
-    made = Made(library, way="staged", staging=1 << 20)
+    made = Made(library, path="staged", staging=1 << 20)
     torch.room = (1 << 19) - 1
     its = placed()
     wanted = its.after(its.copy(direction))
@@ -153,7 +153,7 @@ def test_objects_that_are_not_torchs_are_rejected(
 
 def test_missing_memory_for_tables_fails_only_that_copy(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """The parts already enqueued, on any queue, are complete before the next event."""
-    stream = Made(library, way="dma").device.stream(Direction.STORE)
+    stream = Made(library, path="dma").device.stream(Direction.STORE)
     full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream, "_way", lambda _: full)
@@ -177,7 +177,7 @@ def test_a_cache_on_another_device_is_rejected(library: SimulatedDriver, torch: 
 
 def test_calls_that_use_a_stream_relax_the_thread(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """Each such call does, whichever is the first."""
-    stream = Made(library, way="dma").device.stream(Direction.STORE)
+    stream = Made(library, path="dma").device.stream(Direction.STORE)
     uses: list[Callable[[], Any]] = [
         lambda: stream.after(SimulatedEvent()),
         lambda: stream.enqueue(placed().copy(Direction.STORE)),
@@ -235,7 +235,7 @@ def test_errors_of_torch_are_device_errors(library: SimulatedDriver, torch: Simu
 
 
 def test_a_driver_that_fails_in_a_copy(library: SimulatedDriver, torch: SimulatedTorch) -> None:
-    stream = Made(library, way="dma").device.stream(Direction.STORE)
+    stream = Made(library, path="dma").device.stream(Direction.STORE)
     library.fail.add("cuMemcpyBatchAsync")
     with pytest.raises(DeviceError, match="cuMemcpyBatchAsync"):
         stream.enqueue(placed().copy(Direction.STORE))

@@ -69,7 +69,7 @@ class OnGpu:
 
 @cache
 def device_of(way: Any = "auto", pinned: bool = True, staging: int = 1 << 25) -> CudaDevice:
-    return CudaDevice(0, CopySettings(way=way, staging=staging), lambda _: pinned)
+    return CudaDevice(0, CopySettings(path=way, staging=staging), lambda _: pinned)
 
 
 @cache
@@ -203,7 +203,7 @@ class Copying:
     def __init__(self, way: Any, copy: Copy) -> None:
         self.counts = 0
         self.failed: BaseException | None = None
-        self._device, self._copy = CudaDevice(0, CopySettings(way=way, staging=1 << 20), lambda _: True), copy
+        self._device, self._copy = CudaDevice(0, CopySettings(path=way, staging=1 << 20), lambda _: True), copy
         self._stop, self._thread = Event(), Thread(target=self._work)
 
     def _work(self) -> None:

@@ -36,7 +36,7 @@ Exit codes:
 @click.option("--dry-run", is_flag=True, help="Measure and print, but do not write.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of tables.")
 def calibrate(**options: Any) -> None:
-    """Measure which way of copying is fastest at which length, and write the thresholds.
+    """Measure which copy path is fastest at which length, and write the thresholds.
 
     This takes half a minute, 256 MiB of the GPU's memory and as much of the host's. Run it while the GPU is idle. Only
     the thresholds are written; all other settings of the file are kept.

@@ -1,4 +1,4 @@
-"""Measures how fast each way copies runs of each length. Copies are enqueued in chunks, as the copier does."""
+"""Measures how fast each copy path copies runs of each length. Copies are enqueued in chunks, as the copier does."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ ROUNDS: Final = 5
 _LONGEST_S: Final = 60.0
 
 Streams = Callable[[WayName, Direction], Stream]
-"""Returns a stream whose copies all go one way."""
+"""Returns a stream whose copies all take one path."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class Measured(msgspec.Struct, frozen=True):
     Attributes:
         device: The name of the GPU.
         plain: GB/s of one large copy, by direction.
-        speeds: The speed of each way and length, by direction.
+        speeds: The speed of each copy path and length, by direction.
     """
 
     device: str
@@ -120,7 +120,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """The amount of work of a measurement: all of the memory is copied in chunks, in each round once by each way.
+    """The amount of work of a measurement: all of the memory is copied in chunks, in each round once by each path.
 
     Attributes:
         total_bytes: The size of the memory.
@@ -136,7 +136,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None) -> Measured:
-    """Measures each way on one GPU in both directions. Raises DeviceError without a GPU or with too little memory."""
+    """Measures each copy path on one GPU in both directions. Raises DeviceError without one, or without memory."""
     timing = timing or Timing()
     streams = gpu_streams(index, settings)
     try:
@@ -155,14 +155,14 @@ def gpu_streams(index: int, settings: CopySettings) -> Streams:
     CudaDevice(index, settings, lambda frames: True)  # reports a missing GPU before it is used
 
     def stream(way: WayName, direction: Direction) -> Stream:
-        device = CudaDevice(index, msgspec.structs.replace(settings, way=way), lambda frames: True)
+        device = CudaDevice(index, msgspec.structs.replace(settings, path=way), lambda frames: True)
         return device.stream(direction)
 
     return stream
 
 
 def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timing) -> Iterator[Speed]:
-    """Yields the median speed of each way and length."""
+    """Yields the median speed of each copy path and length."""
     by_way = {way: streams(way, direction) for way in COPY_WAYS}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)

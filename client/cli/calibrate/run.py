@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:
-    """Prints tables of the speeds in GB/s by length of run and way, with the way that is chosen for each length."""
+    """Prints tables of the speeds in GB/s by length of run and copy path, with the path chosen for each length."""
     from rich.console import Console
     from rich.table import Table
 
@@ -37,7 +37,7 @@ def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:
 
 
 def _rows(speeds: list[Speed], thresholds: Thresholds) -> list[list[str]]:
-    by_place = {(speed.run_bytes, speed.way): f"{speed.gb_per_s:.1f}" for speed in speeds}
+    by_place = {(speed.run_bytes, speed.path): f"{speed.gb_per_s:.1f}" for speed in speeds}
     lengths = sorted({speed.run_bytes for speed in speeds})
     return [
         [spell_size(nbytes), *(by_place.get((nbytes, way), "") for way in COPY_WAYS), way_of(thresholds, nbytes)]

@@ -16,7 +16,7 @@ COPY_WAYS: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
 """The ways to which run lengths are assigned, from the shortest runs to the longest."""
 
 ALWAYS: Final = 1 << 40
-"""The threshold of a way that is the fastest for the longest measured run, too."""
+"""The threshold of a copy path that is the fastest for the longest measured run, too."""
 
 _HANDICAP: Final = np.log([1.03, 1.03, 1.0])
 """Kernels use processors that the model needs, DMA does not: a gain of 3 % or less is not worth it."""
@@ -27,9 +27,9 @@ _Scores = npt.NDArray[np.float64]
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """The speed of one way with runs of one length, in 10^9 bytes a second."""
+    """The speed of one copy path with runs of one length, in 10^9 bytes a second."""
 
-    way: str
+    path: str
     run_bytes: int
     gb_per_s: float
 
@@ -39,13 +39,13 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
 
     All divisions of the lengths are compared by the sum of the logarithms of their speeds: no single speed decides, and
     the same relative loss counts alike at every length. A threshold lies where the two speeds cross, between the
-    lengths where the way changes. Speeds that are not above 0 count as not measured.
+    lengths where the path changes. Speeds that are not above 0 count as not measured.
 
     Raises:
         ValueError: No speed was measured.
     """
     usable = [
-        speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.way in COPY_WAYS
+        speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.path in COPY_WAYS
     ]
     if not usable:
         raise ValueError("no speed was measured")
@@ -60,7 +60,7 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
 
 
 def way_of(thresholds: Thresholds, run_bytes: int) -> str:
-    """Returns the way of runs of this length."""
+    """Returns the copy path of runs of this length."""
     if run_bytes < thresholds.kernel_below:
         return "kernel"
     return "staged" if run_bytes < thresholds.staged_below else "dma"
@@ -70,7 +70,7 @@ def _scores(speeds: Iterable[Speed], lengths: list[int]) -> _Scores:
     """Returns [ways, lengths]: logarithms of the best measured speeds, less the handicaps."""
     scores = np.full((len(COPY_WAYS), len(lengths)), _UNMEASURED)
     for speed in speeds:
-        at = COPY_WAYS.index(speed.way), lengths.index(speed.run_bytes)
+        at = COPY_WAYS.index(speed.path), lengths.index(speed.run_bytes)
         scores[at] = max(scores[at], np.log(speed.gb_per_s) - _HANDICAP[at[0]])
     return scores
 
@@ -90,13 +90,13 @@ def _total(sums: _Scores, first: int, second: int) -> float:
 
 
 def _between(lengths: list[int], leads: _Scores, cut: int) -> int:
-    """Returns the length from which the next way is faster.
+    """Returns the length from which the next path is faster.
 
     It is above the last length before the cut and at most the first one after it.
 
     Args:
         lengths: The measured lengths.
-        leads: By how much the way before the cut is faster, at each length.
+        leads: By how much the path before the cut is faster, at each length.
         cut: The number of lengths before the cut.
     """
     if cut in (0, len(lengths)):

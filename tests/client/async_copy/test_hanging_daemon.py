@@ -22,7 +22,7 @@ from pagetier.kernels.layout.slot_map import slot_map
 from running_daemon import RunningDaemon, eventually
 
 PATIENCE_S = 4.0
-COPYING = CopySettings(chunk=1 << 20, patience=PATIENCE_S)
+COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
 STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
 SLACK_S = 3.0  # for a busy machine
 
@@ -97,7 +97,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
 
 def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon, client: Client) -> None:
     """Requests that the socket does not take at once are sent later."""
-    engine = Engine(client, 1, CopySettings(chunk=1 << 20, patience=LONG_S))
+    engine = Engine(client, 1, CopySettings(chunk=1 << 20, reserve_timeout=LONG_S))
     daemon.signal(signal.SIGSTOP)
     chains = [engine.keys(at, 1) for at in range(400)]
     slots = slots_of(1)

@@ -61,9 +61,9 @@ def test_a_missing_gpu_raises() -> None:
 
 
 def test_an_invalid_configuration_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "copy.toml").write_text('backlog = "-1s"')
+    (tmp_path / "copy.toml").write_text('queue_limit = "-1s"')
     monkeypatch.setenv(COPY_VARIABLE, str(tmp_path / "copy.toml"))
-    with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(SettingsError, match="backlog"):
+    with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(SettingsError, match="queue_limit"):
         open_copier(client, cache_of(1)[1])
 
 

@@ -17,7 +17,7 @@ from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
 
 PAGE = 6016
-COPYING = CopySettings(chunk=2 * PAGE, depth=2, patience=1.0)
+COPYING = CopySettings(chunk=2 * PAGE, depth=2, reserve_timeout=1.0)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_chunks_are_published_as_their_events_come(world: World) -> None:
 
 
 def test_the_last_pages_of_a_store_are_left_out_when_the_backlog_is_full(world: World) -> None:
-    process = Process(world, msgspec.structs.replace(COPYING, backlog=3.5 * PAGE / 2**31))
+    process = Process(world, msgspec.structs.replace(COPYING, queue_limit=3.5 * PAGE / 2**31))
     store = granted(process, 1, 5)
     assert process.copier.left_out == 2 and world.owner.settle() == 3
     other = granted(process, 2, 2)
@@ -95,7 +95,7 @@ def test_the_last_pages_of_a_store_are_left_out_when_the_backlog_is_full(world: 
 
 
 def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
-    process = Process(world, msgspec.structs.replace(COPYING, depth=8, backlog=10.0, store_bandwidth=2 * PAGE))
+    process = Process(world, msgspec.structs.replace(COPYING, depth=8, queue_limit=10.0, store_bandwidth=2 * PAGE))
     granted(process, 1, 5)
     stream = process.device.streams[0]
     assert len(copies(stream)) == 1

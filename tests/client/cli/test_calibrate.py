@@ -100,7 +100,7 @@ def test_json_has_speeds_and_thresholds(place: Path, used_settings: list[CopySet
     result = json.loads(run("--json", "--dry-run").stdout)
     assert result["device"] == "Some GPU"
     assert result["thresholds"]["load"] == {"kernel_below": 0, "staged_below": 0}
-    assert result["speeds"]["store"][0] == {"way": "kernel", "run_bytes": 2048, "gb_per_s": 45.0}
+    assert result["speeds"]["store"][0] == {"path": "kernel", "run_bytes": 2048, "gb_per_s": 45.0}
 
 
 def failed(*arguments: str) -> str:

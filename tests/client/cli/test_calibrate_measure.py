@@ -1,4 +1,4 @@
-"""Tests the measurements of `pagetier calibrate`: runs of one length, and each way at each length, on any device."""
+"""Tests the measurements of `pagetier calibrate`: runs of one length, and each copy path at each length."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
 
     found = list(speeds_of(scene, stream, Direction.STORE, SMALL))
     assert asked == [(way, Direction.STORE) for way in COPY_WAYS]
-    assert [(speed.way, speed.run_bytes) for speed in found] == [
+    assert [(speed.path, speed.run_bytes) for speed in found] == [
         (way, nbytes) for nbytes in SMALL.runs for way in COPY_WAYS
     ]
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
