@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from fake_vllm_scheduler import FINISHED, Scheduler, Step
+from fake_vllm_requests import FINISHED, Step
+from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from secrets import token_hex
 
@@ -13,22 +13,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from pagetier.client import Client
-from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm import worker as half
-from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
-from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf, Zeroing
-from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import MatchHandle
-from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.client.engines.vllm.worker import WorkerHalf, Zeroing
+from pagetier.client.keys import Keys
 from pagetier.kernels.layout.page_layout import Shard
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_first
+from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
 BLOCKS_TO_STORE = (7, 2, 19, 23, 1)
 BLOCKS_TO_LOAD = (3, 22, 4, 11, 8)
-COPYING = CopySettings()
-WHOLE = Shard(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -41,64 +36,6 @@ def daemon() -> Iterator[RunningDaemon]:
 def client(daemon: RunningDaemon) -> Iterator[Client]:
     with daemon.client() as attached:
         yield attached
-
-
-def worker_of(
-    client: Client,
-    *caches: Cache,
-    salt: str,
-    settings: CopySettings = COPYING,
-    shard: Shard = WHOLE,
-    zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
-) -> WorkerHalf:
-    lanes = []
-    for at, cache in enumerate(caches):
-        paged = paged_cache(cache.layers, cache.spec, shard, HEADS)
-        space = Namespace(
-            model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
-        )
-        lanes.append(RankGroup(paged, space, open_copier(client, paged, settings)))
-    return WorkerHalf(client, lanes, lambda: None, zeroing)
-
-
-def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:
-    return worker.rank_groups[group].namespace.keys(range(prompt << 20, (prompt << 20) + pages * TOKENS))
-
-
-def store_command(
-    worker: WorkerHalf, group: int, blocks: Sequence[int], *, held: bool = False, prompt: int = 0
-) -> StoreCommand:
-    keys = keys_of(worker, group, len(blocks), prompt)
-    return StoreCommand("storing", group, 0, keys.data, tuple(blocks), held, salt=keys.namespace.salt)
-
-
-def load_command(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadCommand:
-    groups = []
-    for group, blocks in wanted:
-        with client.match(keys_of(worker, group, len(blocks))) as match:
-            groups.append(GroupLoad(group, match.to_handle(), tuple(blocks)))
-    return LoadCommand("loading", tuple(groups))
-
-
-def ends(worker: WorkerHalf) -> Finished:
-    """Returns everything that has ended, once nothing is in progress."""
-    finished: list[Finished] = []
-
-    def quiet() -> bool:
-        finished.append(worker.finished(True))
-        return not worker._storing and not worker._loading
-
-    assert eventually(quiet, 20.0)
-    return Finished(
-        frozenset().union(*(one.stored for one in finished)),
-        frozenset().union(*(one.loaded for one in finished)),
-        frozenset().union(*(one.failed for one in finished)),
-        frozenset().union(*(one.blocks for one in finished)),
-    )
-
-
-def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -225,43 +162,6 @@ def test_pages_with_block_0_are_not_stored(client: Client) -> None:
     assert found == [1, 0, 1]
 
 
-def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> None:
-    cache = heads_first()
-    worker = worker_of(client, cache, salt=token_hex(8))
-    worker.store([store_command(worker, 0, (5, 6), held=True), store_command(worker, 0, (7,), held=True, prompt=1)])
-    stored: list[str] = []
-
-    def named() -> bool:
-        stored.extend(worker.finished(False).stored)
-        return not worker._storing
-
-    assert eventually(named, 10.0)
-    assert stored == ["storing"]
-    assert not worker.finished(False).stored
-
-
-def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
-    first, second, _ = aliased()
-    worker = worker_of(client, first, second, salt=token_hex(8))
-    worker.store([store_command(worker, at, (at + 1, at + 3)) for at in range(2)])
-    ends(worker)
-    command = load_command(worker, client, (0, (10, 11)), (1, (12, 13)))
-    pages = command.groups[1].pages
-    worse = MatchHandle(pages.segments_id, pages.page_tokens, pages.entries, bytes(8) + pages.serials[8:])
-    worker.load([LoadCommand("loading", (command.groups[0], GroupLoad(1, worse, command.groups[1].blocks)))])
-    done = ends(worker)
-    assert done.loaded == done.failed == {"loading"}
-    assert done.blocks == {10, 11, 12, 13}
-    assert worker.counters.taken()["failed_loads"] == 1
-
-
-def test_pages_of_another_daemon_are_not_loaded(client: Client) -> None:
-    worker = worker_of(client, heads_first(), salt=token_hex(8))
-    command = LoadCommand("loading", (GroupLoad(0, MatchHandle(1, 16, bytes(8), bytes(16)), (3, 4)),))
-    worker.load([command])
-    assert ends(worker).failed == {"loading"}
-
-
 @pytest.mark.parametrize("zeroing", Zeroing)
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(steps=st.lists(st.lists(st.integers(1, 16), min_size=4, unique=True), min_size=3, max_size=8))
@@ -299,46 +199,6 @@ def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
         return not ends(worker).failed
 
 
-def slow_of(cache: Cache, client: Client, pages: int) -> CopySettings:
-    """Limits stores and loads to `pages` pages a second, one at a time."""
-    nbytes = worker_of(client, cache, salt="size").rank_groups[0].cache.page.nbytes
-    return CopySettings(chunk=nbytes, depth=1, store_bandwidth=pages * nbytes, load_bandwidth=pages * nbytes)
-
-
-def test_a_load_is_reported_when_all_groups_have_ended(client: Client) -> None:
-    """One group ends long before the other."""
-    salt, blocks = token_hex(8), tuple(range(1, 17))
-    sources, targets = aliased()[:2], aliased()[:2]
-    for block in blocks:
-        sources[0].put(block, block)
-    storing = worker_of(client, *sources, salt=salt)
-    storing.store([store_command(storing, 0, blocks), store_command(storing, 1, (20,))])
-    ends(storing)
-    loading = worker_of(client, *targets, salt=salt, settings=slow_of(targets[0], client, 40))
-    loading.load([load_command(loading, client, (0, blocks), (1, (20,)))])
-    loaded = False
-    while not loaded:
-        finished = loading.finished(False)
-        loaded = bool(finished.loaded)
-        assert not finished.failed
-    assert all(same(sources[0].page(block), targets[0].page(block)) for block in blocks)
-
-
-def test_a_request_is_reported_when_all_its_blocks_were_read(client: Client) -> None:
-    first, second, _ = aliased()
-    settings = slow_of(first, client, 30)
-    worker = worker_of(client, first, second, salt=token_hex(8), settings=settings)
-    commands = [
-        store_command(worker, 0, (1,), held=True),
-        store_command(worker, 1, tuple(range(2, 12)), held=True),
-    ]
-    worker.store(commands)
-    named: frozenset[str] = frozenset()
-    while not named:
-        named = worker.finished(False).stored
-    assert not worker._storing, "a store is still in progress"
-
-
 def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> None:
     """Pages of one layout have the same meaning in caches of two shapes."""
     salt = token_hex(8)
@@ -351,12 +211,3 @@ def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> N
     assert not ends(loading).failed
     for one, other in zip(source.layers, target.layers, strict=True):
         assert torch.equal(one[:, 5], other[9])
-
-
-def test_close_ends_all_copies(daemon: RunningDaemon) -> None:
-    with daemon.client() as client:
-        worker = worker_of(client, heads_first(), salt=token_hex(8))
-        worker.store([store_command(worker, 0, (1, 2, 3))])
-        worker.close()
-        assert not client.attached
-    assert eventually(lambda: not daemon.header()["open_entries"])

@@ -1,0 +1,85 @@
+"""A simulated client and requests for tests of the vLLM scheduler's half."""
+
+from __future__ import annotations
+
+import threading
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+from pagetier.client.group_match import GroupKeys, Lookup
+
+PAGE = 4
+
+
+class FakeClient:
+    """A fake client that finds what the test configures, and counts calls.
+
+    Attributes:
+        here: Tokens in memory.
+        available_tokens: Tokens in memory and on disk.
+    """
+
+    def __init__(self) -> None:
+        self.here = self.available_tokens = 0
+        self.matches = self.prefetches = self.pinned = 0
+        self.answered = False
+        self.takes = threading.Event()
+        self.takes.set()
+        self.limits: list[int | None] = []
+        self.counted: list[Lookup] = []
+
+    def find_groups(self, groups: list[GroupKeys], limit: int | None = None) -> Any:
+        self.matches += 1
+        self.limits.append(limit)
+        self.pinned += 1
+        most = limit if limit is not None else 1 << 30
+        return Found(self, min(self.here, most), min(self.available_tokens, most))
+
+    def count_lookup(self, lookup: Lookup) -> None:
+        self.counted.append(lookup)
+
+    def prefetch_groups(self, match: Any, timeout: float) -> Any:
+        assert self.takes.wait(30)
+        self.timeout = timeout
+        self.prefetches += 1
+        fake = self
+
+        class Prefetch:
+            @property
+            def ready(self) -> bool:
+                return fake.answered
+
+        return Prefetch()
+
+
+class Found:
+    def __init__(self, fake: FakeClient, tokens: int, available: int) -> None:
+        self.fake, self.tokens, self.available_tokens, self.held = fake, tokens, available, True
+        self.matches: tuple[Any, ...] = ()
+        self.start_pages: tuple[int, ...] = ()
+        self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
+
+    def release(self) -> None:
+        self.fake.pinned -= self.held
+        self.held = False
+
+    def __enter__(self) -> Found:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def request(tokens: int = 41, name: str = "one") -> Any:
+    hashes = [sha256(bytes([at])).digest() for at in range(tokens // PAGE)]
+    return SimpleNamespace(
+        request_id=name, num_tokens=tokens, num_computed_tokens=0, block_hashes=hashes, is_finished=lambda: False
+    )
+
+
+def nothing_scheduled() -> Any:
+    cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    return SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=cached, num_scheduled_tokens={}, scheduled_spec_decode_tokens={}
+    )
