@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.groups import EVERYTHING, Group
-from pagetier.client.keys import KEY_BYTES, Keys
+from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.shm._core import Session, miss
+from pagetier.shm._core import KEY_BYTES, Session, miss
 
 _KEY: Final = np.dtype(("V", KEY_BYTES))
 

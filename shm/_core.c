@@ -1,4 +1,5 @@
 /* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
+#include "binding/constants.h"
 #include "binding/key_hashes.h"
 #include "binding/owner_type.h"
 #include "binding/session_publish.h"
@@ -48,11 +49,7 @@ PyMODINIT_FUNC PyInit__core(void)
     PinsType = add_type(module, "Pins", &pins_spec);
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
-        add_type(module, "Observer", &observer_spec) && PyModule_AddIntConstant(module, "SLOTS", PT_SLOTS) == 0 &&
-        PyModule_AddIntConstant(module, "PARTS", PT_PARTS) == 0 && PyModule_AddIntConstant(module, "FORMAT", PT_FORMAT) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_NOTHING", PT_IDLE_NOTHING) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_MORE", PT_IDLE_MORE) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_DROPPED", PT_IDLE_DROPPED) == 0)
+        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module))
         return module;
     Py_DECREF(module);
     return NULL;

@@ -3,6 +3,7 @@
 An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64.
 """
 
+from enum import IntEnum, IntFlag
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, final
 
@@ -12,12 +13,53 @@ from typing_extensions import Buffer
 Array: TypeAlias = Buffer | npt.NDArray[Any]
 _P = TypeVar("_P", bound=Pins)
 
-FORMAT: int
-PARTS: int
-SLOTS: int
-IDLE_NOTHING: int
-IDLE_MORE: int
-IDLE_DROPPED: int
+FORMAT: int  # of the segments
+KEY_BYTES: int
+SLOTS: int  # the most attachments
+PARTS: int  # the most parts of a page
+GROUPS: int  # the most groups of one match
+STATUS_BYTES: int  # the longest status of the disk tier
+LEAST_FRAME_BYTES: int
+NO_ENTRY: int  # in place of an entry's number: the page was not granted
+
+class ReserveOutcome(IntEnum):
+    """The outcome of one page of reserve() or fetch(); ABSENT only of fetch()."""
+
+    GRANTED = ...
+    PRESENT = ...
+    PENDING = ...
+    REFUSED_FULL = ...
+    REFUSED_SIZE = ...
+    ABSENT = ...
+
+class WriteRule(IntEnum):
+    """Which pages are written to disk: those about to be evicted, all at once, or evicted ones that were used again."""
+
+    EVICTED = ...
+    THROUGH = ...
+    SECOND = ...
+
+class WriteResult(IntEnum):
+    """The result of one write. FAILED and SKIPPED: it is not tried again; AGAIN: no write was attempted."""
+
+    FAILED = ...
+    DONE = ...
+    SKIPPED = ...
+    AGAIN = ...
+
+class TierFlag(IntFlag):
+    """The tiers of a flush."""
+
+    MEMORY = ...
+    DISK = ...
+    BOTH = ...
+
+class IdleResult(IntEnum):
+    """The result of drop_idle(). MORE: call again; DROPPED: a namespace has no pages any more."""
+
+    NOTHING = ...
+    MORE = ...
+    DROPPED = ...
 
 class ShmError(Exception):
     """The segments cannot be used; the message says why."""
@@ -26,7 +68,7 @@ def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[i
     """Returns the sizes in bytes of index, lock words and arena."""
 
 def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
-    """Returns each hash XOR the digest, end to end; all of them have 32 bytes. Raises TypeError and ValueError."""
+    """Returns each hash XOR the digest, end to end; all of them have KEY_BYTES. Raises TypeError and ValueError."""
 
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """Returns an empty match, for callers without a session."""
@@ -159,7 +201,7 @@ class Session:
         Args:
             kind: The class of the result.
             context: Kept by the result for the caller.
-            keys: 32 bytes each, head first.
+            keys: KEY_BYTES each, head first.
             page_tokens: Tokens of a page, for the statistics.
         """
     def rematch(self, kind: type[_P], context: object, keys: Array, first: Pins, /) -> _P:
@@ -327,7 +369,7 @@ class Owner:
     def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
         """Checks about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
 
-        Returns (found, pages, space). found: IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED. pages: how many
+        Returns (found, pages, space). found: an IdleResult. pages: how many
         pages of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
         """
     def reserve(
@@ -350,12 +392,12 @@ class Owner:
             part: The writer's part of each page.
             parts: The number of parts of each page.
             ttl_ns: The reservations expire after this time.
-            keys: 32 bytes each.
+            keys: KEY_BYTES each.
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
 
         Returns:
-            Outcomes (u8), entries (u32) and serials (u64).
+            ReserveOutcome (u8), entries (u32) and serials (u64).
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
@@ -381,16 +423,16 @@ class Owner:
 
         Returns how many it evicted.
         """
-    def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
-        """Removes a namespace's pages (-1: all pages) from tiers (1 memory, 2 disk).
+    def flush(self, space: int, tiers: TierFlag, /) -> tuple[int, int]:
+        """Removes a namespace's pages (-1: all pages) from tiers.
 
         Returns (dropped, kept because in use).
         """
-    def disk_open(self, frames: int, rule: int, /) -> None:
-        """Opens a disk tier of so many frames, empty until it reports. rule: enum pt_write_rule (owner.h)."""
+    def disk_open(self, frames: int, rule: WriteRule, /) -> None:
+        """Opens a disk tier of so many frames, empty until it reports."""
     def disk_shrink(self, frames: int, /) -> None:
         """Reduces the capacity of the tier, which has less room than it reported, and evicts what no longer fits."""
-    def disk_rule(self, rule: int, /) -> None:
+    def disk_rule(self, rule: WriteRule, /) -> None:
         """Changes the write rule. Pages that were excluded from writing before are considered again."""
     def unwritten(self) -> tuple[int, int, int]:
         """Returns the pages and bytes still to be written by the present rule, and the pages that stay in memory only.
@@ -420,14 +462,14 @@ class Owner:
             until end_orders().
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
-        """Ends writes that were commanded. results: one byte each, an enum pt_write_result (write_behind.h)."""
+        """Ends writes that were commanded. results: a WriteResult (u8) each."""
     def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
-        """Grants frames for pages on disk to the worker's slot. Returns the same as reserve(); outcome 5: absent.
+        """Grants frames for pages on disk to the worker's slot. Returns the same as reserve().
 
         Args:
             slot: The slot of the worker.
             ttl_ns: The grants expire after this time.
-            keys: 32 bytes each.
+            keys: KEY_BYTES each.
             most_frames: Pages that would exceed this number of frames are rejected; 0: no limit.
         """
     def sizes(self, entries: Array, /) -> bytes:

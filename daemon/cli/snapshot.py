@@ -269,7 +269,7 @@ def _disk(header: dict[str, int], report: DiskReport) -> PageTier:
 
 def _disk_work(header: dict[str, int]) -> DiskWork:
     counters = {name: header[f"disk_{name}"] for name in ("written", "read", "lost", "damaged")}
-    return DiskWork(**counters, skipped=header["disk_spared"])
+    return DiskWork(**counters, skipped=header["disk_skipped"])
 
 
 def _disk_report(observer: Observer) -> DiskReport:

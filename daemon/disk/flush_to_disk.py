@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
-from pagetier.shm._core import Owner
+from pagetier.shm._core import Owner, WriteRule
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
 from pagetier.shm.units import format_size
@@ -37,7 +37,7 @@ class DiskFlush:
         if not self._write_behind.flush_all or number == 0:
             self._write_behind.flush_all = True
             self._write_behind.try_again()
-            self._owner.disk_rule(RULES["through"])
+            self._owner.disk_rule(WriteRule.THROUGH)
         self._write_behind.write_due()
         pages, nbytes, skipped = self._owner.unwritten()
         if not pages:
@@ -90,7 +90,7 @@ def missing_on_disk(owner: Owner) -> UnwrittenPages:
     From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
     """
     _, _, skipped = owner.unwritten()
-    owner.disk_rule(RULES["through"])  # with this rule the bytes of all pages that can be written are reported
+    owner.disk_rule(WriteRule.THROUGH)  # with this rule the bytes of all pages that can be written are reported
     pages, nbytes, larger = owner.unwritten()
     return UnwrittenPages(pages + larger, nbytes, skipped)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Write
 
@@ -27,7 +28,7 @@ class WriteBatch(msgspec.Struct, frozen=True):
 
     def only(self, which: list[int]) -> WriteBatch:
         """Returns a batch of the pages at these positions, in this order."""
-        widths = (4, 8, 32, 8, 4, 8, 4)
+        widths = (4, 8, KEY_BYTES, 8, 4, 8, 4)
         fields = (getattr(self, name) for name in self.__struct_fields__)
         return WriteBatch(
             *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))

@@ -13,22 +13,25 @@ from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOption
 from pagetier.daemon.disk.status import Busy
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import Owner
+from pagetier.shm._core import KEY_BYTES, Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 
-RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
+RULES: Final[Mapping[str, WriteRule]] = {
+    "evict": WriteRule.EVICTED,
+    "through": WriteRule.THROUGH,
+    "second": WriteRule.SECOND,
+}
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
 _MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is limited
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
 _RECHECK_S: Final = 10.0  # the check walks over the whole index
-# Values of enum pt_write_result in shm/core/daemon/write_behind.h.
-_FAILED, _DONE, _SKIPPED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
-    bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
+    bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]),
+    bytes([WriteResult.FAILED, WriteResult.DONE, WriteResult.AGAIN, WriteResult.AGAIN]),
 )
 
 
@@ -219,16 +222,16 @@ class WriteBehind:
         verdicts = [self._budget.allows(chain, size) for chain, size in zip(chains, sizes, strict=True)]
         skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
         if len(skipped):
-            self._owner.end_orders(skipped.entries, bytes([_SKIPPED]) * len(skipped))
+            self._owner.end_orders(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))
         return batch.only([i for i, allowed in enumerate(verdicts) if allowed])
 
     def _drop(self, drops: bytes) -> int:
         """Asks the worker to drop these keys and returns the number of the last command."""
         self._unsynced = True
         number = 0
-        for first in range(0, len(drops), 32 * _MOST_DROPS):
+        for first in range(0, len(drops), KEY_BYTES * _MOST_DROPS):
             number = next(self._numbers)
-            self._put(Write(number, drops[first : first + 32 * _MOST_DROPS]), b"")
+            self._put(Write(number, drops[first : first + KEY_BYTES * _MOST_DROPS]), b"")
             point("write_behind.dropped")
         return number
 

@@ -12,7 +12,7 @@ import msgspec
 from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import IndexOptions
-from pagetier.shm._core import IDLE_NOTHING, Owner
+from pagetier.shm._core import IdleResult, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.units import spell_duration
@@ -96,7 +96,7 @@ class IdleNamespaces:
         if space is not None:
             self._left -= 1
             self._dropped(space, pages)
-        elif found == IDLE_NOTHING:
+        elif found == IdleResult.NOTHING:
             self._left = 0
             self._warn()
 

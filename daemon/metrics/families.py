@@ -65,7 +65,7 @@ def disk_families(sample: Sample) -> Iterator[Metric]:
     yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
     yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header["disk_damaged"])
     about = "Pages that the disk did not write, by rule or because it could not."
-    yield counter("write_skipped_pages", about, header["disk_spared"])
+    yield counter("write_skipped_pages", about, header["disk_skipped"])
     if report.standing is not Standing.NONE:
         yield _queue(sample)
         yield from _worker(report)

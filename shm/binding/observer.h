@@ -83,7 +83,7 @@ static PyObject *describe_header(const pt_view *v)
                          COUNTER(adopted), COUNTER(dropped), FIELD(disk_frames), FIELD(disk_used_frames), FIELD(disk_pages),
                          FIELD(disk_bytes), COUNTER(disk_written), COUNTER(disk_written_bytes), COUNTER(disk_read),
                          COUNTER(disk_read_bytes), COUNTER(disk_missed), COUNTER(disk_evicted), COUNTER(disk_evicted_bytes),
-                         COUNTER(disk_flushed), COUNTER(disk_lost), COUNTER(disk_spared), COUNTER(disk_damaged));
+                         COUNTER(disk_flushed), COUNTER(disk_lost), COUNTER(disk_skipped), COUNTER(disk_damaged));
 }
 
 /* The pages and frames that a slot has pinned. */

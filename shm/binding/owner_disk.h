@@ -40,7 +40,7 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes, spared): what still has to be written by the present rule, and the pages that stay in
+/* unwritten() -> (pages, bytes, skipped): what still has to be written by the present rule, and the pages that stay in
  * memory only. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
@@ -48,7 +48,7 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     if (!owner_ready(self))
         return NULL;
     pt_sum sum = pt_unwritten(&self->shared);
-    return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.spared);
+    return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.skipped);
 }
 
 /* disk_close(): closes the tier with everything that it contained. */

@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from index_model import Hand, Page, State
 from index_state_machine import GEOMETRY, KEYS, LONGEST, SPACES, Member, StoringMachine, chains, flaws, picks, u32, u64
-from pagetier.shm._core import Pins
+from pagetier.shm._core import Pins, TierFlag
 
 
 class IndexMachine(StoringMachine):
@@ -136,7 +136,7 @@ class IndexMachine(StoringMachine):
         meant = [page for page in self.model.by_key.values() if space in (page.space, None)]
         free = [page for page in self.evictable() if page in meant]
         number = -1 if space is None else self.table.index(space)
-        assert self.owner.flush(number, 3) == (len(free), len(meant) - len(free))
+        assert self.owner.flush(number, TierFlag.BOTH) == (len(free), len(meant) - len(free))
         for page in free:
             del self.model.by_key[page.key]
 

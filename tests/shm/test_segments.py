@@ -15,7 +15,7 @@ import pytest
 from anonymous_segments import attach
 from forked_child import in_child
 from numbered_pages import FRAME, GEOMETRY, held, leave_pages, session_of
-from pagetier.shm._core import FORMAT, Observer, Owner, Session, ShmError
+from pagetier.shm._core import FORMAT, Observer, Owner, Session, ShmError, TierFlag
 from pagetier.shm.segment_files import lock
 from pagetier.shm.segments import Leftovers, Origin, SegmentRequest, Segments, UnfitError, take
 
@@ -191,7 +191,7 @@ def test_empty_segments_of_another_geometry_are_replaced(
     leave_pages(segment_request, 3)
     segments = take(segment_request)
     before = segments.owner.header()["segments_id"]
-    assert segments.owner.flush(0, 3)[0] == 3
+    assert segments.owner.flush(0, TierFlag.BOTH)[0] == 3
     segments.release()
     asked = msgspec.structs.replace(
         segment_request, geometry=msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})

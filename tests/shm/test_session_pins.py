@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pagetier.shm._core import Pins, ShmError, miss
+from pagetier.shm._core import Pins, ShmError, TierFlag, miss
 from seeded_random import chance
 from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned, three_pages
 
@@ -93,7 +93,7 @@ def test_a_replaced_page_is_not_pinned_again(world: World) -> None:
     entries, serials = first_of(world)
     assert len(world.session.repin(Pins, None, entries, serials)) == 1
     world.owner.settle()
-    world.owner.flush(-1, 3)
+    world.owner.flush(-1, TierFlag.BOTH)
     assert len(world.session.repin(Pins, None, entries, serials)) == 0
     world.store(world.session, 0, page(9))
     assert first_of(world)[0] == entries, "the test needs the same entry"
@@ -114,13 +114,13 @@ def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
             threading.Event().wait(float(random.uniform(0.0, 0.01)))
             pins.release()
             assert not pins.held
-            if world.owner.flush(-1, 3) == (1, 0):
+            if world.owner.flush(-1, TierFlag.BOTH) == (1, 0):
                 world.store(world.session, 1, page(2, size))
             else:
                 kept += 1
         assert copied == [0] or (copied == [1] and (out == 1).all())
         world.owner.settle()
-        assert world.owner.flush(-1, 3) == (1, 0), "the page is still pinned after the copy"
+        assert world.owner.flush(-1, TierFlag.BOTH) == (1, 0), "the page is still pinned after the copy"
     assert kept, "no copy was in progress: the test proves nothing"
     world.memory.close()
 

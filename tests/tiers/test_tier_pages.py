@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
 from pagetier.tiers.lmdb import LmdbTier
 from pagetier.tiers.null import NullTier
@@ -79,7 +80,7 @@ def test_contents_list_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
             for kind, packed in zip("QQI", (held.sizes, held.stamps, held.spaces), strict=True)
         ]
         for at, (size, stamp, space) in enumerate(zip(*arrays, strict=True)):
-            found[held.keys[32 * at : 32 * at + 32]] = (size, stamp, held.table[space])
+            found[held.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = (size, stamp, held.table[space])
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
 
 
@@ -146,9 +147,9 @@ def test_too_small_a_cap_is_rejected(tmp_path: Path) -> None:
 
 def test_the_null_tier() -> None:
     tier: Tier = NullTier()
-    written = tier.write([b"k" * 32], [outgoing(1)])
+    written = tier.write([b"k" * KEY_BYTES], [outgoing(1)])
     assert written.stored == (False,)
-    assert tier.read(Incoming(b"k" * 32, 1, [memoryview(bytearray(FRAME))])).outcome is ReadOutcome.ABSENT
+    assert tier.read(Incoming(b"k" * KEY_BYTES, 1, [memoryview(bytearray(FRAME))])).outcome is ReadOutcome.ABSENT
     assert (tier.room, list(tier.contents()), tier.state().used_frames) == (0, [], 0)
     tier.sync()
     tier.close()

@@ -79,7 +79,7 @@ enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
     PT_MARK_ORDERED = 2, /* a write was commanded to the disk tier, and the tier has not answered yet */
-    PT_MARK_SPARED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
+    PT_MARK_SKIPPED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */
@@ -148,7 +148,7 @@ typedef struct {
     /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too late; disk_lost: pages
      * that left the arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
-        disk_flushed, disk_lost, disk_spared, disk_damaged;
+        disk_flushed, disk_lost, disk_skipped, disk_damaged;
 } pt_daemon_counts;
 
 /* The first page of the index. Offsets are in bytes from the start of the index. */

@@ -69,7 +69,7 @@ static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t li
 enum pt_write_result {
     PT_WRITE_FAILED = 0, /* it will not be tried again */
     PT_WRITE_DONE = 1,
-    PT_WRITE_SPARED = 2, /* it was excluded from writing after all */
+    PT_WRITE_SKIPPED = 2, /* it was excluded from writing after all */
     PT_WRITE_AGAIN = 3, /* no write was attempted */
 };
 
@@ -88,9 +88,9 @@ static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_resul
         pt_put_on_disk(o, entry, now + order);
         counters->disk_written++;
         counters->disk_written_bytes += e->size;
-    } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SPARED) {
-        e->marks |= PT_MARK_SPARED;
-        counters->disk_spared++;
+    } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SKIPPED) {
+        e->marks |= PT_MARK_SKIPPED;
+        counters->disk_skipped++;
     }
     pt_list(o, entry, pt_true_tick(o, entry, now));
     PT_POINT("order.relisted");

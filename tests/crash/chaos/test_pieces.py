@@ -22,6 +22,7 @@ from chaos.scenario import SCENES, chain_of, pick
 from chaos.slot_reuse import SlotReuse
 from oracle.checker import WORKER_NAME, Kind, Violation
 from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm._core import KEY_BYTES
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ class Counters:
     """The counters of a daemon, as an observer sees them."""
 
     def __init__(self) -> None:
-        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_spared", "disk_frames"), 0)
+        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_skipped", "disk_frames"), 0)
         self.worker = 0
 
     def header(self) -> dict[str, int]:
@@ -225,7 +226,7 @@ def test_prompts_share_prefixes_and_progress_with_the_run() -> None:
 
 
 def test_a_report_lists_broken_promises() -> None:
-    tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * 32)])
+    tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * KEY_BYTES)])
     tally.deaths.update({"engine": 2, "rank": 3, "daemon": 4, "engine, by itself": 5})
     tally.pages.update({"evicted": 77})
     tally.returned += [0.5, 0.5, 0.5, 1.5]

@@ -119,7 +119,7 @@ def begun(scene: Scene) -> Begun:
 def _gone(scene: Scene) -> int:
     """Returns the number of pages that left both tiers by the daemon's counters, if the disk was open all the time."""
     header = scene.header()
-    return sum(header[name] for name in ("disk_lost", "disk_spared", "disk_evicted", "disk_damaged"))
+    return sum(header[name] for name in ("disk_lost", "disk_skipped", "disk_evicted", "disk_damaged"))
 
 
 def settle(scene: Scene, since: Begun) -> None:

@@ -132,9 +132,9 @@ static void a_failed_write_is_not_retried(void)
     EXPECT(order(&s, 1, &entry) == 0 && pt_unwritten(&s.owner).pages == 0);
     pt_disk_set_rule(&s.owner, PT_WRITE_THROUGH, later(&s));
     EXPECT(pt_unwritten(&s.owner).pages == 1 && order(&s, 1, &entry) == 1);
-    end_order(&s, entry, PT_WRITE_SPARED);
+    end_order(&s, entry, PT_WRITE_SKIPPED);
     EXPECT(evict(&s) && nowhere(&s, "a"));
-    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_spared == 2);
+    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_skipped == 2);
     disk_scene_end(&s);
 }
 
