@@ -164,9 +164,9 @@ def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
             _sample(client, hot, idle, 3.0)
             other.start()
             time.sleep(1.0)
-            before = scene.header()["disk_written_bytes"]
+            before = scene.header().disk_written_bytes
             _sample(client, hot, busy, 6.0)
-            written = scene.header()["disk_written_bytes"] - before
+            written = scene.header().disk_written_bytes - before
             halt.set()
             other.join()
             scene.wait_quiet()

@@ -226,7 +226,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
         began = time.perf_counter()
         segments = take(SegmentRequest(stage.name, geometry, BUILD))
         taken.append(time.perf_counter() - began)
-        pages = segments.owner.header()["pages"]
+        pages = segments.owner.header().pages
         segments.release()
         del segments
     index = b"".join(Path(f"/dev/shm/{stage.name}.{kind}").read_bytes() for kind in ("index", "locks"))

@@ -199,11 +199,11 @@ class _Life:
             "ready on %s: %s, %d pages in %s of %s, incarnation %d",
             self._config.socket,
             self._segments.origin.value,
-            header["pages"],
-            format_size(header["used_frames"] * header["frame_bytes"]),
-            format_size(header["arena_bytes"]),
-            header["incarnation"],
-            extra=event("ready", pages=header["pages"], incarnation=header["incarnation"]),
+            header.pages,
+            format_size(header.used_frames * header.frame_bytes),
+            format_size(header.arena_bytes),
+            header.incarnation,
+            extra=event("ready", pages=header.pages, incarnation=header.incarnation),
         )
         if short := service.short_index():
             log.warning("%s", short, extra=event("index_short"))
@@ -218,8 +218,8 @@ class _Life:
 
     def _status(self) -> str:
         header = self._segments.owner.header()
-        arena = f"{format_size(header['used_frames'] * header['frame_bytes'])} of {format_size(header['arena_bytes'])}"
-        return f"serving {header['pages']} pages in {arena} on {self._config.socket}{self._refused}"
+        arena = f"{format_size(header.used_frames * header.frame_bytes)} of {format_size(header.arena_bytes)}"
+        return f"serving {header.pages} pages in {arena} on {self._config.socket}{self._refused}"
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena

@@ -5,12 +5,13 @@ An Array is any contiguous buffer of little-endian elements, named as u8, u32, u
 
 from enum import IntEnum, IntFlag
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import numpy.typing as npt
 from typing_extensions import Buffer
 
 Array: TypeAlias = Buffer | npt.NDArray[Any]
+_Bytes: TypeAlias = bytes
 _P = TypeVar("_P", bound=Pins)
 
 FORMAT: int  # of the segments
@@ -61,10 +62,164 @@ class IdleResult(IntEnum):
     MORE = ...
     DROPPED = ...
 
+@final
+class IndexHeader(NamedTuple):
+    """The numbers of pt_header (core/common/layout.h), and the counters of the daemon."""
+
+    magic: int
+    segments_id: int
+    incarnation: int
+    spaces: int
+    closed: int
+    index_bytes: int
+    locks_bytes: int
+    arena_bytes: int
+    frame_bytes: int
+    frames: int
+    entries: int
+    free_frames: int
+    free_entries: int
+    open_entries: int
+    pages: int
+    bytes: int
+    used_frames: int
+    disk_frames: int
+    disk_used_frames: int
+    disk_pages: int
+    disk_bytes: int
+    granted: int
+    present: int
+    pending: int
+    refused: int
+    evicted: int
+    evicted_bytes: int
+    flushed: int
+    doomed: int
+    expired: int
+    deaths: int
+    adopted: int
+    dropped: int
+    disk_written: int
+    disk_written_bytes: int
+    disk_read: int
+    disk_read_bytes: int
+    disk_missed: int
+    disk_evicted: int
+    disk_evicted_bytes: int
+    disk_flushed: int
+    disk_lost: int
+    disk_skipped: int
+    disk_damaged: int
+
+@final
+class AttachmentCounts(NamedTuple):
+    """The counters of one attachment, or of all (pt_counts and pt_uses in core/common/layout.h)."""
+
+    lookups: int
+    hit_pages: int
+    miss_pages: int
+    loaded_pages: int
+    loaded_bytes: int
+    stored_pages: int
+    stored_bytes: int
+    lost_pages: int
+    memory_tokens: int
+    disk_tokens: int
+    missed_tokens: int
+    load_ns: int
+    store_ns: int
+    bounded: int
+
+@final
+class AttachmentRecord(NamedTuple):
+    """One attachment. `pins` and `pinned_bytes` are 0 where the pins were not counted."""
+
+    slot: int
+    pid: int
+    uid: int
+    started: int
+    token: int
+    attached_ns: int
+    pins: int
+    pinned_bytes: int
+    name: str
+    counts: AttachmentCounts
+
+@final
+class NamespaceRecord(NamedTuple):
+    """One namespace (pt_space in core/common/layout.h)."""
+
+    number: int
+    digest: _Bytes
+    name: str
+    pages: int
+    bytes: int
+    disk_pages: int
+    disk_bytes: int
+    listed: int
+    used_ns: int
+    page_tokens: int
+    window: int
+    group: int
+
+@final
+class ReservedPages(NamedTuple):
+    """The answer for each page: a ReserveOutcome (u8), its entry (u32) and its serial (u64)."""
+
+    outcomes: bytes
+    entries: bytes
+    serials: bytes
+
+@final
+class PagesToWrite(NamedTuple):
+    """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32."""
+
+    entries: bytes
+    serials: bytes
+    keys: bytes
+    sizes: bytes
+    spaces: bytes
+    ticks: bytes
+    chains: bytes
+
+@final
+class FlushedPages(NamedTuple):
+    """The pages that a flush dropped, and those that it kept because they are in use."""
+
+    dropped: int
+    kept: int
+
+@final
+class UnwrittenPages(NamedTuple):
+    """The pages and bytes still to be written by the present rule, and the pages that stay in memory only."""
+
+    pages: int
+    bytes: int
+    skipped: int
+
+@final
+class IdleTurn(NamedTuple):
+    """The result of drop_idle(): `pages` of the present namespace were dropped so far.
+
+    `namespace` is the one that has no pages left, if there is one.
+    """
+
+    result: IdleResult
+    pages: int
+    namespace: NamespaceRecord | None
+
+@final
+class SegmentSizes(NamedTuple):
+    """The bytes of each segment."""
+
+    index_bytes: int
+    locks_bytes: int
+    arena_bytes: int
+
 class ShmError(Exception):
     """The segments cannot be used; the message says why."""
 
-def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[int, int, int]:
+def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> SegmentSizes:
     """Returns the sizes in bytes of index, lock words and arena."""
 
 def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
@@ -302,10 +457,10 @@ class Observer:
     """
 
     def __init__(self, index_fd: int, locks_fd: int) -> None: ...
-    def header(self) -> dict[str, int]: ...
-    def counts(self) -> dict[str, int]: ...
-    def slots(self) -> list[dict[str, Any]]: ...
-    def spaces(self) -> list[dict[str, Any]]: ...
+    def header(self) -> IndexHeader: ...
+    def counts(self) -> AttachmentCounts: ...
+    def slots(self) -> list[AttachmentRecord]: ...
+    def spaces(self) -> list[NamespaceRecord]: ...
     def disk_text(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
 
@@ -318,7 +473,7 @@ class Owner:
         """Formats new segments in memory that is all zero."""
     def why_not(self) -> str | None:
         """Returns why this build cannot adopt the segments; None if it can."""
-    def takers(self) -> list[dict[str, Any]]:
+    def takers(self) -> list[AttachmentRecord]:
         """Returns the attachments that have a slot. Before adoption the caller has to find out which processes live."""
     def adopt(self, alive: int, /) -> None:
         """Adopts the segments: derives everything from the entries.
@@ -337,8 +492,8 @@ class Owner:
         It is for an arena that is not populated. The descriptor may be closed afterwards.
         """
     def arena_address(self) -> int: ...
-    def header(self) -> dict[str, int]: ...
-    def spaces(self) -> list[dict[str, Any]]: ...
+    def header(self) -> IndexHeader: ...
+    def spaces(self) -> list[NamespaceRecord]: ...
     @property
     def free_frames(self) -> int: ...
     @property
@@ -366,12 +521,8 @@ class Owner:
     def spare_spaces(self) -> int:
         """Returns how many more namespaces the table has room for."""
 
-    def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
-        """Checks about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
-
-        Returns (found, pages, space). found: an IdleResult. pages: how many
-        pages of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
-        """
+    def drop_idle(self, idle_ns: int, budget: int, /) -> IdleTurn:
+        """Drops namespaces that were not used for idle_ns, the oldest first. It checks about `budget` pages."""
     def reserve(
         self,
         slot: int,
@@ -383,7 +534,7 @@ class Owner:
         sizes: Array,
         division: int = 0,
         /,
-    ) -> tuple[bytes, bytes, bytes]:
+    ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
 
         Args:
@@ -395,9 +546,6 @@ class Owner:
             keys: KEY_BYTES each.
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
-
-        Returns:
-            ReserveOutcome (u8), entries (u32) and serials (u64).
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
@@ -410,7 +558,7 @@ class Owner:
         """Limits the frames that one attachment may have pinned; its matches end there. 0: no limit."""
     def bounded(self) -> int:
         """Returns how many matches of the present attachments ended at that limit."""
-    def holders(self) -> list[dict[str, Any]]:
+    def holders(self) -> list[AttachmentRecord]:
         """Returns takers() with the pages and bytes that each has pinned. Walks the lock words."""
     def settle(self, most: int = 0, /) -> int:
         """Settles reservations whose writers finished, gave up, died or exceeded their time. Returns how many are open.
@@ -423,22 +571,16 @@ class Owner:
 
         Returns how many it evicted.
         """
-    def flush(self, space: int, tiers: TierFlag, /) -> tuple[int, int]:
-        """Removes a namespace's pages (-1: all pages) from tiers.
-
-        Returns (dropped, kept because in use).
-        """
+    def flush(self, space: int, tiers: TierFlag, /) -> FlushedPages:
+        """Removes a namespace's pages (-1: all pages) from tiers."""
     def disk_open(self, frames: int, rule: WriteRule, /) -> None:
         """Opens a disk tier of so many frames, empty until it reports."""
     def disk_shrink(self, frames: int, /) -> None:
         """Reduces the capacity of the tier, which has less room than it reported, and evicts what no longer fits."""
     def disk_rule(self, rule: WriteRule, /) -> None:
         """Changes the write rule. Pages that were excluded from writing before are considered again."""
-    def unwritten(self) -> tuple[int, int, int]:
-        """Returns the pages and bytes still to be written by the present rule, and the pages that stay in memory only.
-
-        It walks the index, which takes some milliseconds.
-        """
+    def unwritten(self) -> UnwrittenPages:
+        """Counts the pages that are not on disk. It walks the index, which takes some milliseconds."""
     def disk_close(self) -> None:
         """Closes the disk tier with everything that it contained."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
@@ -454,17 +596,15 @@ class Owner:
         """Drops pages that the tier could not read back."""
     def frames_ahead(self, enough: int, /) -> int:
         """Returns how many frames can become free before an unwritten page has to be evicted, up to about `enough`."""
-    def order_writes(self, frames: int, limit: int, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+    def order_writes(self, frames: int, limit: int, /) -> PagesToWrite:
         """Makes room on disk for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
 
-        Returns:
-            (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). The pages stay in memory
-            until end_orders().
+        The pages stay in memory until end_orders().
         """
     def end_orders(self, entries: Array, results: Array, /) -> None:
         """Ends writes that were commanded. results: a WriteResult (u8) each."""
-    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
-        """Grants frames for pages on disk to the worker's slot. Returns the same as reserve().
+    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> ReservedPages:
+        """Grants frames for pages on disk to the worker's slot.
 
         Args:
             slot: The slot of the worker.

@@ -233,19 +233,19 @@ def _adopt_mapped(request: SegmentRequest, owner: Owner) -> Owner | None:
     if why_not is not None:
         raise _unfit(request.name, f"are corrupt: {why_not}")
     before = owner.header()
-    if before["closed"]:
+    if before.closed:
         return None
     other = _other_geometry(request, owner)
-    if other and before["pages"]:
+    if other and before.pages:
         raise _unfit(request.name, f"contain pages and have {other}")
     point("segments.sound")
     owner.adopt(used_slots(owner))
     point("segments.adopted")
     after = owner.header()
-    _log_dropped(after["dropped"] - before["dropped"])
+    _log_dropped(after.dropped - before.dropped)
     if not other:
         return owner
-    if after["pages"]:  # a daemon that died while it adopted them had not counted any yet
+    if after.pages:  # a daemon that died while it adopted them had not counted any yet
         raise _unfit(request.name, f"contain pages and have {other}")
     log.info("segments %r contain no page and have %s: dropped", request.name, other, extra=event("leftovers_dropped"))
     return None
@@ -276,4 +276,4 @@ def _other_geometry(request: SegmentRequest, owner: Owner) -> str:
 
 def used_slots(owner: Owner) -> int:
     """Returns the bits of all slots in use, whose pages are released later, when no process can write to them."""
-    return sum(1 << taker["slot"] for taker in owner.takers())
+    return sum(1 << taker.slot for taker in owner.takers())

@@ -31,7 +31,7 @@ class BackPressure:
         self._owner = owner
         self._patience = patience
         self._loop = loop
-        self._frame_bytes = owner.header()["frame_bytes"]
+        self._frame_bytes = owner.header().frame_bytes
         self._waiting: deque[_WaitingStore] = deque()
         self.writing = False
 

@@ -85,7 +85,7 @@ class DiskTier:
         log_lost(lost, why or (self._saving.why_not_all if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
-        if self._bulletin.standing is Standing.NONE and self._owner.header()["pages"]:
+        if self._bulletin.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
         polls, last_try = 0, self._supervisor.restarts + _MORE_WORKERS
         while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
@@ -101,7 +101,7 @@ class DiskTier:
         if self._bulletin.is_open:
             return True
         coming = self._supervisor.has_worker or not self._events.refused
-        return self._supervisor.goes_on and coming and self._owner.header()["pages"] > 0
+        return self._supervisor.goes_on and coming and self._owner.header().pages > 0
 
     def _why_unsaved(self) -> str:
         if not self._bulletin.is_open:

@@ -6,11 +6,9 @@ import asyncio
 import logging
 from typing import Final
 
-import msgspec
-
 from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
-from pagetier.shm._core import Owner, WriteRule
+from pagetier.shm._core import Owner, UnwrittenPages, WriteRule
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
 from pagetier.shm.units import format_size
@@ -39,16 +37,13 @@ class DiskFlush:
             self._write_behind.try_again()
             self._owner.disk_rule(WriteRule.THROUGH)
         self._write_behind.write_due()
-        pages, nbytes, skipped = self._owner.unwritten()
-        if not pages:
+        left = self._owner.unwritten()
+        if not left.pages:
             self._write_behind.sync_soon()
-        synced = not pages and not self._write_behind.busy
-        trouble = (
-            self._write_behind.stalled()
-            or (self._why_skipped(skipped) if not pages else "")
-            or self._write_behind.trouble
-        )
-        return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
+        synced = not left.pages and not self._write_behind.busy
+        why_skipped = "" if left.pages else self._why_skipped(left.skipped)
+        trouble = self._write_behind.stalled() or why_skipped or self._write_behind.trouble
+        return Saved(number, left.pages, left.bytes, synced=synced, trouble=trouble)
 
     def go_on(self) -> None:
         """Continues the flush for two more seconds: a client polls, or its request is in the queue."""
@@ -72,33 +67,21 @@ class DiskFlush:
 log = logging.getLogger("pagetierd.disk")
 
 
-class UnwrittenPages(msgspec.Struct, frozen=True):
-    """Pages in memory only.
-
-    Attributes:
-        skipped: The number of them that the tier did not have to write, or has dropped.
-    """
-
-    pages: int
-    nbytes: int
-    skipped: int = 0
-
-
 def missing_on_disk(owner: Owner) -> UnwrittenPages:
     """Returns the pages that an open tier lacks, according to its worker's reports so far.
 
     From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
     """
-    _, _, skipped = owner.unwritten()
+    skipped = owner.unwritten().skipped
     owner.disk_rule(WriteRule.THROUGH)  # with this rule the bytes of all pages that can be written are reported
-    pages, nbytes, larger = owner.unwritten()
-    return UnwrittenPages(pages + larger, nbytes, skipped)
+    left = owner.unwritten()
+    return UnwrittenPages(left.pages + left.skipped, left.bytes, skipped)
 
 
 def in_memory(owner: Owner) -> UnwrittenPages:
     """Returns all pages: the content of a tier that is not open is unknown."""
     header = owner.header()
-    return UnwrittenPages(header["pages"], header["bytes"])
+    return UnwrittenPages(header.pages, header.bytes, 0)
 
 
 def log_lost(lost: UnwrittenPages, why: str) -> None:
@@ -107,7 +90,7 @@ def log_lost(lost: UnwrittenPages, why: str) -> None:
         log.warning(
             "%d pages (%s) are released from memory and not known to be on disk: %s",
             lost.pages,
-            format_size(lost.nbytes),
+            format_size(lost.bytes),
             why,
-            extra=event("disk_unwritten", pages=lost.pages, bytes=lost.nbytes),
+            extra=event("disk_unwritten", pages=lost.pages, bytes=lost.bytes),
         )

@@ -90,7 +90,7 @@ class Inventory:
         Args:
             spaces: The namespace of each page, the oldest page first.
         """
-        known = {space["digest"] for space in self._owner.spaces() if space["listed"]}
+        known = {space.digest for space in self._owner.spaces() if space.listed}
         table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
         newest = _by_last(spaces)[::-1]
         for at in newest:

@@ -82,8 +82,8 @@ class DiskReads:
         self._jobs: dict[int, _Job] = {}
         self._reading: dict[int, dict[_WaitingFetch, None]] = {}
         header = owner.header()
-        self._frame_bytes = header["frame_bytes"]
-        self._most_frames = max(1, int(header["frames"] * _MOST_READING))
+        self._frame_bytes = header.frame_bytes
+        self._most_frames = max(1, int(header.frames * _MOST_READING))
         self._frames_reading = 0
         self._read_at = 0.0
         self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")

@@ -54,9 +54,9 @@ class WriteBehind:
         self._in_flight: dict[int, bytes] = {}
         self._dropping: dict[int, bytes] = {}
         self._lost_drops = b""
-        self._frame_bytes = header["frame_bytes"]
-        self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
-        self._clean_frames = max(1, int(header["frames"] * options.write_behind))
+        self._frame_bytes = header.frame_bytes
+        self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header.frames // SMALLEST_PART))
+        self._clean_frames = max(1, int(header.frames * options.write_behind))
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False
@@ -272,8 +272,8 @@ class WriteBehind:
         if not waits or now - self._checked_at < _RECHECK_S:
             return
         self._checked_at = now
-        pages, _, skipped = self._owner.unwritten()
-        if not pages and not skipped:
+        left = self._owner.unwritten()
+        if not left.pages and not left.skipped:
             self._writes.forget()
 
 

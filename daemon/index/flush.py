@@ -61,11 +61,15 @@ class FlushRequests:
 
     def _drop(self, request: Flush) -> _Dropped:
         tiers = _TIERS.get(request.tier, TierFlag(0))
-        spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
-        done = [self._owner.flush(space["number"], tiers) for space in spaces]
+        spaces = [s for s in self._owner.spaces() if means(request.namespace, s.name, s.digest)]
+        done = [self._owner.flush(space.number, tiers) for space in spaces]
         point("service.flushed")
-        names, digests = ([space[what] for space in spaces] for what in ("name", "digest"))
-        return _Dropped(sum(d for d, _ in done), sum(k for _, k in done), names, digests)
+        return _Dropped(
+            sum(flushed.dropped for flushed in done),
+            sum(flushed.kept for flushed in done),
+            [space.name for space in spaces],
+            [space.digest for space in spaces],
+        )
 
     def _drop_from_disk(self, request: Flush, done: _Dropped, reply: Callable[[Flushed], None]) -> None:
         def answer(trouble: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pagetier.daemon.index.quotas import share_of
-from pagetier.shm._core import Owner
+from pagetier.shm._core import AttachmentRecord, Owner
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class PinQuota:
     def __init__(self, owner: Owner, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
         self._clock = clock
-        self._arena_bytes = owner.header()["arena_bytes"]
+        self._arena_bytes = owner.header().arena_bytes
         self._bounded = 0
         self._logged: set[tuple[int, int]] = set()
         self._quiet_until = -LOG_EVERY_S
@@ -42,7 +42,7 @@ class PinQuota:
         """Logs once for each attachment whose matches end at the quota. Cheap, for a call a few times a second."""
         before, self._bounded = self._bounded, self._owner.bounded()
         if self._bounded > before:
-            takers = [taker for taker in self._owner.takers() if taker["counts"]["bounded"]]
+            takers = [taker for taker in self._owner.takers() if taker.counts.bounded]
             for taker in takers:
                 self._log_limited(taker)
             self._logged &= {_name_of(taker) for taker in takers}
@@ -59,36 +59,36 @@ class PinQuota:
         if sum(map(_pinned, holders)) * 2 >= self._arena_bytes:
             self._log_pins(holders)
 
-    def _log_limited(self, taker: dict[str, Any]) -> None:
+    def _log_limited(self, taker: AttachmentRecord) -> None:
         if _name_of(taker) in self._logged:
             return
         self._logged.add(_name_of(taker))
         log.warning(
             "process %d (%s) has reached its quota of pinned pages (match.share): its matches end there",
-            taker["pid"],
-            taker["name"],
-            extra=event("pins_bounded", pid=taker["pid"], engine=taker["name"], slot=taker["slot"]),
+            taker.pid,
+            taker.name,
+            extra=event("pins_bounded", pid=taker.pid, engine=taker.name, slot=taker.slot),
         )
 
-    def _log_pins(self, holders: list[dict[str, Any]]) -> None:
+    def _log_pins(self, holders: list[AttachmentRecord]) -> None:
         first = holders[0]
-        named = ", ".join(f"process {h['pid']} ({h['name']}) {_pinned(h) >> 20} MiB" for h in holders[:_NAMED])
+        named = ", ".join(f"process {h.pid} ({h.name}) {_pinned(h) >> 20} MiB" for h in holders[:_NAMED])
         log.warning(
             "stores are rejected: of %d MiB of arena are pinned by %s; end one of them or enlarge the arena",
             self._arena_bytes >> 20,
             named,
-            extra=event("arena_pinned", pid=first["pid"], engine=first["name"], pinned_bytes=_pinned(first)),
+            extra=event("arena_pinned", pid=first.pid, engine=first.name, pinned_bytes=_pinned(first)),
         )
 
 
-def _pinned(holder: dict[str, Any]) -> int:
-    nbytes: int = holder["pinned_bytes"]
+def _pinned(holder: AttachmentRecord) -> int:
+    nbytes: int = holder.pinned_bytes
     return nbytes
 
 
-def _name_of(taker: dict[str, Any]) -> tuple[int, int]:
+def _name_of(taker: AttachmentRecord) -> tuple[int, int]:
     """Returns a key that identifies the attachment."""
-    return taker["slot"], taker["attached_ns"]
+    return taker.slot, taker.attached_ns
 
 
 class Shortage:

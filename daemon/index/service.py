@@ -240,7 +240,7 @@ class Service:
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
-        return Welcome(slot, self._owner.header()["segments_id"], self._config.arena.prefault == "populate")
+        return Welcome(slot, self._owner.header().segments_id, self._config.arena.prefault == "populate")
 
     def _space(self, request: Reserve) -> int:
         space = request.space

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import msgspec
 
@@ -11,7 +10,7 @@ from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.disk.status import DiskCounters
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
-from pagetier.shm._core import Observer
+from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.segments import Segments
 
 
@@ -29,9 +28,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         idle_namespaces: The counters of dropped namespaces.
     """
 
-    header: dict[str, int]
-    counts: dict[str, int]
-    spaces: list[dict[str, Any]]
+    header: IndexHeader
+    counts: AttachmentCounts
+    spaces: list[NamespaceRecord]
     attached: int
     deaths: int
     reserve_seconds: Histogram

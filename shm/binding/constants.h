@@ -34,11 +34,15 @@ static const named_number write_results[] = {
     {"FAILED", PT_WRITE_FAILED}, {"DONE", PT_WRITE_DONE}, {"SKIPPED", PT_WRITE_SKIPPED}, {"AGAIN", PT_WRITE_AGAIN}, {NULL, 0},
 };
 
-static const named_number tier_flags[] = {{"MEMORY", PT_TIER_MEMORY}, {"DISK", PT_TIER_DISK}, {"BOTH", PT_TIER_MEMORY | PT_TIER_DISK}, {NULL, 0}};
+static const named_number tier_flags[] = {
+    {"MEMORY", PT_TIER_MEMORY}, {"DISK", PT_TIER_DISK}, {"BOTH", PT_TIER_MEMORY | PT_TIER_DISK}, {NULL, 0},
+};
 
 static const named_number idle_results[] = {
     {"NOTHING", PT_IDLE_NOTHING}, {"MORE", PT_IDLE_MORE}, {"DROPPED", PT_IDLE_DROPPED}, {NULL, 0},
 };
+
+static PyObject *IdleResult;
 
 static const struct {
     const char *base, *name; /* the class in the module `enum`, and the name of the new class */
@@ -99,5 +103,6 @@ static bool add_enumerations(PyObject *module)
         Py_XDECREF(members);
     }
     Py_XDECREF(library);
-    return done;
+    IdleResult = done ? PyObject_GetAttrString(module, "IdleResult") : NULL;
+    return IdleResult != NULL;
 }

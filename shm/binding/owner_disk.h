@@ -40,7 +40,7 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes, skipped): what still has to be written by the present rule, and the pages that stay in
+/* unwritten() -> UnwrittenPages: what still has to be written by the present rule, and the pages that stay in
  * memory only. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
@@ -48,7 +48,7 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     if (!owner_ready(self))
         return NULL;
     pt_sum sum = pt_unwritten(&self->shared);
-    return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.skipped);
+    return record_of_numbers(UnwrittenPages, (uint64_t[]){sum.pages, sum.bytes, sum.skipped}, 3);
 }
 
 /* disk_close(): closes the tier with everything that it contained. */
@@ -170,7 +170,7 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     }
     if (tuple)
         describe_ordered(o, entries, count, now, fields);
-    return tuple;
+    return record_of(PagesToWrite, tuple);
 }
 
 /* order_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to write. */

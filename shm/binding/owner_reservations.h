@@ -15,7 +15,7 @@ static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
         memcpy(PyBytes_AsString(entries) + 4 * i, &answers[i].entry, 4);
         memcpy(PyBytes_AsString(serials) + 8 * i, &answers[i].serial, 8);
     }
-    return Py_BuildValue("(NNN)", outcomes, entries, serials);
+    return record_of(ReservedPages, Py_BuildValue("(NNN)", outcomes, entries, serials));
 }
 
 static bool request_sound(Owner *self, const pt_request *r)
@@ -197,7 +197,7 @@ static PyObject *owner_flush(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "iI", &space, &tiers))
         return NULL;
     pt_flushed done = pt_flush(&self->shared, space < 0 ? PT_NONE : (uint32_t)space, (uint8_t)tiers, pt_now_ns());
-    return Py_BuildValue("(II)", done.dropped, done.kept);
+    return record_of(FlushedPages, Py_BuildValue("(II)", done.dropped, done.kept));
 }
 
 /* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the table is full of namespaces with
@@ -230,7 +230,7 @@ static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
     return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
 }
 
-/* drop_idle(idle_ns, budget) -> (found, pages, space): one pt_idle_turn; space: the record of the namespace that was dropped. */
+/* drop_idle(idle_ns, budget) -> IdleTurn(result, pages, namespace): one pt_idle_turn; namespace: the record of the namespace that was dropped. */
 static PyObject *owner_drop_idle(Owner *self, PyObject *args)
 {
     unsigned long long idle;
@@ -241,7 +241,11 @@ static PyObject *owner_drop_idle(Owner *self, PyObject *args)
     enum pt_idle_found found = pt_idle_turn(&self->shared, idle < now ? now - idle : 0, now, budget);
     const pt_idle *i = &self->shared.idle;
     PyObject *space = found == PT_IDLE_DROPPED ? describe_space(&self->shared.view, i->space) : Py_NewRef(Py_None);
-    return space ? Py_BuildValue("(IIN)", (unsigned)found, i->pages, space) : NULL;
+    PyObject *result = space ? PyObject_CallFunction(IdleResult, "i", (int)found) : NULL;
+    if (result)
+        return record_of(IdleTurn, Py_BuildValue("(NKN)", result, (unsigned long long)i->pages, space));
+    Py_XDECREF(space);
+    return NULL;
 }
 
 /* check_integrity() -> descriptions of what is wrong, one sentence each; empty if nothing is. */

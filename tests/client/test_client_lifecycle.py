@@ -231,9 +231,9 @@ def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> N
             if with_the_daemon:
                 daemon.start()
                 assert eventually(lambda: client.attached)
-            used = daemon.header()["used_frames"]
+            used = daemon.header().used_frames
             assert client.store(held, PAGES).pending == 10 or time.monotonic() > died + 1.4
-            assert eventually(lambda before=used: daemon.header()["used_frames"] < before), "the memory is released"  # type: ignore[misc]
+            assert eventually(lambda before=used: daemon.header().used_frames < before), "the memory is released"  # type: ignore[misc]
             assert time.monotonic() > died + 1.4
 
 

@@ -10,7 +10,17 @@ from enum import IntEnum
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import KEY_BYTES, Observer, Owner, Pins, Session, TierFlag, WriteResult, WriteRule
+from pagetier.shm._core import (
+    KEY_BYTES,
+    AttachmentCounts,
+    Observer,
+    Owner,
+    Pins,
+    Session,
+    TierFlag,
+    WriteResult,
+    WriteRule,
+)
 from pagetier.shm.geometry import Geometry
 
 EVERYTHING = 2**63 - 1
@@ -120,9 +130,9 @@ class Grouped:
     def leave_disk(self) -> list[int]:
         """Evicts all pages that can be evicted from disk, and returns their names in this order."""
         names = {key_of(name): name for chain in self.chains for name in chain.names}
-        self.owner.disk_shrink(_DISK_FRAMES - self.owner.header()["disk_used_frames"])
+        self.owner.disk_shrink(_DISK_FRAMES - self.owner.header().disk_used_frames)
         left = []
-        while self.owner.header()["disk_used_frames"]:
+        while self.owner.header().disk_used_frames:
             self.owner.disk_shrink(1)
             left.append(names[self.owner.disk_drops()])
         return left
@@ -134,7 +144,7 @@ class Grouped:
             yield from before - after
             before = after
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> AttachmentCounts:
         """Returns the counters of the process."""
         index, locks, _ = self.memory.descriptors
         return Observer(index, locks).counts()

@@ -159,7 +159,7 @@ class StoringMachine(RuleBasedStateMachine):
     @rule(deaths=st.sets(picks, max_size=2))
     def adopt(self, deaths: set[int]) -> None:
         """Ends the daemon and some processes; the next daemon adopts the segments."""
-        incarnation = self.owner.header()["incarnation"]
+        incarnation = self.owner.header().incarnation
         for pick in deaths:
             if self.members:
                 member = self.members[pick % len(self.members)]
@@ -168,7 +168,7 @@ class StoringMachine(RuleBasedStateMachine):
         self.owner = None
         self.owner = self.memory.adopted(sum(1 << member.slot for member in [*self.members, self.watcher]))
         self.model.settle()
-        assert self.owner.header()["incarnation"] == incarnation + 1
+        assert self.owner.header().incarnation == incarnation + 1
 
     # ---- storing
 

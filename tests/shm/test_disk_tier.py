@@ -28,12 +28,12 @@ def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
     assert list(outcomes) == [ReserveOutcome.GRANTED, ReserveOutcome.GRANTED, ReserveOutcome.ABSENT] and ints(
         disk.owner.sizes(entries[:8]), 8
     ) == [FRAME, 2 * FRAME]
-    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [ReserveOutcome.PENDING] and disk.match(
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes) == [ReserveOutcome.PENDING] and disk.match(
         "a", "b"
     ) == (0, 2)
     disk.fill(ints(entries, 4)[0], ints(serials, 8)[0], b"a" * FRAME)
     assert disk.match("a", "b") == (1, 2) and disk.load("a") == b"a" * FRAME
-    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [ReserveOutcome.PRESENT]
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes) == [ReserveOutcome.PRESENT]
     disk.session.abandon(entries[4:8], serials[8:16], 0)
     assert disk.owner.settle() == 0 and disk.match("a", "b") == (1, 2) and disk.owner.disk_drops() == b""
 
@@ -86,26 +86,26 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 def test_write_orders_respect_their_limits(disk: Place) -> None:
     for name in "abcd":
         disk.store(name)
-    assert disk.owner.order_writes(100, 0)[0] == b"" and disk.owner.order_writes(0, 100)[0] == b""
-    assert len(disk.owner.order_writes(100, 1)[0]) == 4 and len(disk.owner.order_writes(2, 100)[0]) == 8
+    assert disk.owner.order_writes(100, 0).entries == b"" and disk.owner.order_writes(0, 100).entries == b""
+    assert len(disk.owner.order_writes(100, 1).entries) == 4 and len(disk.owner.order_writes(2, 100).entries) == 8
 
 
 @pytest.mark.parametrize("result", [WriteResult.FAILED, WriteResult.SKIPPED, WriteResult.AGAIN, 77])
 def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> None:
     disk.store("a")
-    assert len(disk.write(result)) == 1 and disk.owner.header()["disk_pages"] == 0
+    assert len(disk.write(result)) == 1 and disk.owner.header().disk_pages == 0
     assert bool(disk.write(result)) == (result not in (WriteResult.FAILED, WriteResult.SKIPPED))
     disk.owner.disk_rule(WriteRule.THROUGH)
-    assert len(disk.write()) == 1 and disk.owner.header()["disk_pages"] == 1
+    assert len(disk.write()) == 1 and disk.owner.header().disk_pages == 1
 
 
 def test_results_without_an_order_change_nothing(disk: Place) -> None:
     entry = disk.store("a")
     disk.owner.end_orders(u32(entry, 11, 12, 0xFFFFFFFF), bytes([WriteResult.DONE] * 4))
-    assert disk.owner.header()["disk_pages"] == 0
-    ordered = disk.owner.order_writes(100, 100)[0]
+    assert disk.owner.header().disk_pages == 0
+    ordered = disk.owner.order_writes(100, 100).entries
     disk.owner.end_orders(ordered * 2, bytes([WriteResult.DONE, WriteResult.FAILED]))
-    assert disk.owner.header()["disk_pages"] == 1 and disk.owner.header()["disk_written"] == 1
+    assert disk.owner.header().disk_pages == 1 and disk.owner.header().disk_written == 1
 
 
 def test_the_write_rules_select_the_pages_to_write(place: Place) -> None:
@@ -134,7 +134,7 @@ def test_a_full_disk_evicts_the_coldest_pages(disk: Place) -> None:
         disk.write()
     assert disk.owner.disk_drops() == b"".join(map(key, names[:3])) and disk.owner.disk_drops() == b""
     header = disk.owner.header()
-    assert header["disk_used_frames"] == header["disk_frames"] == 8 and header["disk_evicted"] == 3
+    assert header.disk_used_frames == header.disk_frames == 8 and header.disk_evicted == 3
 
 
 def test_valid_pages_of_a_report_are_loaded_into_the_index(disk: Place) -> None:
@@ -153,17 +153,17 @@ def test_valid_pages_of_a_report_are_loaded_into_the_index(disk: Place) -> None:
     assert disk.owner.disk_drops() == keys[KEY_BYTES:]
     disk.owner.disk_report(key("good"), u64(FRAME), u32(disk.space), u64(0))
     assert disk.owner.disk_drops() == b"" and disk.match("good") == (0, 1) and disk.match("other size") == (1, 1)
-    assert disk.owner.header()["disk_pages"] == 1
+    assert disk.owner.header().disk_pages == 1
 
 
 def test_a_report_that_exceeds_the_disk_is_truncated(disk: Place) -> None:
     names = [f"page {n}" for n in range(11)]
     keys = b"".join(map(key, names))
     disk.owner.disk_report(keys, u64(*[FRAME] * 11), u32(*[disk.space] * 11), u64(*range(11)))
-    assert disk.owner.header()["disk_pages"] == 8 and disk.owner.disk_drops() == keys[:96]
+    assert disk.owner.header().disk_pages == 8 and disk.owner.disk_drops() == keys[:96]
     disk.owner.disk_close()
     disk.owner.disk_report(key("late"), u64(FRAME), u32(disk.space), u64(0))
-    assert disk.owner.header()["disk_pages"] == 0 and disk.sound()
+    assert disk.owner.header().disk_pages == 0 and disk.sound()
 
 
 def test_a_corrupt_page_is_removed_from_index_and_disk(disk: Place) -> None:
@@ -172,7 +172,7 @@ def test_a_corrupt_page_is_removed_from_index_and_disk(disk: Place) -> None:
     disk.evict_all()
     disk.owner.disk_damaged(key("a") + key("x") + key("a"))
     assert disk.match("a") == (0, 0) and disk.owner.disk_drops() == key("a")
-    assert disk.owner.header()["disk_damaged"] == 1
+    assert disk.owner.header().disk_damaged == 1
 
 
 def test_a_flush_of_one_tier_keeps_the_other(disk: Place) -> None:
@@ -189,11 +189,11 @@ def test_a_disk_that_is_gone_takes_its_pages_with_it(disk: Place) -> None:
     disk.write()
     disk.evict_all()
     disk.store("b")
-    assert disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0] == bytes([ReserveOutcome.GRANTED])
+    assert disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes == bytes([ReserveOutcome.GRANTED])
     disk.owner.disk_open(4, WriteRule.EVICTED)
     assert disk.match("b") == (1, 1) and disk.match("a") == (0, 0) and disk.sound()
     disk.owner.reap(disk.slot)
-    assert disk.owner.header()["used_frames"] == 1 and disk.owner.header()["disk_frames"] == 4
+    assert disk.owner.header().used_frames == 1 and disk.owner.header().disk_frames == 4
     disk.owner.disk_close()
     assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ReserveOutcome.ABSENT])
 
@@ -204,7 +204,7 @@ def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
     disk.owner.evict(GEOMETRY.frames, 1)
     del disk.owner
     disk.owner = disk.memory.adopted(1 << disk.slot)
-    assert disk.owner.header()["disk_pages"] == 0 and sum(disk.match(name)[1] for name in "ab") == 1
+    assert disk.owner.header().disk_pages == 0 and sum(disk.match(name)[1] for name in "ab") == 1
 
 
 def test_the_tier_publishes_its_status(disk: Place) -> None:
@@ -222,4 +222,5 @@ def test_entries_out_of_range_are_ignored(disk: Place) -> None:
     assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.chains(u32(12, 0xFFFFFFFF)) == bytes(8)
     assert disk.session.chain(12) == disk.session.chain(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)
-    assert [disk.owner.header()[name] for name in ("disk_read", "disk_read_bytes", "disk_missed")] == [1, 2, 3]
+    header = disk.owner.header()
+    assert (header.disk_read, header.disk_read_bytes, header.disk_missed) == (1, 2, 3)

@@ -148,13 +148,13 @@ class IndexMachine(StoringMachine):
             return
         assert self.owner.check_integrity() == []
         header, model = self.owner.header(), self.model
-        assert header["used_frames"] == model.frames - model.free_frames
-        assert header["free_frames"] == self.owner.free_frames == model.free_frames
-        assert header["free_entries"] == model.free_entries
-        assert header["open_entries"] == self.owner.open_entries == model.open()
-        assert header["pages"] == len(model.by_key)
-        assert header["bytes"] == sum(page.size for page in model.by_key.values())
-        pages = {space["digest"]: space["pages"] for space in self.owner.spaces()}
+        assert header.used_frames == model.frames - model.free_frames
+        assert header.free_frames == self.owner.free_frames == model.free_frames
+        assert header.free_entries == model.free_entries
+        assert header.open_entries == self.owner.open_entries == model.open()
+        assert header.pages == len(model.by_key)
+        assert header.bytes == sum(page.size for page in model.by_key.values())
+        pages = {space.digest: space.pages for space in self.owner.spaces()}
         assert pages == {space: len(model.in_space(space)) for space in self.table if space}
 
     @invariant()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from core_records import increased
 from group_fixtures import EVERYTHING, Chain, Grouped, Location, agreed, key_of
 from pagetier.shm._core import KEY_BYTES, Pins
 
@@ -126,8 +127,7 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
     assert world.counts() == before
     world.session.count_lookup(5, 4, 3, 2, 1)
-    counted = {name: number - before[name] for name, number in world.counts().items() if number > before[name]}
-    assert counted == {
+    assert increased(before, world.counts()) == {
         "lookups": 1,
         "hit_pages": 5,
         "miss_pages": 4,

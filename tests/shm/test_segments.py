@@ -45,13 +45,13 @@ def test_segments_are_made_used_released_adopted_and_removed(segment_request: Se
     assert sound(segments)
     assert [path.stat().st_size for path in (path_of(segment_request, kind) for kind in KINDS)] == list(GEOMETRY.sizes)
     assert {path.stat().st_mode & 0o777 for path in files(segment_request)} == {0o600}
-    incarnation = segments.owner.header()["incarnation"]
+    incarnation = segments.owner.header().incarnation
     segments.release()
     assert len(files(segment_request)) == 3
 
     segments = take(segment_request)
     assert segments.origin is Origin.ADOPTED
-    assert segments.owner.header()["incarnation"] == incarnation + 1
+    assert segments.owner.header().incarnation == incarnation + 1
     segments.remove()
     assert files(segment_request) == []
 
@@ -68,7 +68,7 @@ def test_an_adopted_arena_is_whole_after_it_was_populated(segment_request: Segme
     take(segment_request).release()
     segments = take(segment_request)
     assert not segments.whole
-    segments.owner.populate(0, segments.owner.header()["arena_bytes"])
+    segments.owner.populate(0, segments.owner.header().arena_bytes)
     assert segments.whole
     segments.remove()
 
@@ -122,7 +122,7 @@ def test_the_lock_ends_with_the_daemon_not_with_its_clients(segment_request: Seg
     owner = first.owner
     first.release()
     second = take(segment_request)
-    assert session.usable and owner.header()["incarnation"] == second.owner.header()["incarnation"]
+    assert session.usable and owner.header().incarnation == second.owner.header().incarnation
     second.remove()
 
 
@@ -130,7 +130,7 @@ def test_read_only_descriptors_cannot_be_written_to(segment_request: SegmentRequ
     segments = take(segment_request)
     index, locks = segments.read_only_descriptors()
     observer = Observer(index, locks)
-    assert observer.header()["frames"] == GEOMETRY.frames
+    assert observer.header().frames == GEOMETRY.frames
     with pytest.raises(PermissionError):
         Owner(index, locks, locks)
     with pytest.raises(PermissionError):
@@ -165,7 +165,7 @@ def test_another_geometry_is_rejected_without_losing_a_page(segment_request: Seg
 
     segments = take(fresh(asked))
     assert segments.origin is Origin.MADE
-    assert segments.owner.header()[field] == getattr(other, field)
+    assert getattr(segments.owner.header(), field) == getattr(other, field)
     segments.remove()
 
 
@@ -173,12 +173,12 @@ def count_none(segment_request: SegmentRequest) -> None:
     """Makes the header count no page."""
     index, locks = (path_of(segment_request, kind).open("r+b") for kind in ("index", "locks"))
     with index, locks, mmap.mmap(index.fileno(), 4096) as head:
-        pages = Observer(index.fileno(), locks.fileno()).header()["pages"]
+        pages = Observer(index.fileno(), locks.fileno()).header().pages
         for at in range(64, 4096, 8):
             (before,) = struct.unpack_from("<Q", head, at)
             if before == pages:
                 struct.pack_into("<Q", head, at, 0)
-                if Observer(index.fileno(), locks.fileno()).header()["pages"] == 0:
+                if Observer(index.fileno(), locks.fileno()).header().pages == 0:
                     return
                 struct.pack_into("<Q", head, at, before)
     raise AssertionError("no word of the header is the number of pages")
@@ -190,7 +190,7 @@ def test_empty_segments_of_another_geometry_are_replaced(
 ) -> None:
     leave_pages(segment_request, 3)
     segments = take(segment_request)
-    before = segments.owner.header()["segments_id"]
+    before = segments.owner.header().segments_id
     assert segments.owner.flush(0, TierFlag.BOTH)[0] == 3
     segments.release()
     asked = msgspec.structs.replace(
@@ -200,8 +200,8 @@ def test_empty_segments_of_another_geometry_are_replaced(
         segments = take(asked)
     assert [message for message in caplog.messages if "contain no page and have" in message] == caplog.messages
     assert segments.origin is Origin.MADE and sound(segments)
-    assert segments.owner.header()[field] == getattr(asked.geometry, field)
-    assert segments.owner.header()["segments_id"] != before
+    assert getattr(segments.owner.header(), field) == getattr(asked.geometry, field)
+    assert segments.owner.header().segments_id != before
     segments.remove()
 
 

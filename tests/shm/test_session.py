@@ -23,8 +23,8 @@ def test_a_session_reports_its_slot_and_segments(world: World) -> None:
     session = world.session
     assert session.usable and not session.closed
     assert (session.slot, session.frame_bytes, session.arena_bytes) == (0, FRAME, 16 * FRAME)
-    assert session.incarnation == world.owner.header()["incarnation"]
-    assert session.segments_id == world.owner.header()["segments_id"]
+    assert session.incarnation == world.owner.header().incarnation
+    assert session.segments_id == world.owner.header().segments_id
     world.owner.close()
     assert session.closed
 

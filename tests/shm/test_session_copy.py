@@ -76,7 +76,7 @@ def world() -> Iterator[World]:
 def counted(world: World) -> tuple[int, int]:
     index, locks, _ = world.memory.descriptors
     counts = Observer(index, locks).counts()
-    return counts["loaded_pages"], counts["loaded_bytes"]
+    return counts.loaded_pages, counts.loaded_bytes
 
 
 def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None:

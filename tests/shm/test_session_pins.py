@@ -42,7 +42,7 @@ def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
     assert (len(held), held.available_pages, len(again)) == (2, 2, 2)
     assert len(other.match(Pins, None, b"".join(KEYS[:3]))) == 2
     assert world.owner.bounded() == 3
-    assert [taker["pinned_bytes"] for taker in world.owner.holders()] == [4 * FRAME, 0]
+    assert [taker.pinned_bytes for taker in world.owner.holders()] == [4 * FRAME, 0]
     held.release()
     assert len(world.session.match(Pins, None, KEYS[2])) == 0
     again.release()

@@ -88,7 +88,7 @@ def mapped_words(path: Path) -> tuple[npt.NDArray[np.uint64], int]:
     greeting = link.greet(Attach(BUILD, 13, "scribbler"), 20.0)
     _KEPT.append(link)
     index, locks, arena = greeting.descriptors
-    entries = Observer(index, locks).header()["entries"]
+    entries = Observer(index, locks).header().entries
     segment = mmap.mmap(locks, 0)
     for descriptor in (index, locks, arena):
         os.close(descriptor)

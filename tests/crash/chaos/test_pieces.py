@@ -20,9 +20,10 @@ from chaos.report import Report
 from chaos.round_counts import Tally
 from chaos.scenario import SCENES, chain_of, pick
 from chaos.slot_reuse import SlotReuse
+from core_records import attachment_with, header_with
 from oracle.checker import WORKER_NAME, Kind, Violation
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, AttachmentRecord, IndexHeader
 
 
 @pytest.fixture
@@ -113,11 +114,11 @@ class Counters:
         self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_skipped", "disk_frames"), 0)
         self.worker = 0
 
-    def header(self) -> dict[str, int]:
-        return {"incarnation": 1, **self.numbers}
+    def header(self) -> IndexHeader:
+        return header_with(incarnation=1, **self.numbers)
 
-    def slots(self) -> list[dict[str, object]]:
-        return [{"name": WORKER_NAME, "pid": self.worker}] if self.worker else []
+    def slots(self) -> list[AttachmentRecord]:
+        return [attachment_with(WORKER_NAME, pid=self.worker)] if self.worker else []
 
     def happens(self, worker: int, frames: int, **more: int) -> None:
         self.worker, self.numbers["disk_frames"] = worker, frames

@@ -196,13 +196,13 @@ def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: R
             assert store(client, prompt(number)).stored == 8
         with attached(daemon.socket, _match_and_stay) as reader:
             assert reader.ask(everything) == FRAMES
-            owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
+            owners = {slot.pid: slot.pins for slot in daemon.slots() if slot.pins}
             assert owners == {reader.pid: FRAMES}, "each pin names its owner"
             assert store(client, prompt(50)).refused == 8
             reader.kill()
             second = Second(daemon)
         assert second.sees(lambda: store(client, prompt(51)).stored == 8)
-        assert not any(slot["pins"] for slot in daemon.slots())
+        assert not any(slot.pins for slot in daemon.slots())
 
 
 # --- 6: a corrupt page from disk is served ---------------------------------------------------------------------------

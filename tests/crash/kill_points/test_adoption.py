@@ -42,7 +42,7 @@ def test_a_million_pages_are_adopted_in_half_a_second() -> None:
         began = time.thread_time()
         owner.adopt(1)
         taken.append(time.thread_time() - began)
-        assert owner.header()["pages"] == _ENTRIES
+        assert owner.header().pages == _ENTRIES
         del owner
     with memory.session(0).match(Pins, None, keys) as pins:
         assert len(pins) == _AT_ONCE

@@ -65,7 +65,7 @@ def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemo
     with daemon._observing() as (first, _), daemon._observing() as (second, _):
         for link in (first, second):  # for the second request the index has no page left
             link.send(Flush(1, None), WAIT_S)
-            assert eventually(lambda: daemon.header()["pages"] == 0)
+            assert eventually(lambda: daemon.header().pages == 0)
         os.kill(stopped, signal.SIGKILL)
         for link, pages in ((first, 8), (second, 0)):
             (answer,) = link.read(WAIT_S)

@@ -62,14 +62,14 @@ def dropped(owner: Owner) -> set[bytes]:
 def test_an_empty_tier(owner: Owner) -> None:
     owner.disk_open(100, WriteRule.THROUGH)
     load(owner)
-    assert owner.header()["disk_pages"] == 0
+    assert owner.header().disk_pages == 0
 
 
 def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
     load(owner, part_of([1, 2, 3], spaces=[0, 1, 0]), part_of([4, 5], spaces=[1, 1]))
-    assert owner.header()["disk_pages"] == 5
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 2, "other": 3}
+    assert owner.header().disk_pages == 5
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 2, "other": 3}
     assert dropped(owner) == set()
 
 
@@ -97,7 +97,7 @@ def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
     numbers = list(range(3 * GEOMETRY.entries))
     owner.disk_open(10_000, WriteRule.THROUGH)
     load(owner, part_of(numbers))
-    assert owner.header()["disk_pages"] == GEOMETRY.entries
+    assert owner.header().disk_pages == GEOMETRY.entries
     assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
 
 
@@ -109,7 +109,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     owner.disk_open(1000, WriteRule.THROUGH)
     load(owner, part_of([1, 2, 3]))
     header = owner.header()
-    assert (header["pages"], header["disk_pages"]) == (2, 3)
+    assert (header.pages, header.disk_pages) == (2, 3)
     assert owner.unwritten()[0] == 0
     session.retire()
     owner.reap(slot)
@@ -131,7 +131,7 @@ def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, m
 
     asyncio.run(run())
     assert turns >= 4
-    assert owner.header()["disk_pages"] == 10
+    assert owner.header().disk_pages == 10
 
 
 def test_a_namespace_flushed_during_loading_is_not_loaded_further(
@@ -145,14 +145,14 @@ def test_a_namespace_flushed_during_loading_is_not_loaded_further(
 
     async def run() -> bytes:
         telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
-        while not owner.header()["disk_pages"]:
+        while not owner.header().disk_pages:
             await asyncio.sleep(0)
         flushed.add(OTHER.digest)
         assert owner.flush(1, TierFlag.BOTH) == (2, 0)
         return await telling
 
     drops = asyncio.run(run())
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 5, "other": 0}
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 5, "other": 0}
     assert drops == b"".join(map(key_of, range(1, 10, 2)))
 
 
@@ -161,8 +161,8 @@ def test_an_inventory_may_have_more_namespaces_than_the_index(owner: Owner) -> N
     owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of(list(range(8)), spaces=list(range(8)))
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert owner.header()["disk_pages"] + len(dropped(owner)) == 8
-    assert owner.header()["disk_pages"] >= GEOMETRY.spaces - 1
+    assert owner.header().disk_pages + len(dropped(owner)) == 8
+    assert owner.header().disk_pages >= GEOMETRY.spaces - 1
 
 
 def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
@@ -171,7 +171,7 @@ def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of(list(range(8)), spaces=list(range(8)))
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
     assert there == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
 
@@ -182,7 +182,7 @@ def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of([1, 2, 3])
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 3}
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 3}
 
 
 def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
@@ -204,7 +204,7 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
         owner.reap(slot)
 
     asyncio.run(run())
-    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
     assert set(there.values()) == {1} and len(there) == 3
 
 

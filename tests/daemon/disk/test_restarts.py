@@ -160,7 +160,7 @@ def test_a_killed_daemon_takes_its_worker_along_and_the_next_finds_everything() 
 
 
 def workers(daemon: DiskDaemon) -> list[int]:
-    return [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
+    return [slot.pid for slot in daemon.slots() if slot.name == "disk tier"]
 
 
 def test_a_daemon_killed_while_it_reads_and_writes() -> None:

@@ -246,7 +246,7 @@ def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -
     assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
     assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
     for taker in segments.owner.takers():
-        segments.owner.reap(taker["slot"])
+        segments.owner.reap(taker.slot)
 
 
 def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, mon
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == FULL, "the page is in memory only"
     for space in scene.owner.spaces():
-        scene.owner.flush(space["number"], TierFlag.BOTH)
+        scene.owner.flush(space.number, TierFlag.BOTH)
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == ""
 

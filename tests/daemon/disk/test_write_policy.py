@@ -19,7 +19,7 @@ CLEAN_FRAMES = 8  # a quarter of the frames
 def unwritten(daemon: DiskDaemon) -> int:
     """Returns the number of stored pages that are not written yet; reads from disk are granted room, too."""
     header = daemon.header()
-    return header["granted"] - sum(header[f"disk_{outcome}"] for outcome in ("read", "written", "skipped", "lost"))
+    return header.granted - header.disk_read - header.disk_written - header.disk_skipped - header.disk_lost
 
 
 def wait_for_writes(daemon: DiskDaemon, room: int) -> None:

@@ -119,7 +119,7 @@ class Fuzzed:
     def _forget(self) -> None:
         owner = self._segments.owner
         for taker in owner.takers():
-            self._service.detach(taker["slot"])
+            self._service.detach(taker.slot)
         owner.settle()
         owner.flush(-1, TierFlag.BOTH)
 
