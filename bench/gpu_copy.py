@@ -273,7 +273,7 @@ def gpu_bench(scale: Scale) -> Bench:
     return Bench("cuda:0", gpu_streams(0, settings), scale)
 
 
-def why_not() -> str:
+def skip_reason() -> str:
     """Returns why nothing can be measured; "" if it can."""
     return "" if torch.cuda.is_available() else "no GPU on this machine"
 
@@ -282,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help=f"print one object, and write it to {RESULTS.name}")
     as_json = parser.parse_args().json
-    record: dict[str, Any] = {"measured": False, "reason": why_not()}
+    record: dict[str, Any] = {"measured": False, "reason": skip_reason()}
     if not record["reason"]:
         results = list(measure(gpu_bench(Scale())))
         device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"

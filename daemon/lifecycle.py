@@ -168,7 +168,7 @@ class _Life:
 
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:
-            self._segments.take_lazily()
+            self._segments.allocate_lazily()
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)

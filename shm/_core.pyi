@@ -289,7 +289,7 @@ class Pins:
     def from_disk(self) -> int:
         """The number of pages that were on disk at the time of the match and were counted as loaded since."""
     @property
-    def held(self) -> bool: ...
+    def pinned(self) -> bool: ...
     @property
     def entries(self) -> bytes: ...
     @property
@@ -439,14 +439,14 @@ class Session:
         """Counts one request's lookup over several groups."""
     def count_loaded(self, pages: int, bytes: int, /) -> None:
         """Counts what others, such as a GPU, copied from pages that this process had pinned, for the statistics."""
-    def hold(self) -> None:
-        """Keeps the arena mapped until unhold(), for a user that this process cannot wait for, such as a GPU."""
-    def unhold(self) -> None:
-        """Ends one hold(). Raises RuntimeError if there is none."""
+    def retain_arena(self) -> None:
+        """Keeps the arena mapped until release_arena(), for a user that this process cannot wait for, such as a GPU."""
+    def release_arena(self) -> None:
+        """Ends one retain_arena(). Raises RuntimeError if there is none."""
     def retire(self) -> bool:
         """Closes the handle and releases all its pins.
 
-        Returns False, without effect, while a thread copies or it is held.
+        Returns False, without effect, while a thread copies or the arena is retained.
         """
 
 @final
@@ -459,9 +459,9 @@ class Observer:
     def __init__(self, index_fd: int, locks_fd: int) -> None: ...
     def header(self) -> IndexHeader: ...
     def counts(self) -> AttachmentCounts: ...
-    def slots(self) -> list[AttachmentRecord]: ...
+    def attachments_with_pins(self) -> list[AttachmentRecord]: ...
     def spaces(self) -> list[NamespaceRecord]: ...
-    def disk_text(self) -> bytes | None:
+    def disk_status(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
 
 @final
@@ -471,14 +471,14 @@ class Owner:
     def __init__(self, index_fd: int, locks_fd: int, arena_fd: int) -> None: ...
     def format(self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /) -> None:
         """Formats new segments in memory that is all zero."""
-    def why_not(self) -> str | None:
+    def unusable_reason(self) -> str | None:
         """Returns why this build cannot adopt the segments; None if it can."""
-    def takers(self) -> list[AttachmentRecord]:
+    def attachments(self) -> list[AttachmentRecord]:
         """Returns the attachments that have a slot. Before adoption the caller has to find out which processes live."""
     def adopt(self, alive: int, /) -> None:
         """Adopts the segments: derives everything from the entries.
 
-        It must be called before all others except format, why_not, takers, header and the populating calls.
+        All other calls need it, except format, unusable_reason, attachments, header and the populating calls.
 
         Args:
             alive: Bits of the slots whose process lives.
@@ -486,7 +486,7 @@ class Owner:
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
     def populate_index(self) -> None: ...
-    def take_lazily(self, arena_fd: int, /) -> None:
+    def allocate_lazily(self, arena_fd: int, /) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
         It is for an arena that is not populated. The descriptor may be closed afterwards.
@@ -498,7 +498,7 @@ class Owner:
     def free_frames(self) -> int: ...
     @property
     def lacks_memory(self) -> bool:
-        """Whether the last attempt to allocate the memory of a frame failed for lack of memory; see take_lazily()."""
+        """Whether the last frame could not be allocated because memory is short; see allocate_lazily()."""
     @property
     def open_entries(self) -> int: ...
     def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
@@ -554,12 +554,12 @@ class Owner:
 
         Walks the open list.
         """
-    def bound_pins(self, frames: int, /) -> None:
+    def set_pin_quota(self, frames: int, /) -> None:
         """Limits the frames that one attachment may have pinned; its matches end there. 0: no limit."""
-    def bounded(self) -> int:
+    def matches_at_quota(self) -> int:
         """Returns how many matches of the present attachments ended at that limit."""
-    def holders(self) -> list[AttachmentRecord]:
-        """Returns takers() with the pages and bytes that each has pinned. Walks the lock words."""
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
+        """Returns attachments() with the pages and bytes that each has pinned. Walks the lock words."""
     def settle(self, most: int = 0, /) -> int:
         """Settles reservations whose writers finished, gave up, died or exceeded their time. Returns how many are open.
 
@@ -594,14 +594,14 @@ class Owner:
         """Drops pages from the disk. Keys that are not on disk are ignored."""
     def disk_damaged(self, keys: Array, /) -> None:
         """Drops pages that the tier could not read back."""
-    def frames_ahead(self, enough: int, /) -> int:
+    def frames_before_unwritten(self, enough: int, /) -> int:
         """Returns how many frames can become free before an unwritten page has to be evicted, up to about `enough`."""
-    def order_writes(self, frames: int, limit: int, /) -> PagesToWrite:
+    def start_writes(self, frames: int, limit: int, /) -> PagesToWrite:
         """Makes room on disk for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
 
-        The pages stay in memory until end_orders().
+        The pages stay in memory until end_writes().
         """
-    def end_orders(self, entries: Array, results: Array, /) -> None:
+    def end_writes(self, entries: Array, results: Array, /) -> None:
         """Ends writes that were commanded. results: a WriteResult (u8) each."""
     def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> ReservedPages:
         """Grants frames for pages on disk to the worker's slot.
@@ -618,8 +618,8 @@ class Owner:
         """Returns the run (u32) with which each page was granted; 0 if unknown."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""
-    def tell_disk(self, text: bytes, /) -> None:
-        """Publishes the status of the disk tier for Observer.disk_text(); at most 2048 bytes."""
+    def publish_disk_status(self, text: bytes, /) -> None:
+        """Publishes the status of the disk tier for Observer.disk_status(); at most 2048 bytes."""
     def check_integrity(self) -> list[str]:
         """Returns descriptions of what is wrong, one sentence each; empty if nothing is."""
     def close(self) -> None:

@@ -31,9 +31,9 @@ class Source(msgspec.Struct, frozen=True, eq=False):
         return int((slots.pages[:, 2] - slots.pages[:, 1])[~slots.skips].sum())
 
     def release(self) -> None:
-        """Unpins the pages and ends the hold on the session."""
+        """Unpins the pages and releases the arena."""
         self.pins.release()
-        self.session.unhold()
+        self.session.release_arena()
 
 
 def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None:
@@ -42,15 +42,15 @@ def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None
     The pages end where the transfer does, or at the first page of another size.
     """
     session = match.session
-    if session is None or not match.held:
+    if session is None or not match.pinned:
         return None
-    session.hold()
+    session.retain_arena()
     if session.usable and first >= 0:
         source = _pinned(session, match, transfer, first)
         if len(source.frames.table):
             return source
         source.pins.release()
-    session.unhold()
+    session.release_arena()
     return None
 
 

@@ -220,7 +220,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         lookups=_pick(LookupStats, counts),
         stores=_pick(StoreStats, header, writing=header.open_entries),
         namespaces=tuple(map(_namespace, observer.spaces())),
-        clients=tuple(map(_client, observer.slots())),
+        clients=tuple(map(_client, observer.attachments_with_pins())),
     )
 
 
@@ -275,7 +275,7 @@ def _disk_work(header: IndexHeader) -> DiskWork:
 def _disk_report(observer: Observer) -> DiskReport:
     """Returns the report of the disk tier, which changes about once a second."""
     for _ in range(_READS):
-        text = observer.disk_text()
+        text = observer.disk_status()
         if text is not None:
             return unpack(text)
     return DiskReport()

@@ -58,7 +58,7 @@ class BackPressure:
             self._release_first()
 
     def _room(self, frames: int) -> bool:
-        return self._owner.frames_ahead(frames) >= frames
+        return self._owner.frames_before_unwritten(frames) >= frames
 
     def _release_first(self) -> None:
         """Releases the store that has waited longest, which is the one whose timer fires first."""

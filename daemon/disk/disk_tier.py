@@ -82,7 +82,7 @@ class DiskTier:
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
-        log_lost(lost, why or (self._saving.why_not_all if lost.skipped else "they were stored during the stop"))
+        log_lost(lost, why or (self._saving.memory_only_reason if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
         if self._bulletin.standing is Standing.NONE and self._owner.header().pages:

@@ -56,12 +56,12 @@ class DiskFlush:
             self._owner.disk_rule(self._rule)
 
     @property
-    def why_not_all(self) -> str:
+    def memory_only_reason(self) -> str:
         """The reason why some pages are in memory only although the flush has ended."""
         return self._write_behind.refusal or "disk.size is too small for all"
 
     def _why_skipped(self, pages: int) -> str:
-        return f"{pages:,} pages stay in memory only: {self.why_not_all}" if pages else ""
+        return f"{pages:,} pages stay in memory only: {self.memory_only_reason}" if pages else ""
 
 
 log = logging.getLogger("pagetierd.disk")

@@ -113,12 +113,12 @@ class Inventory:
         The index may reuse a record without pages for the next namespace; the first of the two then has no number.
         """
         numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
-        table, takers = list(self._table), dict[int, int]()
+        table, positions = list(self._table), dict[int, int]()
         for at in _by_last(spaces):
             number = self._number(table[at]) if at in fitting else -1
             if number >= 0:
-                numbers[takers.get(number, at)] = _NO_SPACE
-                numbers[at], takers[number] = number, at
+                numbers[positions.get(number, at)] = _NO_SPACE
+                numbers[at], positions[number] = number, at
         return numbers
 
     def _number(self, space: Space) -> int:

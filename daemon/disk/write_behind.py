@@ -167,7 +167,7 @@ class WriteBehind:
         self.at_work.note(len(self._in_flight))
         dropped = self._dropping.pop(report.number, None)
         point("write_behind.reported")
-        self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
+        self._owner.end_writes(entries, report.stored.translate(_RESULT_OF_STORED))
         point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
@@ -196,11 +196,11 @@ class WriteBehind:
     def _due(self) -> bool:
         if self.flush_all or self._options.write == "through":
             return True
-        return self._owner.frames_ahead(self._clean_frames) < self._clean_frames
+        return self._owner.frames_before_unwritten(self._clean_frames) < self._clean_frames
 
     def _write_batch(self) -> bool:
         """Sends a batch. Returns False if there was nothing to write."""
-        batch = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES))
         point("write_behind.chosen")
         allowed = self._within_budget(batch)
         drops = self._owner.disk_drops()
@@ -222,7 +222,7 @@ class WriteBehind:
         verdicts = [self._budget.allows(chain, size) for chain, size in zip(chains, sizes, strict=True)]
         skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
         if len(skipped):
-            self._owner.end_orders(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))
+            self._owner.end_writes(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))
         return batch.only([i for i, allowed in enumerate(verdicts) if allowed])
 
     def _drop(self, drops: bytes) -> int:

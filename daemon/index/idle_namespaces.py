@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import IndexOptions
 from pagetier.shm._core import IdleResult, NamespaceRecord, Owner
@@ -108,7 +108,7 @@ class IdleNamespaces:
         facts = event("namespace_dropped", namespace=printable(space.name), pages=pages, idle=round(idle))
         self._throttle.log(
             logging.INFO,
-            NOBODY,
+            UNKNOWN_USER,
             "namespace %r dropped after %.0f s without use, the table of namespaces is full (%d): %d pages evicted",
             printable(space.name),
             idle,

@@ -110,29 +110,29 @@ class StoreQuota:
 MOST_OF_PROCESS: Final = SLOTS // 4
 
 
-def has_slot(takers: list[AttachmentRecord], process: Process, token: int) -> bool:
+def has_slot(attachments: list[AttachmentRecord], process: Process, token: int) -> bool:
     """Returns whether a session of this process has a slot."""
-    return token in _tokens(takers, process)
+    return token in _tokens(attachments, process)
 
 
-def why_no_slot(takers: list[AttachmentRecord], process: Process, token: int, kept: int) -> str:
+def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: int, kept: int) -> str:
     """Returns why a session of this process gets no slot; "" if it may have one or has one already.
 
     Args:
-        takers: The attachments.
+        attachments: The attachments.
         process: The process of the session.
         token: The session.
         kept: The number of slots that no engine may have.
     """
-    if has_slot(takers, process, token):
+    if has_slot(attachments, process, token):
         return ""
-    if len(_tokens(takers, process)) >= MOST_OF_PROCESS:
+    if len(_tokens(attachments, process)) >= MOST_OF_PROCESS:
         return f"this process has {MOST_OF_PROCESS} slots: close one of its sessions first"
-    if len(takers) + kept >= SLOTS:
+    if len(attachments) + kept >= SLOTS:
         for_disk = " or reserved for the disk tier" if kept else ""
         return f"all {SLOTS} slots are taken{for_disk}: end an engine first"
     return ""
 
 
-def _tokens(takers: list[AttachmentRecord], process: Process) -> list[int]:
-    return [t.token for t in takers if Process(t.pid, t.started) == process]
+def _tokens(attachments: list[AttachmentRecord], process: Process) -> list[int]:
+    return [one.token for one in attachments if Process(one.pid, one.started) == process]

@@ -106,7 +106,7 @@ class Service:
 
     def has_slot(self, peer: Peer, request: Attach) -> bool:
         """Returns whether the peer's session has a slot already."""
-        return has_slot(self._owner.takers(), peer.process, request.token % _U64)
+        return has_slot(self._owner.attachments(), peer.process, request.token % _U64)
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
@@ -115,7 +115,7 @@ class Service:
         if len(request.serials) % _SERIAL_BYTES:
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
-        if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
+        if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)

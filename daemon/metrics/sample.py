@@ -53,7 +53,7 @@ class Sampler:
             header=self._observer.header(),
             counts=self._observer.counts(),
             spaces=self._observer.spaces(),
-            attached=len(self._owner.takers()),
+            attached=len(self._owner.attachments()),
             deaths=service.deaths,
             reserve_seconds=service.reserve_seconds,
             work=service.disk.work(),

@@ -13,19 +13,19 @@ static PyObject *observer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 {
     static char *names[] = {"index_fd", "locks_fd", NULL};
     int index_fd, locks_fd;
-    const char *why_not = NULL;
+    const char *reason = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ii", names, &index_fd, &locks_fd))
         return NULL;
     Observer *self = (Observer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self)
         return NULL;
     if (map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, PROT_READ, &self->locks)) {
-        why_not = pt_why_not(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
-        if (!why_not) {
+        reason = pt_unusable_reason(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
+        if (!reason) {
             self->view = pt_view_of(self->index.address, self->locks.address, NULL);
             return (PyObject *)self;
         }
-        PyErr_Format(ShmError, "cannot read the segments: %s (this build reads format %u)", why_not, PT_FORMAT);
+        PyErr_Format(ShmError, "cannot read the segments: %s (this build reads format %u)", reason, PT_FORMAT);
     }
     Py_DECREF((PyObject *)self);
     return NULL;
@@ -90,7 +90,7 @@ static void count_pins(const pt_view *v, pinned_by pins[PT_SLOTS])
 }
 
 /* Returns the record of an attachment. `pins` is an array by slot, or NULL to leave out the pins. */
-static PyObject *describe_slot(const pt_view *v, uint32_t slot, const pinned_by *pins)
+static PyObject *describe_attachment(const pt_view *v, uint32_t slot, const pinned_by *pins)
 {
     const pt_slot *s = &v->slots[slot];
     char name[sizeof s->name + 1] = {0};
@@ -115,11 +115,11 @@ static bool append_new(PyObject *list, PyObject *item)
     return done;
 }
 
-static PyObject *describe_slots(const pt_view *v, const pinned_by *pins)
+static PyObject *describe_attachments(const pt_view *v, const pinned_by *pins)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t slot = 0; list && slot < PT_SLOTS; slot++)
-        if (v->slots[slot].pid && !append_new(list, describe_slot(v, slot, pins))) {
+        if (v->slots[slot].pid && !append_new(list, describe_attachment(v, slot, pins))) {
             Py_DECREF(list);
             return NULL;
         }
@@ -156,25 +156,25 @@ static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unuse
 static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
 static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
 
-static PyObject *describe_holders(const pt_view *v)
+static PyObject *describe_attachments_with_pins(const pt_view *v)
 {
     pinned_by pins[PT_SLOTS] = {0};
     count_pins(v, pins);
-    return describe_slots(v, pins);
+    return describe_attachments(v, pins);
 }
 
-static PyObject *observer_slots(Observer *self, PyObject *unused) { (void)unused; return describe_holders(&self->view); }
+static PyObject *observer_attachments_with_pins(Observer *self, PyObject *unused) { (void)unused; return describe_attachments_with_pins(&self->view); }
 
-/* disk_text() -> the status that the disk tier reports; None while it is being changed. */
-static PyObject *observer_disk_text(Observer *self, PyObject *unused)
+/* disk_status() -> the status that the disk tier reports; None while it is being changed. */
+static PyObject *observer_disk_status(Observer *self, PyObject *unused)
 {
     (void)unused;
     pt_header *h = self->view.header;
-    char text[PT_TEXT_BYTES];
-    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_text_bytes;
+    char text[PT_STATUS_BYTES];
+    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_status_bytes;
     if (before & 1 || bytes > sizeof text)
         Py_RETURN_NONE;
-    memcpy(text, h->disk_text, bytes);
+    memcpy(text, h->disk_status, bytes);
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&h->disk_version, memory_order_relaxed) != before)
         Py_RETURN_NONE;
@@ -184,9 +184,9 @@ static PyObject *observer_disk_text(Observer *self, PyObject *unused)
 static PyMethodDef observer_methods[] = {
     {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
-    {"slots", (PyCFunction)observer_slots, METH_NOARGS, NULL},
+    {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
-    {"disk_text", (PyCFunction)observer_disk_text, METH_NOARGS, NULL},
+    {"disk_status", (PyCFunction)observer_disk_status, METH_NOARGS, NULL},
     {0},
 };
 static PyType_Slot observer_slots_table[] = {

@@ -153,7 +153,7 @@ def test_all_groups_agree(client: Client) -> None:
         assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
         assert repr(found) == "<GroupMatch 240 tokens of 3 groups, 0.1 MiB>"
         loads(client, found)
-    assert not found.held and repr(found) == "<GroupMatch 240 tokens of 3 groups, released>"
+    assert not found.pinned and repr(found) == "<GroupMatch 240 tokens of 3 groups, released>"
     for limit, tokens in (
         (None, 240),
         (240, 240),

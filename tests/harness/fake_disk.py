@@ -57,13 +57,13 @@ class DiskDaemon(FakeDaemon):
         """
         with self._one_by_one:
             self.owner.settle()
-            entries, serials, keys, sizes, *_ = self.owner.order_writes(1000, 1000)
+            entries, serials, keys, sizes, *_ = self.owner.start_writes(1000, 1000)
             with self._worker.repin(Pins, None, entries, serials) as pins:
                 pages = [bytearray(size) for size in np.frombuffer(sizes, np.uint64).tolist()]
                 assert self._worker.copy_out(pins, 0, _addresses(pages), sizes, 1) == len(pages)
             for at, page in enumerate(pages):
                 self._disk[keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = bytes(page)
-            self.owner.end_orders(entries, bytes([WriteResult.DONE]) * len(pages))
+            self.owner.end_writes(entries, bytes([WriteResult.DONE]) * len(pages))
             return self.owner.evict(self.memory.geometry.frames, 1000)
 
     def bring_in(self, keys: Keys | bytes) -> bytes:

@@ -95,8 +95,8 @@ class Grouped:
 
     def _write_out(self) -> None:
         self.owner.settle()
-        entries, *_ = self.owner.order_writes(_DISK_FRAMES, 10 * _FRAMES)
-        self.owner.end_orders(entries, bytes([WriteResult.DONE]) * (len(entries) // 4))
+        entries, *_ = self.owner.start_writes(_DISK_FRAMES, 10 * _FRAMES)
+        self.owner.end_writes(entries, bytes([WriteResult.DONE]) * (len(entries) // 4))
         self.owner.evict(_FRAMES, 10 * _FRAMES)
 
     def match(self, limit: int = EVERYTHING) -> tuple[int, int, tuple[Pins, ...]]:

@@ -54,8 +54,8 @@ class Place:
 
     def write(self, result: int = WriteResult.DONE) -> list[int]:
         """Starts all pending writes and completes them."""
-        entries, *_ = self.owner.order_writes(1 << 20, 100)
-        self.owner.end_orders(entries, bytes([result]) * (len(entries) // 4))
+        entries, *_ = self.owner.start_writes(1 << 20, 100)
+        self.owner.end_writes(entries, bytes([result]) * (len(entries) // 4))
         return ints(entries, 4)
 
     def evict_all(self) -> None:

@@ -99,7 +99,7 @@ class RunningDaemon:
 
     def slots(self) -> list[AttachmentRecord]:
         """Returns the attached processes with their pins and counters."""
-        return self._observer().slots()
+        return self._observer().attachments_with_pins()
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""

@@ -26,7 +26,7 @@ class World:
         self.session = self.join()
 
     def join(self) -> Session:
-        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+        return self.memory.session(attach(self.owner, len(self.owner.attachments())))
 
     def reserve(self, session: Session, number: int, size: int) -> tuple[bytes, bytes]:
         space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)

@@ -49,7 +49,7 @@ def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -
 
 def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
-    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.order_writes(100, 100)
+    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.start_writes(100, 100)
     assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
     assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
     assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
@@ -58,7 +58,7 @@ def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     frames = [ints(disk.session.chain(entry), 4) for entry in ints(entries, 4)]
     assert len(pins) == 2 and [len(chain) for chain in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
     pins.release()
-    assert disk.owner.order_writes(100, 100) == (b"",) * 7
+    assert disk.owner.start_writes(100, 100) == (b"",) * 7
     assert disk.owner.flush(-1, TierFlag.BOTH) == (0, 2) and disk.owner.evict(8, 100) == 0
 
 
@@ -76,9 +76,9 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
     scribbler = spawn(scribble)
     try:
         for _ in range(3000):
-            entries, *_, ticks, _ = disk.owner.order_writes(100, 100)
+            entries, *_, ticks, _ = disk.owner.start_writes(100, 100)
             assert max(ints(ticks, 8)) < FAR
-            disk.owner.end_orders(entries, bytes([WriteResult.AGAIN]) * (len(entries) // 4))
+            disk.owner.end_writes(entries, bytes([WriteResult.AGAIN]) * (len(entries) // 4))
     finally:
         kill(scribbler)
 
@@ -86,8 +86,8 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 def test_write_orders_respect_their_limits(disk: Place) -> None:
     for name in "abcd":
         disk.store(name)
-    assert disk.owner.order_writes(100, 0).entries == b"" and disk.owner.order_writes(0, 100).entries == b""
-    assert len(disk.owner.order_writes(100, 1).entries) == 4 and len(disk.owner.order_writes(2, 100).entries) == 8
+    assert disk.owner.start_writes(100, 0).entries == b"" and disk.owner.start_writes(0, 100).entries == b""
+    assert len(disk.owner.start_writes(100, 1).entries) == 4 and len(disk.owner.start_writes(2, 100).entries) == 8
 
 
 @pytest.mark.parametrize("result", [WriteResult.FAILED, WriteResult.SKIPPED, WriteResult.AGAIN, 77])
@@ -101,10 +101,10 @@ def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> N
 
 def test_results_without_an_order_change_nothing(disk: Place) -> None:
     entry = disk.store("a")
-    disk.owner.end_orders(u32(entry, 11, 12, 0xFFFFFFFF), bytes([WriteResult.DONE] * 4))
+    disk.owner.end_writes(u32(entry, 11, 12, 0xFFFFFFFF), bytes([WriteResult.DONE] * 4))
     assert disk.owner.header().disk_pages == 0
-    ordered = disk.owner.order_writes(100, 100).entries
-    disk.owner.end_orders(ordered * 2, bytes([WriteResult.DONE, WriteResult.FAILED]))
+    ordered = disk.owner.start_writes(100, 100).entries
+    disk.owner.end_writes(ordered * 2, bytes([WriteResult.DONE, WriteResult.FAILED]))
     assert disk.owner.header().disk_pages == 1 and disk.owner.header().disk_written == 1
 
 
@@ -118,13 +118,13 @@ def test_the_write_rules_select_the_pages_to_write(place: Place) -> None:
     assert len(place.write()) == 2 and place.owner.unwritten()[:2] == (0, 0)
 
 
-def test_frames_ahead_end_at_the_first_unwritten_page(disk: Place) -> None:
-    assert disk.owner.frames_ahead(5) == 5
+def test_frames_before_unwritten_end_at_the_first_unwritten_page(disk: Place) -> None:
+    assert disk.owner.frames_before_unwritten(5) == 5
     disk.store("a")
     disk.write()
     disk.store("b", 2 * FRAME)
-    assert disk.owner.frames_ahead(100) == 5 + 1 and disk.owner.frames_ahead(2) >= 2
-    assert 0 <= disk.owner.frames_ahead(0) <= 8 and disk.owner.frames_ahead(2**64 - 1) == 6
+    assert disk.owner.frames_before_unwritten(100) == 5 + 1 and disk.owner.frames_before_unwritten(2) >= 2
+    assert 0 <= disk.owner.frames_before_unwritten(0) <= 8 and disk.owner.frames_before_unwritten(2**64 - 1) == 6
 
 
 def test_a_full_disk_evicts_the_coldest_pages(disk: Place) -> None:
@@ -209,13 +209,13 @@ def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
 
 def test_the_tier_publishes_its_status(disk: Place) -> None:
     observer = Observer(*disk.memory.descriptors[:2])
-    assert observer.disk_text() == b""
+    assert observer.disk_status() == b""
     for text in (b"all is well", b"", b"\0" * STATUS_BYTES):
-        disk.owner.tell_disk(text)
-        assert observer.disk_text() == text
+        disk.owner.publish_disk_status(text)
+        assert observer.disk_status() == text
     with pytest.raises(ValueError, match="2049 bytes"):
-        disk.owner.tell_disk(b"x" * 2049)
-    assert observer.disk_text() == b"\0" * STATUS_BYTES
+        disk.owner.publish_disk_status(b"x" * 2049)
+    assert observer.disk_status() == b"\0" * STATUS_BYTES
 
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:

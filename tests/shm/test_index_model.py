@@ -108,7 +108,7 @@ class IndexMachine(StoringMachine):
         pins, _ = member.pins.pop(which % len(member.pins))
         pins.release()
         pins.release()
-        assert not pins.held and pins.sizes == b""
+        assert not pins.pinned and pins.sizes == b""
 
     # ---- making room
 

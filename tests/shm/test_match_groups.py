@@ -169,7 +169,7 @@ def test_a_retired_session_finds_nothing() -> None:
     world = Grouped([full([M] * 3)])
     assert world.session.retire()
     tokens, reach, (pins,) = world.match()
-    assert (tokens, reach, len(pins), len(pins.context), pins.held) == (0, 0, 0, 0, False)
+    assert (tokens, reach, len(pins), len(pins.context), pins.pinned) == (0, 0, 0, 0, False)
 
 
 def test_invalid_arguments_are_rejected() -> None:

@@ -23,9 +23,9 @@ from seeded_random import chance
 def take_over(segment_request: SegmentRequest) -> Segments:
     """Adopts the segments as a daemon that has waited until no dead process can write any more."""
     segments = take(segment_request)
-    for taker in segments.owner.takers():
-        if not Process(taker.pid, taker.started).lives():
-            segments.owner.reap(taker.slot)
+    for attachment in segments.owner.attachments():
+        if not Process(attachment.pid, attachment.started).lives():
+            segments.owner.reap(attachment.slot)
     return segments
 
 
@@ -86,7 +86,7 @@ def test_daemons_killed_at_random_while_they_store(segment_request: SegmentReque
         segments = take_over(segment_request)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments)
-        assert segments.owner.takers() == []
+        assert segments.owner.attachments() == []
         assert segments.owner.open_entries == 0
         found = held(segments, range(200))
         assert len(found) == segments.owner.header().pages
@@ -166,7 +166,7 @@ def test_an_engine_keeps_working_while_daemons_die(segment_request: SegmentReque
 
     segments = take_over(segment_request)
     owner: Owner = segments.owner
-    assert [taker.pid for taker in owner.takers()] == [os.getpid()]
+    assert [attachment.pid for attachment in owner.attachments()] == [os.getpid()]
     assert owner.evict(GEOMETRY.frames, 100) == 0, "the pinned page was evicted"
     assert holds(session, 0)
     assert session.publish(granted.entry(1), granted.serial(1), 0) == b"\1"

@@ -30,7 +30,7 @@ class World:
         self.size = shape.page_bytes
 
     def join(self) -> Session:
-        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+        return self.memory.session(attach(self.owner, len(self.owner.attachments())))
 
     def reserve(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
         """Reserves pages for `count` keys."""

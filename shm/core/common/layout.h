@@ -41,7 +41,7 @@
 #define PT_DEAD_WRITER 0xfeu /* in place of a slot: the writer died; its part is useful only if another writer lives */
 #define PT_DETACHED_WRITER 0xfdu /* in place of a slot: the writer detached */
 #define PT_NAME_BYTES 56u
-#define PT_TEXT_BYTES 2048u
+#define PT_STATUS_BYTES 2048u
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics must be lock-free to be shared between processes");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "32-bit atomics must be lock-free to be shared between processes");
@@ -178,8 +178,8 @@ typedef struct {
     /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd
      * or has changed, the text was written at the same time and is not valid. */
     pt_a32 disk_version;
-    uint32_t disk_text_bytes;
-    char disk_text[PT_TEXT_BYTES];
+    uint32_t disk_status_bytes;
+    char disk_status[PT_STATUS_BYTES];
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 

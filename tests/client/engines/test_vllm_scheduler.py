@@ -74,14 +74,14 @@ class Directory:
 
 class Found:
     def __init__(self, directory: Directory, tokens: int, reach: int) -> None:
-        self.directory, self.tokens, self.available_tokens, self.held = directory, tokens, reach, True
+        self.directory, self.tokens, self.available_tokens, self.pinned = directory, tokens, reach, True
         self.matches: tuple[Any, ...] = ()
         self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
 
     def release(self) -> None:
-        self.directory.pinned -= self.held
-        self.held = False
+        self.directory.pinned -= self.pinned
+        self.pinned = False
 
     def __enter__(self) -> Found:
         return self

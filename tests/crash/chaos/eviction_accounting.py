@@ -16,7 +16,7 @@ class Counters(Protocol):
     def header(self) -> IndexHeader:
         """Returns the numbers in the header of the index."""
 
-    def slots(self) -> list[AttachmentRecord]:
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
         """Returns the attached processes."""
 
 
@@ -81,7 +81,7 @@ class EvictionAccounting:
 
         The slots are read first, so that an open disk belongs to the worker that had a slot.
         """
-        workers = [slot.pid for slot in self._observer.slots() if slot.name == WORKER_NAME]
+        workers = [slot.pid for slot in self._observer.attachments_with_pins() if slot.name == WORKER_NAME]
         header = self._observer.header()
         worker = int(workers[0]) if len(workers) == 1 else 0
         return _Disk(worker, header.incarnation, open=header.disk_frames > 0)

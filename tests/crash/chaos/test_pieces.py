@@ -117,7 +117,7 @@ class Counters:
     def header(self) -> IndexHeader:
         return header_with(incarnation=1, **self.numbers)
 
-    def slots(self) -> list[AttachmentRecord]:
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
         return [attachment_with(WORKER_NAME, pid=self.worker)] if self.worker else []
 
     def happens(self, worker: int, frames: int, **more: int) -> None:

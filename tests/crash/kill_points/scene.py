@@ -190,7 +190,7 @@ class Scene:
 
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
-        return b'"standing":"open"' in (self.daemon.observer().disk_text() or b"")
+        return b'"standing":"open"' in (self.daemon.observer().disk_status() or b"")
 
     def until_disk_is_open(self) -> None:
         """Waits until the disk tier is open, if the scene has one."""
@@ -206,7 +206,7 @@ class Scene:
 
     def worker(self) -> int:
         """Returns the pid of the disk worker; 0 if there is none."""
-        slots = self.daemon.observer().slots()
+        slots = self.daemon.observer().attachments_with_pins()
         return next((int(slot.pid) for slot in slots if slot.name == "disk tier"), 0)
 
     def quiet(self) -> bool:
@@ -219,7 +219,7 @@ class Scene:
 
     def pins(self, but: Iterable[int] = ()) -> int:
         """Returns the pins of all attached processes, except of the disk worker and the processes in `but`."""
-        slots = self.daemon.observer().slots()
+        slots = self.daemon.observer().attachments_with_pins()
         return sum(slot.pins for slot in slots if slot.pid not in but and slot.name != "disk tier")
 
     def dismiss(self) -> None:

@@ -179,7 +179,7 @@ class Soak:
             shm=sample.shm,
             used_frames=header.used_frames,
             pages=header.pages,
-            slots=len(self._observer.slots()),
+            slots=len(self._observer.attachments_with_pins()),
             open_entries=header.open_entries,
         )
 

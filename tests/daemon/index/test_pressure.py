@@ -27,16 +27,16 @@ class Index:
     def header(self) -> IndexHeader:
         return header_with(frames=self.frames, arena_bytes=self.frames << 20)
 
-    def bound_pins(self, frames: int) -> None:
+    def set_pin_quota(self, frames: int) -> None:
         self.most = frames
 
-    def bounded(self) -> int:
+    def matches_at_quota(self) -> int:
         return sum(slot.counts.bounded for slot in self.slots)
 
-    def takers(self) -> list[AttachmentRecord]:
+    def attachments(self) -> list[AttachmentRecord]:
         return self.slots
 
-    holders = takers
+    attachments_with_pins = attachments
 
     def has(self, slot: int, bounded: int = 0, mib: int = 0, since: int = 1) -> None:
         self.slots = [other for other in self.slots if other.slot != slot]

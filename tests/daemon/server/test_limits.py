@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from in_process_server import Peer, serving
-from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, NOBODY, SAME, LogThrottle
+from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, SAME, UNKNOWN_USER, LogThrottle
 from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
 from pagetier.shm._core import KEY_BYTES
@@ -112,9 +112,9 @@ def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixtu
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(SAME + 4):
-        ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
+        ration.log(logging.WARNING, UNKNOWN_USER, "full", extra=event("test"))
     now[0] += MINUTE_S
-    ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
+    ration.log(logging.WARNING, UNKNOWN_USER, "full", extra=event("test"))
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 

@@ -118,8 +118,8 @@ class Fuzzed:
 
     def _forget(self) -> None:
         owner = self._segments.owner
-        for taker in owner.takers():
-            self._service.detach(taker.slot)
+        for attachment in owner.attachments():
+            self._service.detach(attachment.slot)
         owner.settle()
         owner.flush(-1, TierFlag.BOTH)
 
