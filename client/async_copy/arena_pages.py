@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.intp]
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:
     """Returns the frames of pages, up to the first page that has another size or whose chain of frames is invalid.
 
-    The caller holds the session, and has the pages pinned or granted.
+    The caller has retained the arena, and has the pages pinned or granted.
 
     Args:
         session: The session whose arena the pages are in.

@@ -12,7 +12,7 @@ _NONE = np.zeros(0, np.intp)
 
 
 class GrantedPages:
-    """A reservation whose session is held until release(). For one thread at a time.
+    """A reservation whose arena is retained until release(). For one thread at a time.
 
     Attributes:
         open: The granted pages that are neither published nor abandoned, ascending.
