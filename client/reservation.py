@@ -243,7 +243,7 @@ class Reservation:
             self.entries[which],
             transfer.page_bytes,
             transfer.planes,
-            slots.pages[which],
+            slots.pages.take(which),
             slots.blocks,
             slots.block_tokens,
             b"",

@@ -1,5 +1,6 @@
 /* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
 #include "binding/key_hashes.h"
+#include "binding/layouts.h"
 #include "binding/owner_type.h"
 #include "binding/session_publish.h"
 
@@ -47,7 +48,8 @@ PyMODINIT_FUNC PyInit__core(void)
     PinsType = add_type(module, "Pins", &pins_spec);
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
-        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module))
+        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module) &&
+        add_layouts(module))
         return module;
     Py_DECREF(module);
     return NULL;

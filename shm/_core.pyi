@@ -21,6 +21,7 @@ PARTS: int  # the most parts of a page
 GROUPS: int  # the most groups of one match
 STATUS_BYTES: int  # the longest status of the disk tier
 LEAST_FRAME_BYTES: int
+LOCKS_OFFSET: int  # of the first lock word in its segment
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
@@ -216,6 +217,17 @@ class SegmentSizes(NamedTuple):
     locks_bytes: int
     arena_bytes: int
 
+@final
+class StructLayout(NamedTuple):
+    """The bytes of a struct in C, and the name and offset of each of its fields, which have 64 bits."""
+
+    size: int
+    fields: list[tuple[str, int]]
+
+PLANE_LAYOUT: StructLayout  # pt_plane (core/client/copy_tables.h)
+TOKENS_LAYOUT: StructLayout  # pt_tokens (core/client/copy_tables.h)
+LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
+
 class ShmError(Exception):
     """The segments cannot be used; the message says why."""
 
@@ -251,8 +263,8 @@ def gather(
         arena_bytes: Its size.
         frame_bytes: The size of a frame.
         frames: u32, the same number of frames for each page.
-        planes: i64, rows of pt_plane (copy_tables.h).
-        pages: i64, rows of pt_tokens (copy_tables.h).
+        planes: Rows of PLANE_LAYOUT.
+        pages: Rows of TOKENS_LAYOUT.
         blocks: i32, the flat table of blocks.
         block_tokens: Tokens of a block.
         skip: u8, one flag for each page (1: skip the page), or empty.

@@ -12,6 +12,7 @@ from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.client.match import Match
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
 
@@ -28,7 +29,7 @@ class Source(msgspec.Struct, frozen=True, eq=False):
     def tokens(self) -> int:
         """The number of tokens that are copied."""
         slots = self.transfer.slots
-        return int((slots.pages[:, 2] - slots.pages[:, 1])[~slots.skips].sum())
+        return int((slots.pages["end"] - slots.pages["first"])[~slots.skips].sum())
 
     def release(self) -> None:
         """Unpins the pages and releases the arena."""
@@ -116,7 +117,7 @@ class LoadingJob(CopyJob):
         planes = source.transfer.planes_of(range(self._started, self._started + 1))
         self._started += 1
         rows = source.transfer.planes[planes.start : planes.stop]
-        nbytes = source.tokens * int((rows[:, 6] * rows[:, 7]).sum())
+        nbytes = source.tokens * row_bytes(rows)
         return Piece((Copy(Direction.LOAD, source.transfer, source.frames, planes),), nbytes)
 
     def enqueued(self, event: Event) -> None:

@@ -33,9 +33,10 @@ static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
 static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", NULL};
+static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *UnwrittenPages, *IdleTurn, *SegmentSizes;
+    *FlushedPages, *UnwrittenPages, *IdleTurn, *SegmentSizes, *StructLayout;
 
 static const struct {
     const char *name;
@@ -52,6 +53,7 @@ static const struct {
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},
     {"IdleTurn", idle_fields, &IdleTurn},
     {"SegmentSizes", sizes_fields, &SegmentSizes},
+    {"StructLayout", layout_fields, &StructLayout},
 };
 
 /* Returns the names of the fields as a list, NULL with an exception set. */

@@ -35,7 +35,7 @@ class Engine:
 
     def tokens(self, slots: SlotMap, count: int) -> Any:
         """Returns the state of `count` tokens of a request, token by token."""
-        places = slots.pages[0, 0] + np.arange(count)
+        places = slots.pages["position"][0] + np.arange(count)
         blocks = slots.blocks[places // BLOCK]
         return np.stack([one[:, blocks, places % BLOCK] for one in self.tensors])
 

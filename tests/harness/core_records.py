@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
-from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.shm._core import LOCK_LAYOUT, LOCKS_OFFSET, AttachmentCounts, AttachmentRecord, IndexHeader
+
+
+def lock_words(segment: mmap.mmap, entries: int) -> npt.NDArray[np.void]:
+    """Returns the lock words in their mapped segment, writable."""
+    names, offsets = zip(*LOCK_LAYOUT.fields, strict=True)
+    form: Any = {"names": names, "offsets": offsets, "formats": [np.uint64] * 4, "itemsize": LOCK_LAYOUT.size}
+    return np.frombuffer(segment, np.dtype(form), entries, LOCKS_OFFSET)
 
 
 def header_with(**numbers: int) -> IndexHeader:

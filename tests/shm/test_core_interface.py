@@ -7,10 +7,21 @@ import re
 from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.shm import _core
-from pagetier.shm._core import IdleResult, ReserveOutcome, TierFlag, WriteResult, WriteRule
+from pagetier.shm._core import (
+    PLANE_LAYOUT,
+    TOKENS_LAYOUT,
+    IdleResult,
+    ReserveOutcome,
+    StructLayout,
+    TierFlag,
+    WriteResult,
+    WriteRule,
+)
 
 SHM = Path(__file__).parents[2] / "shm"
 STUB = ast.parse((SHM / "_core.pyi").read_text())
@@ -51,6 +62,16 @@ def test_the_stub_declares_every_attribute_of_a_class_and_no_other(node: ast.Cla
     defined = getattr(_core, node.name)
     inherited = {name for base in defined.__mro__[1:] for name in vars(base)}
     assert declared(node.body) == public([name for name in vars(defined) if name not in inherited])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [(PLANE, PLANE_LAYOUT), (TOKENS, TOKENS_LAYOUT)], ids=["planes", "tokens"]
+)
+def test_a_table_has_the_layout_of_the_struct_in_c(dtype: np.dtype[np.void], layout: StructLayout) -> None:
+    """Kernels on a device read the same tables as plain 64-bit numbers, so there is no gap between the fields."""
+    assert dtype.itemsize == layout.size
+    assert [(name, dtype.fields[name][1]) for name in dtype.names] == layout.fields  # type: ignore[index,union-attr]
+    assert [offset for _, offset in layout.fields] == list(range(0, layout.size, 8))
 
 
 @pytest.mark.parametrize(("defined", "header", "begin"), ENUMERATIONS, ids=lambda value: getattr(value, "__name__", ""))

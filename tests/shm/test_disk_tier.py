@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
 import pytest
 
 from anonymous_segments import DAY_NS
+from core_records import lock_words
 from forked_child import kill, spawn
 from index_with_disk import FRAME, GEOMETRY, Place, ints, key, u32, u64
 from pagetier.shm._core import KEY_BYTES, STATUS_BYTES, Observer, Pins, ReserveOutcome, TierFlag, WriteResult, WriteRule
 
-AT_LOCKS, TICK, FAR = (
-    2 * 4096,
-    2,
-    2**64 - 1,
-)  # of the lock words; of the tick; a huge tick
+FAR = 2**64 - 1  # a huge tick
 
 
 def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
@@ -69,7 +65,7 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 
     def scribble() -> None:
         segment = mmap.mmap(disk.memory.descriptors[1], 0)
-        ticks = np.frombuffer(segment, np.uint64, 4 * GEOMETRY.entries, AT_LOCKS).reshape(-1, 4)[:, TICK]
+        ticks = lock_words(segment, GEOMETRY.entries)["tick"]
         while True:
             ticks[:] = FAR
 

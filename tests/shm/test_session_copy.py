@@ -99,7 +99,7 @@ def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None
 def test_the_loaded_bytes_are_counted(world: World) -> None:
     world.stored()
     world.tables.skip = np.array([0, 1, 0], np.uint8)
-    world.tables.pages[2, 2] = 5
+    world.tables.pages["end"][2] = 5
     row = 4 * 3 * 64  # planes, heads, bytes
     assert world.scatter(world.pin()) == 3
     assert counted(world) == (2, (48 + 5) * row)
@@ -205,8 +205,8 @@ def test_invalid_arguments_are_rejected(world: World) -> None:
     with pytest.raises(ValueError, match="page_bytes: must not be negative"):
         world.gather(pins.entries, -1)
     with pytest.raises(ValueError, match=r"planes\[3\]: reaches beyond the page"):
-        world.gather(pins.entries, int(world.tables.planes[3, 4]) + 3 * 48 * 64 - 1)
-    world.tables.pages[1, 1] = -1
+        world.gather(pins.entries, int(world.tables.planes["at"][3]) + 3 * 48 * 64 - 1)
+    world.tables.pages["first"][1] = -1
     calls: list[Callable[[], int]] = [lambda: world.gather(pins.entries), lambda: world.scatter(pins)]
     for call in calls:
         with pytest.raises(ValueError, match=r"pages\[1\]: the first token is negative"):
