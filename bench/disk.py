@@ -18,6 +18,7 @@ import numpy as np
 from disk_setup import Scene, until
 from measure import REPORTED, Result, at_least, at_most, main, time_of
 from pagetier.client import Client, Keys, Namespace
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.lmdb import LmdbTier
@@ -45,7 +46,7 @@ def moved_by(folder: Path, cap: int, *more: str) -> Scene:
 
 def keys_of(series: int) -> Keys:
     """Returns the keys of TOTAL bytes of pages."""
-    return Keys(SPACE, np.random.default_rng(series).bytes(32 * (TOTAL // PAGE)))
+    return Keys(SPACE, np.random.default_rng(series).bytes(KEY_BYTES * (TOTAL // PAGE)))
 
 
 def fill(client: Client, keys: Keys, content: mmap.mmap) -> None:
@@ -152,7 +153,7 @@ def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
     shutil.rmtree(folder / "tier", ignore_errors=True)
     with moved_by(folder, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
         until("disk", scene.disk_open)
-        hot = Keys(SPACE, np.random.default_rng(9).bytes(32 * 512))
+        hot = Keys(SPACE, np.random.default_rng(9).bytes(KEY_BYTES * 512))
         client.reserve(hot, 4096).publish()
         scene.ask_saved()
         idle: list[float] = []
@@ -163,9 +164,9 @@ def matching(folder: Path, content: mmap.mmap) -> Iterator[Result]:
             _sample(client, hot, idle, 3.0)
             other.start()
             time.sleep(1.0)
-            before = scene.header()["disk_written_bytes"]
+            before = scene.header().disk_written_bytes
             _sample(client, hot, busy, 6.0)
-            written = scene.header()["disk_written_bytes"] - before
+            written = scene.header().disk_written_bytes - before
             halt.set()
             other.join()
             scene.wait_quiet()
@@ -198,7 +199,7 @@ def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event)
         series = 100
         while not halt.is_set():
             series += 1
-            client.reserve(Keys(SPACE, np.random.default_rng(series).bytes(32 * 4)), PAGE).publish()
+            client.reserve(Keys(SPACE, np.random.default_rng(series).bytes(KEY_BYTES * 4)), PAGE).publish()
             time.sleep(0.01)
 
 
@@ -229,10 +230,12 @@ def _make_a_million(disk: Path, cap: int, frame: int) -> None:
     tier = LmdbTier(disk, cap, frame, 4)
     space = Space(SPACE.digest, SPACE.name, SPACE.page_tokens)
     content = memoryview(bytes(frame))
-    rows = np.random.default_rng(4).bytes(32 * MILLION)
+    rows = np.random.default_rng(4).bytes(KEY_BYTES * MILLION)
     for at in range(0, MILLION, 4096):
         last = min(at + 4096, MILLION)
-        pages = [Outgoing(rows[32 * i : 32 * i + 32], space, frame, i, [content]) for i in range(at, last)]
+        pages = [
+            Outgoing(rows[KEY_BYTES * i : KEY_BYTES * (i + 1)], space, frame, i, [content]) for i in range(at, last)
+        ]
         assert all(tier.write([], pages).stored)
     tier.close()
 

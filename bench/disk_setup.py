@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from daemon_setup import Stage
-from pagetier.shm._core import Observer
+from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
 
@@ -38,7 +38,7 @@ class Scene(Stage):
     def wait_quiet(self) -> None:
         """Waits until nothing is written any more."""
         seen = -1
-        while (written := self.header()["disk_written"]) != seen:
+        while (written := self.header().disk_written) != seen:
             seen = written
             time.sleep(1.0)
 
@@ -48,7 +48,7 @@ class Scene(Stage):
             flushed = link.ask(Flush(1, None, tier), 30)
             assert isinstance(flushed, Flushed) and not flushed.kept, flushed
 
-    def header(self) -> dict[str, int]:
+    def header(self) -> IndexHeader:
         """Returns the counters of the index."""
         with self._observing() as (_, observer):
             return observer.header()
@@ -56,8 +56,8 @@ class Scene(Stage):
     def disk_open(self, pages: int = 0) -> bool:
         """Returns whether the disk tier is open, with at least `pages` pages."""
         with self._observing() as (_, observer):
-            text = observer.disk_text() or b""
-            return b'"standing":"open"' in text and observer.header()["disk_pages"] >= pages
+            text = observer.disk_status() or b""
+            return b'"standing":"open"' in text and observer.header().disk_pages >= pages
 
     def drop_cache(self) -> None:
         """Drops the files from the kernel's page cache."""

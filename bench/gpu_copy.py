@@ -271,13 +271,13 @@ def gpu_bench(scale: Scale) -> Bench:
     return Bench("cuda:0", gpu_streams(0, settings), scale)
 
 
-def why_not() -> str:
+def skip_reason() -> str:
     """Returns why nothing can be measured; "" if it can."""
     return "" if torch.cuda.is_available() else "no GPU on this machine"
 
 
 def record() -> dict[str, Any]:
-    if reason := why_not():
+    if reason := skip_reason():
         return {"measured": False, "reason": reason}
     results = list(measure(gpu_bench(Scale())))
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"

@@ -19,6 +19,7 @@ from daemon_setup import Stage, settle
 from full_index import ENTRIES, FRAME, SIZES, SPACE, all_keys, fill, find, some_of
 from measure import REPORTED, Result, Unit, at_least, at_most, main, median_times, time_of
 from pagetier.client import Client, FullAttention, GroupKeys, Keys
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, take
@@ -145,8 +146,8 @@ def scaling(socket: Path, keys: Keys, name: str) -> Iterator[Result]:
 
 def storing(client: Client, name: str, bound: float, fresh: int) -> Iterator[Result]:
     """Measures reserving and publishing 512 pages of one frame, without copying."""
-    data = np.random.default_rng(fresh).bytes(32 * 512 * 101)
-    batches = iter([Keys(SPACE, data[at : at + 32 * 512]) for at in range(0, len(data), 32 * 512)])
+    data = np.random.default_rng(fresh).bytes(KEY_BYTES * 512 * 101)
+    batches = iter([Keys(SPACE, data[at : at + KEY_BYTES * 512]) for at in range(0, len(data), KEY_BYTES * 512)])
 
     def store() -> None:
         assert client.reserve(next(batches), FRAME).publish().stored == 512
@@ -165,13 +166,13 @@ def _store_loop(socket: Path, pipe: Connection) -> None:
         rng = np.random.default_rng(77)
         pipe.send(0)
         while not pipe.poll():
-            client.reserve(Keys(SPACE, rng.bytes(32 * 512)), FRAME).publish()
+            client.reserve(Keys(SPACE, rng.bytes(KEY_BYTES * 512)), FRAME).publish()
 
 
 def beside(client: Client, socket: Path) -> Iterator[Result]:
     """Measures a small reservation while another client stores continuously."""
-    data = np.random.default_rng(88).bytes(32 * 64 * 400)
-    batches = iter([Keys(SPACE, data[at : at + 32 * 64]) for at in range(0, len(data), 32 * 64)])
+    data = np.random.default_rng(88).bytes(KEY_BYTES * 64 * 400)
+    batches = iter([Keys(SPACE, data[at : at + KEY_BYTES * 64]) for at in range(0, len(data), KEY_BYTES * 64)])
 
     def ask() -> None:
         client.reserve(next(batches), FRAME).publish()
@@ -225,7 +226,7 @@ def adopting(stage: Stage, geometry: Geometry) -> Iterator[Result]:
         began = time.perf_counter()
         segments = take(SegmentRequest(stage.name, geometry, BUILD))
         taken.append(time.perf_counter() - began)
-        pages = segments.owner.header()["pages"]
+        pages = segments.owner.header().pages
         segments.release()
         del segments
     index = b"".join(Path(f"/dev/shm/{stage.name}.{kind}").read_bytes() for kind in ("index", "locks"))

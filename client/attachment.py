@@ -112,7 +112,7 @@ class Attachment:
         except ShmError as error:
             raise RefusedError(str(error)) from error
         except (OSError, MemoryError) as error:
-            raise RefusedError(_why_not_mapped(greeting, error)) from error
+            raise RefusedError(_mapping_failure(greeting, error)) from error
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
@@ -222,7 +222,7 @@ def _retire(session: Session) -> bool:
     return True
 
 
-def _why_not_mapped(greeting: Greeting, error: OSError | MemoryError) -> str:
+def _mapping_failure(greeting: Greeting, error: OSError | MemoryError) -> str:
     """Returns the reason, with the limit on the address space if there is one, which is the usual cause."""
     nbytes = sum(os.fstat(descriptor).st_size for descriptor in greeting.descriptors)
     why = getattr(error, "strerror", None) or "no memory"

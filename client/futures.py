@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.keys import KEY_BYTES, Keys, Namespace
+from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Part
 from pagetier.client.reservation import Answered, Reservation
 from pagetier.client.rpc import LinkedSession, PendingRequest, Requests
-from pagetier.shm.protocol import Answer, Fetch, Fetched, Flush, Flushed, Reserve, Reserved, Space
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Flush, Flushed, Reserve, Reserved, Space
 
 RESPONSE_S: Final = 0.1
 """Seconds within which a healthy daemon answers, beyond the time that the disk was given."""
 
-_IN_MEMORY: Final = b"\0"
+_IN_MEMORY: Final = bytes([FetchOutcome.IN_MEMORY])
 
 
 class PendingReservation(PendingRequest[Answered]):

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.groups import EVERYTHING, Group
-from pagetier.client.keys import KEY_BYTES, Keys
+from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.shm._core import Session, miss
+from pagetier.shm._core import KEY_BYTES, Session, miss
 
 _KEY: Final = np.dtype(("V", KEY_BYTES))
 
@@ -100,9 +100,9 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         return tuple(asked.group.pages(self.tokens).start for asked in self.groups)
 
     @property
-    def held(self) -> bool:
+    def pinned(self) -> bool:
         """Whether pages of the match are still pinned."""
-        return any(match.held for match in self.matches)
+        return any(match.pinned for match in self.matches)
 
     def to_handle(self) -> tuple[MatchHandle, ...]:
         """Returns a handle for each group. Another process of the same engine passes each of them to Client.adopt()."""
@@ -145,7 +145,7 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         return tuple, (self.to_handle(),)
 
     def __repr__(self) -> str:
-        if not self.held and len(self):
+        if not self.pinned and len(self):
             return f"<GroupMatch {self.tokens} tokens of {len(self.groups)} groups, released>"
         nbytes = sum(int(match.page_sizes.sum()) for match in self.matches)
         on_disk = self.available_tokens - self.tokens

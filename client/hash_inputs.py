@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.shm._core import keys_of_hashes
+from pagetier.shm._core import KEY_BYTES, keys_of_hashes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
@@ -137,10 +137,6 @@ def _out_of_range(position: int, token: int) -> ValueError:
     return ValueError(f"token {position} is {token}: token ids run from 0 to {_LIMIT - 1}")
 
 
-HASH_BYTES: Final = 32
-"""Bytes of a SHA-256 digest, and so of a key."""
-
-
 def digests_of(digests: object) -> Iterable[bytes]:
     """Returns the digests one by one. Raises TypeError and ValueError as Namespace.keys_of() does."""
     if not is_sequence(digests):
@@ -152,15 +148,15 @@ def digests_of(digests: object) -> Iterable[bytes]:
 
 def _split(digests: object) -> Iterator[bytes]:
     data = _buffer(digests)
-    return (data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES))
+    return (data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES))
 
 
 def _buffer(digests: object) -> bytes:
     view = _view(digests)
     if view is None or view.format not in ("B", "b", "c"):
         raise TypeError(f"digests must be a sequence of bytes or one buffer of bytes, not {type(digests).__name__}")
-    if view.nbytes % HASH_BYTES:
-        raise ValueError(f"digests in one buffer have {HASH_BYTES} bytes each: {view.nbytes} is not a multiple of that")
+    if view.nbytes % KEY_BYTES:
+        raise ValueError(f"digests in one buffer have {KEY_BYTES} bytes each: {view.nbytes} is not a multiple of that")
     return view.tobytes()
 
 
@@ -172,7 +168,7 @@ def mixed_into(hashes: object, digest: bytes) -> bytes:
     if is_sequence(hashes):
         return keys_of_hashes(hashes if isinstance(hashes, (list, tuple)) else list(hashes), digest)
     data = _buffer(hashes)
-    pattern = np.frombuffer(digest * (len(data) // HASH_BYTES), np.uint64)
+    pattern = np.frombuffer(digest * (len(data) // KEY_BYTES), np.uint64)
     return (np.frombuffer(data, np.uint64) ^ pattern).tobytes()
 
 

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.hash_inputs import (
-    HASH_BYTES,
     TOKEN_BYTES,
     Tokens,
     all_bytes,
@@ -35,13 +34,11 @@ from pagetier.client.hash_inputs import (
     mixed_into,
     token_ids,
 )
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.cached import CachedProperty
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
-
-KEY_BYTES: Final = HASH_BYTES
-"""Bytes of a key: one SHA-256 digest."""
 
 _TAG: Final = b"pagetier namespace 1"
 _LABEL_CHARACTERS: Final = 40

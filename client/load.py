@@ -129,7 +129,7 @@ def disk_prefix_of(match: Match, out: Destination) -> DiskPrefix | None:
     If no page is pinned, the page size is unknown, and one buffer counts as room for all pages.
     """
     keys, session = match.keys, match.session
-    if keys is None or match.available_pages <= len(match) or not match.held or session is None or not session.usable:
+    if keys is None or match.available_pages <= len(match) or not match.pinned or session is None or not session.usable:
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(out.start_page, len(sizes) - 1)]) if len(sizes) else 1

@@ -52,7 +52,7 @@ class Match(Pins):
             or more. Client.load() reads those after the first len() pages. In a match from another process it is len().
         from_disk: Pages that were on disk when the match was made and that Client.load() or Client.rematch() has
             brought into memory since.
-        held: Whether the pages are pinned.
+        pinned: Whether the pages are pinned.
         session: The session whose memory the pages are in; None for a miss without a session.
     """
 
@@ -88,7 +88,7 @@ class Match(Pins):
     def to_handle(self) -> MatchHandle:
         """Returns a handle for another process of the same engine. The handle of a released match is empty."""
         session = self.session
-        segments_id = session.segments_id if session is not None and self.held else 0
+        segments_id = session.segments_id if session is not None and self.pinned else 0
         entries, serials = (self.entries, self.serials) if segments_id else (b"", b"")
         return MatchHandle(segments_id, self.page_tokens, entries, serials)
 
@@ -96,7 +96,7 @@ class Match(Pins):
         return MatchHandle, msgspec.structs.astuple(self.to_handle())
 
     def __repr__(self) -> str:
-        if not self.held and len(self):
+        if not self.pinned and len(self):
             return f"<Match {len(self)} of {self.asked} pages, released>"
         more = f", {self.available_pages - len(self)} more on disk" if self.available_pages > len(self) else ""
         return f"<Match {len(self)} of {self.asked} pages, {int(self.page_sizes.sum()) / 2**20:.1f} MiB{more}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 import numpy as np
@@ -13,11 +13,8 @@ import numpy.typing as npt
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import Session
+from pagetier.shm._core import ReserveOutcome, Session
 from pagetier.shm.failpoints import point
-
-_GRANTED = 0
-_OUTCOMES_FROM_INDEX = bytes.maketrans(bytes(range(5)), bytes([0, 1, 2, 3, 3]))
 
 
 class Outcome(IntEnum):
@@ -34,6 +31,16 @@ class Outcome(IntEnum):
     PRESENT = 1
     PENDING = 2
     REFUSED = 3
+
+
+_OUTCOME_OF: Final = {
+    ReserveOutcome.GRANTED: Outcome.STORED,
+    ReserveOutcome.PRESENT: Outcome.PRESENT,
+    ReserveOutcome.PENDING: Outcome.PENDING,
+    ReserveOutcome.REFUSED_FULL: Outcome.REFUSED,
+    ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
+}
+_OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
 
 
 class StoreResult(msgspec.Struct, frozen=True):
@@ -101,7 +108,7 @@ class Answered(msgspec.Struct, frozen=True, eq=False):
     @property
     def granted_serials(self) -> list[int]:
         """The serials of the granted pages."""
-        granted = np.frombuffer(self.outcomes, dtype=np.uint8) == _GRANTED
+        granted = np.frombuffer(self.outcomes, dtype=np.uint8) == ReserveOutcome.GRANTED
         serials: list[int] = np.frombuffer(self.serials, dtype=np.uint64)[granted].tolist()
         return serials
 
@@ -127,12 +134,12 @@ class Reservation:
 
     def __init__(self, session: Session | None, granted: set[int], answered: Answered, part: Part) -> None:
         codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
-        self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == _GRANTED)
+        self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == ReserveOutcome.GRANTED)
         self._open = self.granted if session is not None else self.granted[:0]
         self.session = session
         self._granted_serials = granted
         self._part = part
-        self._codes = bytearray(answered.outcomes.translate(_OUTCOMES_FROM_INDEX))
+        self._codes = bytearray(answered.outcomes.translate(_OUTCOMES))
         self.entries = np.frombuffer(answered.entries, dtype=np.uint32)
         self._serials = np.frombuffer(answered.serials, dtype=np.uint64)
         self._reason = answered.reason
@@ -236,7 +243,7 @@ class Reservation:
             self.entries[which],
             transfer.page_bytes,
             transfer.planes,
-            slots.pages[which],
+            slots.pages.take(which),
             slots.blocks,
             slots.block_tokens,
             b"",

@@ -168,7 +168,7 @@ class _Life:
 
     async def _serve(self) -> Service:
         if self._config.arena.prefault == "lazy" or not self._segments.whole:
-            self._segments.take_lazily()
+            self._segments.allocate_lazily()
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)
@@ -199,11 +199,11 @@ class _Life:
             "ready on %s: %s, %s in %s of %s, incarnation %d",
             self._config.socket,
             self._segments.origin.value,
-            counted(header["pages"], "page"),
-            format_size(header["used_frames"] * header["frame_bytes"]),
-            format_size(header["arena_bytes"]),
-            header["incarnation"],
-            extra=event("ready", pages=header["pages"], incarnation=header["incarnation"]),
+            counted(header.pages, "page"),
+            format_size(header.used_frames * header.frame_bytes),
+            format_size(header.arena_bytes),
+            header.incarnation,
+            extra=event("ready", pages=header.pages, incarnation=header.incarnation),
         )
         if short := service.short_index():
             log.warning("%s", short, extra=event("index_short"))
@@ -218,8 +218,8 @@ class _Life:
 
     def _status(self) -> str:
         header = self._segments.owner.header()
-        arena = f"{format_size(header['used_frames'] * header['frame_bytes'])} of {format_size(header['arena_bytes'])}"
-        return f"serving {counted(header['pages'], 'page')} in {arena} on {self._config.socket}{self._refused}"
+        arena = f"{format_size(header.used_frames * header.frame_bytes)} of {format_size(header.arena_bytes)}"
+        return f"serving {counted(header.pages, 'page')} in {arena} on {self._config.socket}{self._refused}"
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena

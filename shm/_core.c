@@ -1,9 +1,10 @@
 /* _core.c - the only binding of the C core, on CPython's stable ABI. The contracts are in core/ and in _core.pyi. */
 #include "binding/key_hashes.h"
+#include "binding/layouts.h"
 #include "binding/owner_type.h"
 #include "binding/session_publish.h"
 
-/* plan(frame_bytes, frames, entries, spaces) -> (index, locks, arena): the sizes of the segments in bytes. */
+/* plan(frame_bytes, frames, entries, spaces) -> SegmentSizes: the sizes of the segments in bytes. */
 static PyObject *plan(PyObject *module, PyObject *args)
 {
     unsigned long long frame_bytes;
@@ -13,8 +14,7 @@ static PyObject *plan(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "KIII", &frame_bytes, &frames, &entries, &spaces))
         return NULL;
     pt_plan(&h, &(pt_geometry){frame_bytes, frames, entries, spaces});
-    return Py_BuildValue("(KKK)", (unsigned long long)h.index_bytes, (unsigned long long)h.locks_bytes,
-                         (unsigned long long)h.arena_bytes);
+    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes}, 3);
 }
 
 static PyMethodDef functions[] = {
@@ -48,11 +48,8 @@ PyMODINIT_FUNC PyInit__core(void)
     PinsType = add_type(module, "Pins", &pins_spec);
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
-        add_type(module, "Observer", &observer_spec) && PyModule_AddIntConstant(module, "SLOTS", PT_SLOTS) == 0 &&
-        PyModule_AddIntConstant(module, "PARTS", PT_PARTS) == 0 && PyModule_AddIntConstant(module, "FORMAT", PT_FORMAT) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_NOTHING", PT_IDLE_NOTHING) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_MORE", PT_IDLE_MORE) == 0 &&
-        PyModule_AddIntConstant(module, "IDLE_DROPPED", PT_IDLE_DROPPED) == 0)
+        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module) &&
+        add_layouts(module))
         return module;
     Py_DECREF(module);
     return NULL;

@@ -3,30 +3,239 @@
 An Array is any contiguous buffer of little-endian elements, named as u8, u32, u64.
 """
 
+from enum import IntEnum, IntFlag
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import numpy.typing as npt
 from typing_extensions import Buffer
 
 Array: TypeAlias = Buffer | npt.NDArray[Any]
+_Bytes: TypeAlias = bytes
 _P = TypeVar("_P", bound=Pins)
 
-FORMAT: int
-PARTS: int
-SLOTS: int
-IDLE_NOTHING: int
-IDLE_MORE: int
-IDLE_DROPPED: int
+FORMAT: int  # of the segments
+KEY_BYTES: int
+SLOTS: int  # the most attachments
+PARTS: int  # the most parts of a page
+GROUPS: int  # the most groups of one match
+STATUS_BYTES: int  # the longest status of the disk tier
+LEAST_FRAME_BYTES: int
+LOCKS_OFFSET: int  # of the first lock word in its segment
+NO_ENTRY: int  # in place of an entry's number: the page was not granted
+
+class ReserveOutcome(IntEnum):
+    """The outcome of one page of reserve() or fetch(); ABSENT only of fetch()."""
+
+    GRANTED = ...
+    PRESENT = ...
+    PENDING = ...
+    REFUSED_FULL = ...
+    REFUSED_SIZE = ...
+    ABSENT = ...
+
+class WriteRule(IntEnum):
+    """Which pages are written to disk: those about to be evicted, all at once, or evicted ones that were used again."""
+
+    EVICTED = ...
+    THROUGH = ...
+    SECOND = ...
+
+class WriteResult(IntEnum):
+    """The result of one write. FAILED and SKIPPED: it is not tried again; AGAIN: no write was attempted."""
+
+    FAILED = ...
+    DONE = ...
+    SKIPPED = ...
+    AGAIN = ...
+
+class TierFlag(IntFlag):
+    """The tiers of a flush."""
+
+    MEMORY = ...
+    DISK = ...
+    BOTH = ...
+
+class IdleResult(IntEnum):
+    """The result of drop_idle(). MORE: call again; DROPPED: a namespace has no pages any more."""
+
+    NOTHING = ...
+    MORE = ...
+    DROPPED = ...
+
+@final
+class IndexHeader(NamedTuple):
+    """The numbers of pt_header (core/common/layout.h), and the counters of the daemon."""
+
+    magic: int
+    segments_id: int
+    incarnation: int
+    spaces: int
+    closed: int
+    index_bytes: int
+    locks_bytes: int
+    arena_bytes: int
+    frame_bytes: int
+    frames: int
+    entries: int
+    free_frames: int
+    free_entries: int
+    open_entries: int
+    pages: int
+    bytes: int
+    used_frames: int
+    disk_frames: int
+    disk_used_frames: int
+    disk_pages: int
+    disk_bytes: int
+    granted: int
+    present: int
+    pending: int
+    refused: int
+    evicted: int
+    evicted_bytes: int
+    flushed: int
+    doomed: int
+    expired: int
+    deaths: int
+    adopted: int
+    dropped: int
+    disk_written: int
+    disk_written_bytes: int
+    disk_read: int
+    disk_read_bytes: int
+    disk_missed: int
+    disk_evicted: int
+    disk_evicted_bytes: int
+    disk_flushed: int
+    disk_lost: int
+    disk_skipped: int
+    disk_damaged: int
+
+@final
+class AttachmentCounts(NamedTuple):
+    """The counters of one attachment, or of all (pt_counts and pt_uses in core/common/layout.h)."""
+
+    lookups: int
+    hit_pages: int
+    miss_pages: int
+    loaded_pages: int
+    loaded_bytes: int
+    stored_pages: int
+    stored_bytes: int
+    lost_pages: int
+    memory_tokens: int
+    disk_tokens: int
+    missed_tokens: int
+    load_ns: int
+    store_ns: int
+    bounded: int
+
+@final
+class AttachmentRecord(NamedTuple):
+    """One attachment. `pins` and `pinned_bytes` are 0 where the pins were not counted."""
+
+    slot: int
+    pid: int
+    uid: int
+    started: int
+    token: int
+    attached_ns: int
+    pins: int
+    pinned_bytes: int
+    name: str
+    counts: AttachmentCounts
+
+@final
+class NamespaceRecord(NamedTuple):
+    """One namespace (pt_space in core/common/layout.h)."""
+
+    number: int
+    digest: _Bytes
+    name: str
+    pages: int
+    bytes: int
+    disk_pages: int
+    disk_bytes: int
+    listed: int
+    used_ns: int
+    page_tokens: int
+    window: int
+    group: int
+
+@final
+class ReservedPages(NamedTuple):
+    """The answer for each page: a ReserveOutcome (u8), its entry (u32) and its serial (u64)."""
+
+    outcomes: bytes
+    entries: bytes
+    serials: bytes
+
+@final
+class PagesToWrite(NamedTuple):
+    """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32."""
+
+    entries: bytes
+    serials: bytes
+    keys: bytes
+    sizes: bytes
+    spaces: bytes
+    ticks: bytes
+    chains: bytes
+
+@final
+class FlushedPages(NamedTuple):
+    """The pages that a flush dropped, and those that it kept because they are in use."""
+
+    dropped: int
+    kept: int
+
+@final
+class UnwrittenPages(NamedTuple):
+    """The pages and bytes still to be written by the present rule, and the pages that stay in memory only."""
+
+    pages: int
+    bytes: int
+    skipped: int
+
+@final
+class IdleTurn(NamedTuple):
+    """The result of drop_idle(): `pages` of the present namespace were dropped so far.
+
+    `namespace` is the one that has no pages left, if there is one.
+    """
+
+    result: IdleResult
+    pages: int
+    namespace: NamespaceRecord | None
+
+@final
+class SegmentSizes(NamedTuple):
+    """The bytes of each segment."""
+
+    index_bytes: int
+    locks_bytes: int
+    arena_bytes: int
+
+@final
+class StructLayout(NamedTuple):
+    """The bytes of a struct in C, and the name and offset of each of its fields, which have 64 bits."""
+
+    size: int
+    fields: list[tuple[str, int]]
+
+PLANE_LAYOUT: StructLayout  # pt_plane (core/client/copy_tables.h)
+TOKENS_LAYOUT: StructLayout  # pt_tokens (core/client/copy_tables.h)
+LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
 
 class ShmError(Exception):
     """The segments cannot be used; the message says why."""
 
-def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> tuple[int, int, int]:
+def plan(frame_bytes: int, frames: int, entries: int, spaces: int, /) -> SegmentSizes:
     """Returns the sizes in bytes of index, lock words and arena."""
 
 def keys_of_hashes(hashes: list[bytes] | tuple[bytes, ...], digest: bytes, /) -> bytes:
-    """Returns each hash XOR the digest, end to end; all of them have 32 bytes. Raises TypeError and ValueError."""
+    """Returns each hash XOR the digest, end to end; all of them have KEY_BYTES. Raises TypeError and ValueError."""
 
 def miss(kind: type[_P], context: object, asked: int, /) -> _P:
     """Returns an empty match, for callers without a session."""
@@ -54,8 +263,8 @@ def gather(
         arena_bytes: Its size.
         frame_bytes: The size of a frame.
         frames: u32, the same number of frames for each page.
-        planes: i64, rows of pt_plane (copy_tables.h).
-        pages: i64, rows of pt_tokens (copy_tables.h).
+        planes: Rows of PLANE_LAYOUT.
+        pages: Rows of TOKENS_LAYOUT.
         blocks: i32, the flat table of blocks.
         block_tokens: Tokens of a block.
         skip: u8, one flag for each page (1: skip the page), or empty.
@@ -92,7 +301,7 @@ class Pins:
     def from_disk(self) -> int:
         """The number of pages that were on disk at the time of the match and were counted as loaded since."""
     @property
-    def held(self) -> bool: ...
+    def pinned(self) -> bool: ...
     @property
     def entries(self) -> bytes: ...
     @property
@@ -159,7 +368,7 @@ class Session:
         Args:
             kind: The class of the result.
             context: Kept by the result for the caller.
-            keys: 32 bytes each, head first.
+            keys: KEY_BYTES each, head first.
             page_tokens: Tokens of a page, for the statistics.
         """
     def rematch(self, kind: type[_P], context: object, keys: Array, first: Pins, /) -> _P:
@@ -242,14 +451,14 @@ class Session:
         """Counts one request's lookup over several groups."""
     def count_loaded(self, pages: int, bytes: int, /) -> None:
         """Counts what others, such as a GPU, copied from pages that this process had pinned, for the statistics."""
-    def hold(self) -> None:
-        """Keeps the arena mapped until unhold(), for a user that this process cannot wait for, such as a GPU."""
-    def unhold(self) -> None:
-        """Ends one hold(). Raises RuntimeError if there is none."""
+    def retain_arena(self) -> None:
+        """Keeps the arena mapped until release_arena(), for a user that this process cannot wait for, such as a GPU."""
+    def release_arena(self) -> None:
+        """Ends one retain_arena(). Raises RuntimeError if there is none."""
     def retire(self) -> bool:
         """Closes the handle and releases all its pins.
 
-        Returns False, without effect, while a thread copies or it is held.
+        Returns False, without effect, while a thread copies or the arena is retained.
         """
 
 @final
@@ -260,11 +469,11 @@ class Observer:
     """
 
     def __init__(self, index_fd: int, locks_fd: int) -> None: ...
-    def header(self) -> dict[str, int]: ...
-    def counts(self) -> dict[str, int]: ...
-    def slots(self) -> list[dict[str, Any]]: ...
-    def spaces(self) -> list[dict[str, Any]]: ...
-    def disk_text(self) -> bytes | None:
+    def header(self) -> IndexHeader: ...
+    def counts(self) -> AttachmentCounts: ...
+    def attachments_with_pins(self) -> list[AttachmentRecord]: ...
+    def spaces(self) -> list[NamespaceRecord]: ...
+    def disk_status(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
 
 @final
@@ -274,14 +483,14 @@ class Owner:
     def __init__(self, index_fd: int, locks_fd: int, arena_fd: int) -> None: ...
     def format(self, frame_bytes: int, frames: int, entries: int, spaces: int, segments_id: int, build: str, /) -> None:
         """Formats new segments in memory that is all zero."""
-    def why_not(self) -> str | None:
+    def unusable_reason(self) -> str | None:
         """Returns why this build cannot adopt the segments; None if it can."""
-    def takers(self) -> list[dict[str, Any]]:
+    def attachments(self) -> list[AttachmentRecord]:
         """Returns the attachments that have a slot. Before adoption the caller has to find out which processes live."""
     def adopt(self, alive: int, /) -> None:
         """Adopts the segments: derives everything from the entries.
 
-        It must be called before all others except format, why_not, takers, header and the populating calls.
+        All other calls need it, except format, unusable_reason, attachments, header and the populating calls.
 
         Args:
             alive: Bits of the slots whose process lives.
@@ -289,19 +498,19 @@ class Owner:
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
     def populate_index(self) -> None: ...
-    def take_lazily(self, arena_fd: int, /) -> None:
+    def allocate_lazily(self, arena_fd: int, /) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
         It is for an arena that is not populated. The descriptor may be closed afterwards.
         """
     def arena_address(self) -> int: ...
-    def header(self) -> dict[str, int]: ...
-    def spaces(self) -> list[dict[str, Any]]: ...
+    def header(self) -> IndexHeader: ...
+    def spaces(self) -> list[NamespaceRecord]: ...
     @property
     def free_frames(self) -> int: ...
     @property
     def lacks_memory(self) -> bool:
-        """Whether the last attempt to allocate the memory of a frame failed for lack of memory; see take_lazily()."""
+        """Whether the last frame could not be allocated because memory is short; see allocate_lazily()."""
     @property
     def open_entries(self) -> int: ...
     def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
@@ -324,12 +533,8 @@ class Owner:
     def spare_spaces(self) -> int:
         """Returns how many more namespaces the table has room for."""
 
-    def drop_idle(self, idle_ns: int, budget: int, /) -> tuple[int, int, dict[str, Any] | None]:
-        """Checks about `budget` pages of namespaces that were not used for idle_ns, the oldest first, and drops them.
-
-        Returns (found, pages, space). found: IDLE_NOTHING, IDLE_MORE (call again) or IDLE_DROPPED. pages: how many
-        pages of the present namespace were dropped so far. space: the record of the namespace that has no pages left.
-        """
+    def drop_idle(self, idle_ns: int, budget: int, /) -> IdleTurn:
+        """Drops namespaces that were not used for idle_ns, the oldest first. It checks about `budget` pages."""
     def reserve(
         self,
         slot: int,
@@ -341,7 +546,7 @@ class Owner:
         sizes: Array,
         division: int = 0,
         /,
-    ) -> tuple[bytes, bytes, bytes]:
+    ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
 
         Args:
@@ -350,12 +555,9 @@ class Owner:
             part: The writer's part of each page.
             parts: The number of parts of each page.
             ttl_ns: The reservations expire after this time.
-            keys: 32 bytes each.
+            keys: KEY_BYTES each.
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
-
-        Returns:
-            Outcomes (u8), entries (u32) and serials (u64).
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
@@ -364,12 +566,12 @@ class Owner:
 
         Walks the open list.
         """
-    def bound_pins(self, frames: int, /) -> None:
+    def set_pin_quota(self, frames: int, /) -> None:
         """Limits the frames that one attachment may have pinned; its matches end there. 0: no limit."""
-    def bounded(self) -> int:
+    def matches_at_quota(self) -> int:
         """Returns how many matches of the present attachments ended at that limit."""
-    def holders(self) -> list[dict[str, Any]]:
-        """Returns takers() with the pages and bytes that each has pinned. Walks the lock words."""
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
+        """Returns attachments() with the pages and bytes that each has pinned. Walks the lock words."""
     def settle(self, most: int = 0, /) -> int:
         """Settles reservations whose writers finished, gave up, died or exceeded their time. Returns how many are open.
 
@@ -381,22 +583,16 @@ class Owner:
 
         Returns how many it evicted.
         """
-    def flush(self, space: int, tiers: int, /) -> tuple[int, int]:
-        """Removes a namespace's pages (-1: all pages) from tiers (1 memory, 2 disk).
-
-        Returns (dropped, kept because in use).
-        """
-    def disk_open(self, frames: int, rule: int, /) -> None:
-        """Opens a disk tier of so many frames, empty until it reports. rule: enum pt_write_rule (owner.h)."""
+    def flush(self, space: int, tiers: TierFlag, /) -> FlushedPages:
+        """Removes a namespace's pages (-1: all pages) from tiers."""
+    def disk_open(self, frames: int, rule: WriteRule, /) -> None:
+        """Opens a disk tier of so many frames, empty until it reports."""
     def disk_shrink(self, frames: int, /) -> None:
         """Reduces the capacity of the tier, which has less room than it reported, and evicts what no longer fits."""
-    def disk_rule(self, rule: int, /) -> None:
+    def disk_rule(self, rule: WriteRule, /) -> None:
         """Changes the write rule. Pages that were excluded from writing before are considered again."""
-    def unwritten(self) -> tuple[int, int, int]:
-        """Returns the pages and bytes still to be written by the present rule, and the pages that stay in memory only.
-
-        It walks the index, which takes some milliseconds.
-        """
+    def unwritten(self) -> UnwrittenPages:
+        """Counts the pages that are not on disk. It walks the index, which takes some milliseconds."""
     def disk_close(self) -> None:
         """Closes the disk tier with everything that it contained."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
@@ -410,24 +606,22 @@ class Owner:
         """Drops pages from the disk. Keys that are not on disk are ignored."""
     def disk_damaged(self, keys: Array, /) -> None:
         """Drops pages that the tier could not read back."""
-    def frames_ahead(self, enough: int, /) -> int:
+    def frames_before_unwritten(self, enough: int, /) -> int:
         """Returns how many frames can become free before an unwritten page has to be evicted, up to about `enough`."""
-    def order_writes(self, frames: int, limit: int, /) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+    def start_writes(self, frames: int, limit: int, /) -> PagesToWrite:
         """Makes room on disk for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
 
-        Returns:
-            (entries u32, serials u64, keys, sizes u64, spaces u32, ticks u64, chains u32). The pages stay in memory
-            until end_orders().
+        The pages stay in memory until end_writes().
         """
-    def end_orders(self, entries: Array, results: Array, /) -> None:
-        """Ends writes that were commanded. results: one byte each, an enum pt_write_result (write_behind.h)."""
-    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> tuple[bytes, bytes, bytes]:
-        """Grants frames for pages on disk to the worker's slot. Returns the same as reserve(); outcome 5: absent.
+    def end_writes(self, entries: Array, results: Array, /) -> None:
+        """Ends writes that were commanded. results: a WriteResult (u8) each."""
+    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> ReservedPages:
+        """Grants frames for pages on disk to the worker's slot.
 
         Args:
             slot: The slot of the worker.
             ttl_ns: The grants expire after this time.
-            keys: 32 bytes each.
+            keys: KEY_BYTES each.
             most_frames: Pages that would exceed this number of frames are rejected; 0: no limit.
         """
     def sizes(self, entries: Array, /) -> bytes:
@@ -436,8 +630,8 @@ class Owner:
         """Returns the run (u32) with which each page was granted; 0 if unknown."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""
-    def tell_disk(self, text: bytes, /) -> None:
-        """Publishes the status of the disk tier for Observer.disk_text(); at most 2048 bytes."""
+    def publish_disk_status(self, text: bytes, /) -> None:
+        """Publishes the status of the disk tier for Observer.disk_status(); at most 2048 bytes."""
     def check_integrity(self) -> list[str]:
         """Returns descriptions of what is wrong, one sentence each; empty if nothing is."""
     def close(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Self
 
 import msgspec
 
-from pagetier.shm._core import plan
+from pagetier.shm._core import IndexHeader, plan
 
 
 class Geometry(msgspec.Struct, frozen=True):
@@ -26,9 +25,9 @@ class Geometry(msgspec.Struct, frozen=True):
     spaces: int
 
     @classmethod
-    def of(cls, header: Mapping[str, int]) -> Self:
+    def of(cls, header: IndexHeader) -> Self:
         """Returns the geometry of the segments with this header."""
-        return cls(*(header[field] for field in cls.__struct_fields__))
+        return cls(*(getattr(header, field) for field in cls.__struct_fields__))
 
     @property
     def sizes(self) -> tuple[int, int, int]:

@@ -37,7 +37,7 @@ class Head(msgspec.Struct, frozen=True):
         return self.magic == MAGIC
 
     @property
-    def why_not(self) -> str:
+    def unusable_reason(self) -> str:
         """Why this build cannot use the segments, with both versions; "" if it can."""
         if not self.ours:
             return "are not pagetier's"

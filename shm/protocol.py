@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -71,13 +72,7 @@ class Refusal(_Message, frozen=True):
 
 
 class Space(msgspec.Struct, frozen=True, array_like=True):
-    """A namespace of the index.
-
-    Attributes:
-        digest: 32 bytes that identify it.
-        group: A GroupKind.
-        window: The window in tokens, 0 if there is none.
-    """
+    """A namespace of the index: `digest` has KEY_BYTES, `group` is a GroupKind, `window` is in tokens (0: none)."""
 
     digest: bytes
     name: str
@@ -91,7 +86,7 @@ class Reserve(_Message, frozen=True):
 
     Attributes:
         part: The index of the part, below `parts`.
-        keys: 32 bytes for each page.
+        keys: KEY_BYTES bytes for each page.
         sizes: u64 for each page, the bytes of the whole page.
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
     """
@@ -106,7 +101,7 @@ class Reserve(_Message, frozen=True):
 
 
 class Reserved(_Message, frozen=True):
-    """Answers Reserve with one element per page: outcomes u8 (core/daemon/reserve.h), entries u32, serials u64."""
+    """Answers Reserve with one element per page: ReserveOutcome u8, entries u32, serials u64."""
 
     number: int
     outcomes: bytes
@@ -116,18 +111,24 @@ class Reserved(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """Requests pages of a chain from disk, in order from the head. keys: 32 bytes per page; timeout: seconds."""
+    """Requests pages of a chain from disk, in order from the head. keys: KEY_BYTES per page; timeout: seconds."""
 
     number: int
     keys: bytes
     timeout: float
 
 
-class Fetched(_Message, frozen=True):
-    """Answers Fetch with a u8 per page, when all pages are in memory or unavailable, or at its timeout.
+class FetchOutcome(IntEnum):
+    """The outcome of a page of Fetch. PENDING: it is still being read; NO_ROOM: there is no memory for it."""
 
-    0: the page is in memory; 1: it is still being read; 2: it does not exist; 3: there is no memory for it.
-    """
+    IN_MEMORY = 0
+    PENDING = 1
+    ABSENT = 2
+    NO_ROOM = 3
+
+
+class Fetched(_Message, frozen=True):
+    """Answers Fetch with a FetchOutcome (u8) per page, when none is being read any more or at the timeout."""
 
     number: int
     outcomes: bytes
@@ -182,10 +183,7 @@ class Saved(_Message, frozen=True):
 
 
 class Resize(_Message, frozen=True):
-    """An administrator's request for other sizes.
-
-    `settings` maps names in the daemon's configuration ("disk.size") to new values, as texts.
-    """
+    """An administrator's request for other sizes: `settings` maps names ("disk.size") to new values, as texts."""
 
     number: int
     settings: dict[str, str]

@@ -60,10 +60,10 @@ def _remove_rest(name: str) -> GivenBack:
 def _mark_closed(name: str, index: int) -> None:
     """Marks the segments as closed in their header, if the header can be trusted."""
     head = head_of(index)
-    if head.unfinished or head.why_not:
+    if head.unfinished or head.unusable_reason:
         return
     with contextlib.suppress(posix_ipc.ExistentialError, OSError):
         owner = map_segments(name)
-        if owner.why_not() is None:
+        if owner.unusable_reason() is None:
             owner.adopt(used_slots(owner))
             owner.close()

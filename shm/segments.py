@@ -91,13 +91,13 @@ class Segments:
             there = os.fstat(descriptor)
         return there.st_blocks * _BLOCK >= there.st_size
 
-    def take_lazily(self) -> None:
+    def allocate_lazily(self) -> None:
         """Makes the core allocate arena memory as pages are granted, instead of populating it.
 
         A reservation is rejected if memory is short.
         """
         with opened(self.name, "arena") as descriptor:
-            self.owner.take_lazily(descriptor)
+            self.owner.allocate_lazily(descriptor)
 
     def remove(self) -> None:
         """Removes the segments. Clients see that they were closed; the last process that maps them frees the memory."""
@@ -215,8 +215,8 @@ def _adopt(request: SegmentRequest, index: int) -> Owner | None:
     head = head_of(index)
     if head.unfinished:
         return None
-    if head.why_not:
-        raise _unfit(request.name, head.why_not)
+    if head.unusable_reason:
+        raise _unfit(request.name, head.unusable_reason)
     try:
         owner = map_segments(request.name)
     except posix_ipc.ExistentialError:
@@ -230,23 +230,23 @@ def _adopt(request: SegmentRequest, index: int) -> Owner | None:
 
 
 def _adopt_mapped(request: SegmentRequest, owner: Owner) -> Owner | None:
-    why_not = owner.why_not()
-    if why_not is not None:
-        raise _unfit(request.name, f"are corrupt: {why_not}")
+    reason = owner.unusable_reason()
+    if reason is not None:
+        raise _unfit(request.name, f"are corrupt: {reason}")
     before = owner.header()
-    if before["closed"]:
+    if before.closed:
         return None
     other = _other_geometry(request, owner)
-    if other and before["pages"]:
+    if other and before.pages:
         raise _unfit(request.name, f"contain pages and have {other}")
     point("segments.sound")
     owner.adopt(used_slots(owner))
     point("segments.adopted")
     after = owner.header()
-    _log_dropped(after["dropped"] - before["dropped"])
+    _log_dropped(after.dropped - before.dropped)
     if not other:
         return owner
-    if after["pages"]:  # a daemon that died while it adopted them had not counted any yet
+    if after.pages:  # a daemon that died while it adopted them had not counted any yet
         raise _unfit(request.name, f"contain pages and have {other}")
     log.info("segments %r contain no page and have %s: dropped", request.name, other, extra=event("leftovers_dropped"))
     return None
@@ -277,4 +277,4 @@ def _other_geometry(request: SegmentRequest, owner: Owner) -> str:
 
 def used_slots(owner: Owner) -> int:
     """Returns the bits of all slots in use, whose pages are released later, when no process can write to them."""
-    return sum(1 << taker["slot"] for taker in owner.takers())
+    return sum(1 << attachment.slot for attachment in owner.attachments())

@@ -1,6 +1,6 @@
 """The interface of a tier, a place for pages beyond the arena. Each store implements it.
 
-A page is a key of 32 bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. One worker
+A page is a key of KEY_BYTES bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. One worker
 process uses a tier, from several threads at once. A tier never returns other bytes than were written under a key.
 """
 
@@ -12,9 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 
-KEY_BYTES = 32
 NO_ROOM = "there is no room: drop pages first"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
+from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Session
 
@@ -18,7 +19,7 @@ Indices = npt.NDArray[np.intp]
 def located(session: Session, entries: Iterable[int | None], page_bytes: int) -> Frames:
     """Returns the frames of pages, up to the first page that has another size or whose chain of frames is invalid.
 
-    The caller holds the session, and has the pages pinned or granted.
+    The caller has retained the arena, and has the pages pinned or granted.
 
     Args:
         session: The session whose arena the pages are in.
@@ -37,15 +38,17 @@ def picked(transfer: Transfer, pages: Indices) -> Transfer:
     """Returns some pages of a transfer."""
     slots = transfer.slots
     skip = slots.skip[pages] if len(slots.skip) else slots.skip
-    return msgspec.structs.replace(transfer, slots=msgspec.structs.replace(slots, pages=slots.pages[pages], skip=skip))
+    return msgspec.structs.replace(
+        transfer, slots=msgspec.structs.replace(slots, pages=slots.pages.take(pages), skip=skip)
+    )
 
 
 def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.int64]:
     """Returns the number of bytes that the transfers copy for each page."""
     sizes = np.zeros(count, np.int64)
     for transfer in transfers:
-        tokens = transfer.slots.pages[:, 2] - transfer.slots.pages[:, 1]
-        sizes += tokens * int((transfer.planes[:, 6] * transfer.planes[:, 7]).sum())
+        pages = transfer.slots.pages
+        sizes += (pages["end"] - pages["first"]) * row_bytes(transfer.planes)
     return sizes
 
 

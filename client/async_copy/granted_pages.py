@@ -12,7 +12,7 @@ _NONE = np.zeros(0, np.intp)
 
 
 class GrantedPages:
-    """A reservation whose session is held until release(). For one thread at a time.
+    """A reservation whose arena is retained until release(). For one thread at a time.
 
     Attributes:
         open: The granted pages that are neither published nor abandoned, ascending.
@@ -23,7 +23,7 @@ class GrantedPages:
         self._reservation = reservation
         self._session = reservation.session
         if self._session is not None:
-            self._session.hold()
+            self._session.retain_arena()
 
     def locate(self, pages: Indices, page_bytes: int) -> Frames | None:
         """Returns the location of granted pages, of as many as can be found, from the first on.
@@ -54,10 +54,10 @@ class GrantedPages:
         return StoreResult(codes.tobytes())
 
     def release(self, took_ns: int) -> None:
-        """Ends the hold on the session when no page is open any more, and counts `took_ns` nanoseconds of copying."""
+        """Releases the arena when no page is open any more, and counts `took_ns` nanoseconds of copying."""
         if self._session is not None:
             self._session.count_time(0, took_ns)
-            self._session.unhold()
+            self._session.release_arena()
 
     @property
     def result(self) -> StoreResult:

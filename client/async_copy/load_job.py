@@ -12,6 +12,7 @@ from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.client.match import Match
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
+from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
 
@@ -28,12 +29,12 @@ class Source(msgspec.Struct, frozen=True, eq=False):
     def tokens(self) -> int:
         """The number of tokens that are copied."""
         slots = self.transfer.slots
-        return int((slots.pages[:, 2] - slots.pages[:, 1])[~slots.skips].sum())
+        return int((slots.pages["end"] - slots.pages["first"])[~slots.skips].sum())
 
     def release(self) -> None:
-        """Unpins the pages and ends the hold on the session."""
+        """Unpins the pages and releases the arena."""
         self.pins.release()
-        self.session.unhold()
+        self.session.release_arena()
 
 
 def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None:
@@ -42,15 +43,15 @@ def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None
     The pages end where the transfer does, or at the first page of another size.
     """
     session = match.session
-    if session is None or not match.held:
+    if session is None or not match.pinned:
         return None
-    session.hold()
+    session.retain_arena()
     if session.usable and first >= 0:
         source = _pinned(session, match, transfer, first)
         if len(source.frames.table):
             return source
         source.pins.release()
-    session.unhold()
+    session.release_arena()
     return None
 
 
@@ -116,7 +117,7 @@ class LoadingJob(CopyJob):
         planes = source.transfer.planes_of(range(self._started, self._started + 1))
         self._started += 1
         rows = source.transfer.planes[planes.start : planes.stop]
-        nbytes = source.tokens * int((rows[:, 6] * rows[:, 7]).sum())
+        nbytes = source.tokens * row_bytes(rows)
         return Piece((Copy(Direction.LOAD, source.transfer, source.frames, planes),), nbytes)
 
     def enqueued(self, event: Event) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagetier.daemon.disk.status import DiskReport, unpack
-from pagetier.shm._core import Observer
+from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
 
 _NS = 1_000_000_000
@@ -218,82 +218,80 @@ def take_snapshot(observer: Observer) -> Snapshot:
         disk=report,
         disk_work=_disk_work(header),
         lookups=_pick(LookupStats, counts),
-        stores=_pick(StoreStats, header, writing=header["open_entries"]),
+        stores=_pick(StoreStats, header, writing=header.open_entries),
         namespaces=tuple(map(_namespace, observer.spaces())),
-        clients=tuple(map(_client, observer.slots())),
+        clients=tuple(map(_client, observer.attachments_with_pins())),
     )
 
 
-def _daemon(header: dict[str, int]) -> DaemonStats:
+def _daemon(header: IndexHeader) -> DaemonStats:
     return _pick(
         DaemonStats,
         header,
         build=BUILD,
-        segments=f"{header['segments_id']:016x}",
-        namespaces=header["spaces"],
-        departed=header["deaths"],
+        segments=f"{header.segments_id:016x}",
+        namespaces=header.spaces,
+        departed=header.deaths,
     )
 
 
-def _memory(header: dict[str, int], counts: dict[str, int]) -> PageTier:
+def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
     return PageTier(
-        cap=header["arena_bytes"],
-        used=header["used_frames"] * header["frame_bytes"],
-        pages=header["pages"],
-        bytes=header["bytes"],
-        hits=counts["hit_pages"],
-        misses=counts["miss_pages"],
-        evictions=header["evicted"],
-        evicted_bytes=header["evicted_bytes"],
-        flushed=header["flushed"],
-        bytes_in=counts["stored_bytes"],
-        bytes_out=counts["loaded_bytes"],
+        cap=header.arena_bytes,
+        used=header.used_frames * header.frame_bytes,
+        pages=header.pages,
+        bytes=header.bytes,
+        hits=counts.hit_pages,
+        misses=counts.miss_pages,
+        evictions=header.evicted,
+        evicted_bytes=header.evicted_bytes,
+        flushed=header.flushed,
+        bytes_in=counts.stored_bytes,
+        bytes_out=counts.loaded_bytes,
     )
 
 
-def _disk(header: dict[str, int], report: DiskReport) -> PageTier:
+def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
     return PageTier(
         cap=report.cap,
-        used=header["disk_used_frames"] * header["frame_bytes"],
-        pages=header["disk_pages"],
-        bytes=header["disk_bytes"],
-        hits=header["disk_read"],
-        misses=header["disk_missed"],
-        evictions=header["disk_evicted"],
-        evicted_bytes=header["disk_evicted_bytes"],
-        flushed=header["disk_flushed"],
-        bytes_in=header["disk_written_bytes"],
-        bytes_out=header["disk_read_bytes"],
+        used=header.disk_used_frames * header.frame_bytes,
+        pages=header.disk_pages,
+        bytes=header.disk_bytes,
+        hits=header.disk_read,
+        misses=header.disk_missed,
+        evictions=header.disk_evicted,
+        evicted_bytes=header.disk_evicted_bytes,
+        flushed=header.disk_flushed,
+        bytes_in=header.disk_written_bytes,
+        bytes_out=header.disk_read_bytes,
     )
 
 
-def _disk_work(header: dict[str, int]) -> DiskWork:
-    counters = {name: header[f"disk_{name}"] for name in ("written", "read", "lost", "damaged")}
-    return DiskWork(**counters, skipped=header["disk_spared"])
+def _disk_work(header: IndexHeader) -> DiskWork:
+    written, read, lost = header.disk_written, header.disk_read, header.disk_lost
+    return DiskWork(written=written, read=read, lost=lost, skipped=header.disk_skipped, damaged=header.disk_damaged)
 
 
 def _disk_report(observer: Observer) -> DiskReport:
     """Returns the report of the disk tier, which changes about once a second."""
     for _ in range(_READS):
-        text = observer.disk_text()
+        text = observer.disk_status()
         if text is not None:
             return unpack(text)
     return DiskReport()
 
 
-def _namespace(space: dict[str, Any]) -> NamespaceStats:
-    return _pick(NamespaceStats, space, label=space["name"], digest=space["digest"].hex())
+def _namespace(space: NamespaceRecord) -> NamespaceStats:
+    return _pick(NamespaceStats, space, label=space.name, digest=space.digest.hex())
 
 
-def _client(slot: dict[str, Any]) -> ClientStats:
-    counts = slot["counts"]
-    age = max(0.0, (time.monotonic_ns() - slot["attached_ns"]) / _NS)
-    return _pick(
-        ClientStats, slot | counts, age_seconds=round(age, 3), hits=counts["hit_pages"], misses=counts["miss_pages"]
-    )
+def _client(slot: AttachmentRecord) -> ClientStats:
+    counts = slot.counts
+    age = max(0.0, (time.monotonic_ns() - slot.attached_ns) / _NS)
+    more = {"age_seconds": round(age, 3), "hits": counts.hit_pages, "misses": counts.miss_pages}
+    return msgspec.convert(slot._asdict() | counts._asdict() | more, ClientStats)
 
 
-def _pick(kind: type[_T], numbers: dict[str, Any], **more: Any) -> _T:
+def _pick(kind: type[_T], numbers: IndexHeader | AttachmentCounts | NamespaceRecord, **more: Any) -> _T:
     """Returns a `kind` with the values of the same names in `numbers`, and `more`."""
-    same = {name: numbers[name] for name in kind.__struct_fields__ if name not in more}
-    return kind(**same, **more)
+    return msgspec.convert(numbers._asdict() | more, kind)

@@ -17,7 +17,7 @@ from pagetier.shm.log_format import event
 LINES: Final = 20
 SAME: Final = 3
 MINUTE_S: Final = 60.0
-NOBODY: Final = -1  # no user is known to have caused the line
+UNKNOWN_USER: Final = -1  # no user is known to have caused the line
 
 
 class _Minute(msgspec.Struct):
@@ -56,7 +56,7 @@ class LogThrottle:
         return minute
 
     def _log_left_out(self, uid: int, count: int) -> None:
-        if uid == NOBODY:
+        if uid == UNKNOWN_USER:
             self._log.warning(
                 "%d more such lines in one minute were left out", count, extra=event("left_out", count=count)
             )

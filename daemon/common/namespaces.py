@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 
 _LEAST_DIGITS = 8
-_DIGEST_BYTES = 32
 _U8, _U32 = 1 << 8, 1 << 32
 
 
 def wrong_space(space: Space) -> str:
     """Returns what is invalid in a namespace, or ""."""
-    if len(space.digest) != _DIGEST_BYTES:
-        return f"a namespace's digest has {_DIGEST_BYTES} bytes, not {len(space.digest)}"
+    if len(space.digest) != KEY_BYTES:
+        return f"a namespace's digest has {KEY_BYTES} bytes, not {len(space.digest)}"
     if not 0 <= space.page_tokens < _U32 or not 0 <= space.window < _U32 or not 0 <= space.group < _U8:
         return f"pages of {space.page_tokens} tokens, a window of {space.window} or group {space.group}: out of range"
     return ""

@@ -31,7 +31,7 @@ class BackPressure:
         self._owner = owner
         self._patience = patience
         self._loop = loop
-        self._frame_bytes = owner.header()["frame_bytes"]
+        self._frame_bytes = owner.header().frame_bytes
         self._waiting: deque[_WaitingStore] = deque()
         self.writing = False
 
@@ -58,7 +58,7 @@ class BackPressure:
             self._release_first()
 
     def _room(self, frames: int) -> bool:
-        return self._owner.frames_ahead(frames) >= frames
+        return self._owner.frames_before_unwritten(frames) >= frames
 
     def _release_first(self) -> None:
         """Releases the store that has waited longest, which is the one whose timer fires first."""

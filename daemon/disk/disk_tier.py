@@ -82,10 +82,10 @@ class DiskTier:
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
-        log_lost(lost, why or (self._saving.why_not_all if lost.skipped else "they were stored during the stop"))
+        log_lost(lost, why or (self._saving.memory_only_reason if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
-        if self._bulletin.standing is Standing.NONE and self._owner.header()["pages"]:
+        if self._bulletin.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
         polls, last_try = 0, self._supervisor.restarts + _MORE_WORKERS
         while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
@@ -101,7 +101,7 @@ class DiskTier:
         if self._bulletin.is_open:
             return True
         coming = self._supervisor.has_worker or not self._events.refused
-        return self._supervisor.goes_on and coming and self._owner.header()["pages"] > 0
+        return self._supervisor.goes_on and coming and self._owner.header().pages > 0
 
     def _why_unsaved(self) -> str:
         if not self._bulletin.is_open:

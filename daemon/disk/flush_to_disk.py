@@ -6,11 +6,9 @@ import asyncio
 import logging
 from typing import Final
 
-import msgspec
-
 from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
-from pagetier.shm._core import Owner
+from pagetier.shm._core import Owner, UnwrittenPages, WriteRule
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
 from pagetier.shm.units import counted, format_size
@@ -37,18 +35,15 @@ class DiskFlush:
         if not self._write_behind.flush_all or number == 0:
             self._write_behind.flush_all = True
             self._write_behind.try_again()
-            self._owner.disk_rule(RULES["through"])
+            self._owner.disk_rule(WriteRule.THROUGH)
         self._write_behind.write_due()
-        pages, nbytes, skipped = self._owner.unwritten()
-        if not pages:
+        left = self._owner.unwritten()
+        if not left.pages:
             self._write_behind.sync_soon()
-        synced = not pages and not self._write_behind.busy
-        trouble = (
-            self._write_behind.stalled()
-            or (self._why_skipped(skipped) if not pages else "")
-            or self._write_behind.trouble
-        )
-        return Saved(number, pages, nbytes, synced=synced, trouble=trouble)
+        synced = not left.pages and not self._write_behind.busy
+        why_skipped = "" if left.pages else self._why_skipped(left.skipped)
+        trouble = self._write_behind.stalled() or why_skipped or self._write_behind.trouble
+        return Saved(number, left.pages, left.bytes, synced=synced, trouble=trouble)
 
     def go_on(self) -> None:
         """Continues the flush for two more seconds: a client polls, or its request is in the queue."""
@@ -61,27 +56,15 @@ class DiskFlush:
             self._owner.disk_rule(self._rule)
 
     @property
-    def why_not_all(self) -> str:
+    def memory_only_reason(self) -> str:
         """The reason why some pages are in memory only although the flush has ended."""
         return self._write_behind.refusal or "disk.size is too small for all"
 
     def _why_skipped(self, pages: int) -> str:
-        return f"{counted(pages, 'page')} in memory only: {self.why_not_all}" if pages else ""
+        return f"{counted(pages, 'page')} in memory only: {self.memory_only_reason}" if pages else ""
 
 
 log = logging.getLogger("pagetierd.disk")
-
-
-class UnwrittenPages(msgspec.Struct, frozen=True):
-    """Pages in memory only.
-
-    Attributes:
-        skipped: The number of them that the tier did not have to write, or has dropped.
-    """
-
-    pages: int
-    nbytes: int
-    skipped: int = 0
 
 
 def missing_on_disk(owner: Owner) -> UnwrittenPages:
@@ -89,16 +72,16 @@ def missing_on_disk(owner: Owner) -> UnwrittenPages:
 
     From now on the write rule covers all pages. The bytes of pages that are too large for the tier are not counted.
     """
-    _, _, skipped = owner.unwritten()
-    owner.disk_rule(RULES["through"])  # with this rule the bytes of all pages that can be written are reported
-    pages, nbytes, larger = owner.unwritten()
-    return UnwrittenPages(pages + larger, nbytes, skipped)
+    skipped = owner.unwritten().skipped
+    owner.disk_rule(WriteRule.THROUGH)  # with this rule the bytes of all pages that can be written are reported
+    left = owner.unwritten()
+    return UnwrittenPages(left.pages + left.skipped, left.bytes, skipped)
 
 
 def in_memory(owner: Owner) -> UnwrittenPages:
     """Returns all pages: the content of a tier that is not open is unknown."""
     header = owner.header()
-    return UnwrittenPages(header["pages"], header["bytes"])
+    return UnwrittenPages(header.pages, header.bytes, 0)
 
 
 def log_lost(lost: UnwrittenPages, why: str) -> None:
@@ -107,7 +90,7 @@ def log_lost(lost: UnwrittenPages, why: str) -> None:
         log.warning(
             "%s (%s) released from memory, not known to be on disk: %s",
             counted(lost.pages, "page"),
-            format_size(lost.nbytes),
+            format_size(lost.bytes),
             why,
-            extra=event("disk_unwritten", pages=lost.pages, bytes=lost.nbytes),
+            extra=event("disk_unwritten", pages=lost.pages, bytes=lost.bytes),
         )

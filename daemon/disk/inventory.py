@@ -91,7 +91,7 @@ class Inventory:
         Args:
             spaces: The namespace of each page, the oldest page first.
         """
-        known = {space["digest"] for space in self._owner.spaces() if space["listed"]}
+        known = {space.digest for space in self._owner.spaces() if space.listed}
         table, room, fitting = list(self._table), self._owner.spare_spaces(), set()
         newest = _by_last(spaces)[::-1]
         for at in newest:
@@ -114,12 +114,12 @@ class Inventory:
         The index may reuse a record without pages for the next namespace; the first of the two then has no number.
         """
         numbers = np.full(len(self._table), _NO_SPACE, dtype="<u4")
-        table, takers = list(self._table), dict[int, int]()
+        table, positions = list(self._table), dict[int, int]()
         for at in _by_last(spaces):
             number = self._number(table[at]) if at in fitting else -1
             if number >= 0:
-                numbers[takers.get(number, at)] = _NO_SPACE
-                numbers[at], takers[number] = number, at
+                numbers[positions.get(number, at)] = _NO_SPACE
+                numbers[at], positions[number] = number, at
         return numbers
 
     def _number(self, space: Space) -> int:

@@ -61,4 +61,4 @@ class StatusPublisher:
             "restarts": self._restarts(),
         }
         self.report = msgspec.structs.replace(self.report, **news)
-        self._owner.tell_disk(self.report.pack())
+        self._owner.publish_disk_status(self.report.pack())

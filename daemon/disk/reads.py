@@ -7,20 +7,25 @@ import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import Busy
-from pagetier.shm._core import Owner
+from pagetier.shm._core import KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Fetch, Fetched, ProtocolError
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError
 from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
-# Values of enum pt_outcome in shm/core/daemon/reserve.h.
-_GRANTED, _PENDING = 0, 2
-_ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([1, 0, 1, 3, 2]))
-_HERE, _NOT_YET, _ABSENT = 0, 1, 2
+_FETCH_OUTCOME_OF: Final = {
+    ReserveOutcome.GRANTED: FetchOutcome.PENDING,
+    ReserveOutcome.PRESENT: FetchOutcome.IN_MEMORY,
+    ReserveOutcome.PENDING: FetchOutcome.PENDING,
+    ReserveOutcome.REFUSED_FULL: FetchOutcome.NO_ROOM,
+    ReserveOutcome.ABSENT: FetchOutcome.ABSENT,
+}
+_FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 # The largest part of the arena that pages being read may take.
 _MOST_READING = 0.9
 # A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
@@ -77,8 +82,8 @@ class DiskReads:
         self._jobs: dict[int, _Job] = {}
         self._reading: dict[int, dict[_WaitingFetch, None]] = {}
         header = owner.header()
-        self._frame_bytes = header["frame_bytes"]
-        self._most_frames = max(1, int(header["frames"] * _MOST_READING))
+        self._frame_bytes = header.frame_bytes
+        self._most_frames = max(1, int(header.frames * _MOST_READING))
         self._frames_reading = 0
         self._read_at = 0.0
         self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")
@@ -92,11 +97,11 @@ class DiskReads:
         room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
         point("disk_reads.granted")
-        waiting = _WaitingFetch(request, outcomes.translate(_ANSWER_OF_OUTCOME), reply)
+        waiting = _WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
         self._read(request.keys, outcomes, entries, serials)
         point("disk_reads.sent")
         for page, serial in enumerate(array("Q", serials)):
-            if outcomes[page] in (_GRANTED, _PENDING) and serial in self._reading:
+            if outcomes[page] in (ReserveOutcome.GRANTED, ReserveOutcome.PENDING) and serial in self._reading:
                 waiting.open[serial].append(page)
         if waiting.open and request.timeout > 0 and not stalled:
             self._wait(waiting, request.timeout)
@@ -116,7 +121,7 @@ class DiskReads:
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
             self._frames_reading -= self._frames_of(job.sizes[page])
-            self._complete(job.serials[page], _HERE if flag else _ABSENT, report.reason)
+            self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
         point("disk_reads.completed")
         read = report.read.count(1)
         self._owner.count_fetched(read, came, len(report.read) - read)
@@ -131,20 +136,19 @@ class DiskReads:
         self._jobs.clear()
         self._frames_reading = 0
         for serial in list(self._reading):
-            self._complete(serial, _ABSENT, "the disk worker ended while it read the page")
+            self._complete(serial, FetchOutcome.ABSENT, "the disk worker ended while it read the page")
         self.at_work.note(0)
 
     def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
         """Asks the worker to read the pages for which frames were granted."""
-        granted = [page for page, outcome in enumerate(outcomes) if outcome == _GRANTED]
+        granted = [page for page, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
         if not granted:
             return
         wanted = b"".join(entries[4 * i : 4 * i + 4] for i in granted)
         numbers = b"".join(serials[8 * i : 8 * i + 8] for i in granted)
         sizes = self._owner.sizes(wanted)
-        command = Read(
-            next(self._numbers), wanted, numbers, b"".join(keys[32 * i : 32 * i + 32] for i in granted), sizes
-        )
+        wanted_keys = b"".join(keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in granted)
+        command = Read(next(self._numbers), wanted, numbers, wanted_keys, sizes)
         job = _Job(array("Q", numbers), array("Q", sizes))
         self._jobs[command.number] = job
         if not self._reading:
@@ -164,7 +168,7 @@ class DiskReads:
         for waiting in self._reading.pop(serial, ()):
             for page in waiting.open.pop(serial):
                 waiting.outcomes[page] = outcome
-            waiting.reason = waiting.reason or (reason if outcome != _HERE else "")
+            waiting.reason = waiting.reason or (reason if outcome != FetchOutcome.IN_MEMORY else "")
             if not waiting.open:
                 waiting.end()
 
@@ -179,7 +183,7 @@ class DiskReads:
             return
         for serial in waiting.open:
             self._reading[serial].pop(waiting, None)
-        missed = len(waiting.outcomes) - waiting.outcomes.count(_HERE)
+        missed = len(waiting.outcomes) - waiting.outcomes.count(FetchOutcome.IN_MEMORY)
         if missed:
             self._owner.count_fetched(0, 0, missed)
             waiting.reason = waiting.reason or self._why(waiting.outcomes)
@@ -188,4 +192,4 @@ class DiskReads:
     def _why(self, outcomes: bytearray) -> str:
         if self.slot is None:
             return "the disk tier is not open"
-        return "the timeout passed before all pages were read" if _NOT_YET in outcomes else ""
+        return "the timeout passed before all pages were read" if FetchOutcome.PENDING in outcomes else ""

@@ -8,9 +8,9 @@ from enum import Enum
 
 import msgspec
 
+from pagetier.shm._core import STATUS_BYTES
 from pagetier.tiers.base import TierState
 
-_MOST_BYTES = 2048
 _LONGEST_TEXT = 400
 
 
@@ -81,11 +81,11 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     def pack(self) -> bytes:
         """Returns the report as JSON, shortened to fit into the header."""
         packed = msgspec.json.encode(self)
-        if len(packed) <= _MOST_BYTES:
+        if len(packed) <= STATUS_BYTES:
             return packed
         short = {name: getattr(self, name)[:_LONGEST_TEXT] for name in ("trouble", "opened", "note", "folder")}
         packed = msgspec.json.encode(msgspec.structs.replace(self, **short))
-        return packed if len(packed) <= _MOST_BYTES else DiskReport(standing=self.standing).pack()
+        return packed if len(packed) <= STATUS_BYTES else DiskReport(standing=self.standing).pack()
 
 
 def with_state(report: DiskReport, state: TierState) -> DiskReport:

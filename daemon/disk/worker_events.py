@@ -10,7 +10,7 @@ from enum import Enum
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.disk.backpressure import BackPressure
-from pagetier.daemon.disk.flush_to_disk import UnwrittenPages, missing_on_disk
+from pagetier.daemon.disk.flush_to_disk import missing_on_disk
 from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.disk.pending_flushes import PendingFlushes
 from pagetier.daemon.disk.publish_status import StatusPublisher
@@ -19,7 +19,7 @@ from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.daemon.disk.write_behind import RULES, STALLED_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import Owner
+from pagetier.shm._core import Owner, UnwrittenPages
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import ProtocolError
@@ -172,12 +172,12 @@ class WorkerEvents:
         log.info(
             "disk tier in %s: %s, %s of %s, %s; ready after %.2f s",
             self.options.path,
-            counted(header["disk_pages"], "page"),
-            format_size(header["disk_bytes"]),
+            counted(header.disk_pages, "page"),
+            format_size(header.disk_bytes),
             format_size(self.options.size),
             self.bulletin.report.opened,
             time.monotonic() - self._began,
-            extra=event("disk_open", pages=header["disk_pages"]),
+            extra=event("disk_open", pages=header.disk_pages),
         )
         if too_large := self.too_large():
             log.warning("%s", too_large, extra=event("disk_size"))

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 
 from pagetier.daemon.common.namespaces import wrong_space
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import ProtocolError, Unpacker, pack
-from pagetier.tiers.base import KEY_BYTES
 from pagetier.tiers.worker_protocol import Command, HasRead, InventoryPart, Opened, Report, Serve, Wrote, decode_report
 
 _MOST_FRAMES: Final = 1 << 40

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 import msgspec
 
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord
 from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Write
 
@@ -27,14 +27,14 @@ class WriteBatch(msgspec.Struct, frozen=True):
 
     def only(self, which: list[int]) -> WriteBatch:
         """Returns a batch of the pages at these positions, in this order."""
-        widths = (4, 8, 32, 8, 4, 8, 4)
+        widths = (4, 8, KEY_BYTES, 8, 4, 8, 4)
         fields = (getattr(self, name) for name in self.__struct_fields__)
         return WriteBatch(
             *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
         )
 
 
-def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spaces: list[dict[str, Any]]) -> Write:
+def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spaces: list[NamespaceRecord]) -> Write:
     """Returns the command to drop and to write these pages.
 
     Args:
@@ -47,7 +47,7 @@ def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spa
     numbers = array("I", pages.spaces)
     used = sorted(set(numbers))
     position = {space: i for i, space in enumerate(used)}
-    known = {space["number"]: space for space in spaces}
+    known = {space.number: space for space in spaces}
     return Write(
         number,
         drops,
@@ -61,5 +61,5 @@ def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spa
     )
 
 
-def _space(record: dict[str, object]) -> Space:
-    return Space(*(record[name] for name in ("digest", "name", "page_tokens", "group", "window")))  # type: ignore[arg-type]
+def _space(record: NamespaceRecord) -> Space:
+    return Space(record.digest, record.name, record.page_tokens, record.group, record.window)

@@ -13,22 +13,25 @@ from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOption
 from pagetier.daemon.disk.status import Busy
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import Owner
+from pagetier.shm._core import KEY_BYTES, Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 
-RULES: Final[Mapping[str, int]] = {"evict": 0, "through": 1, "second": 2}
+RULES: Final[Mapping[str, WriteRule]] = {
+    "evict": WriteRule.EVICTED,
+    "through": WriteRule.THROUGH,
+    "second": WriteRule.SECOND,
+}
 _BATCH_PAGES: Final = 2048
 _IN_FLIGHT: Final = 2
 _MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is limited
 _IDLE_S: Final = 1.0
 STALLED_S: Final = 10.0
 _RECHECK_S: Final = 10.0  # the check walks over the whole index
-# Values of enum pt_write_result in shm/core/daemon/write_behind.h.
-_FAILED, _DONE, _SKIPPED, _AGAIN = range(4)
 _RESULT_OF_STORED: Final = bytes.maketrans(
-    bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]), bytes([_FAILED, _DONE, _AGAIN, _AGAIN])
+    bytes([Stored.FAILED, Stored.DONE, Stored.GONE, Stored.NO_ROOM]),
+    bytes([WriteResult.FAILED, WriteResult.DONE, WriteResult.AGAIN, WriteResult.AGAIN]),
 )
 
 
@@ -51,9 +54,9 @@ class WriteBehind:
         self._in_flight: dict[int, bytes] = {}
         self._dropping: dict[int, bytes] = {}
         self._lost_drops = b""
-        self._frame_bytes = header["frame_bytes"]
-        self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header["frames"] // SMALLEST_PART))
-        self._clean_frames = max(1, int(header["frames"] * options.write_behind))
+        self._frame_bytes = header.frame_bytes
+        self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header.frames // SMALLEST_PART))
+        self._clean_frames = max(1, int(header.frames * options.write_behind))
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False
@@ -164,7 +167,7 @@ class WriteBehind:
         self.at_work.note(len(self._in_flight))
         dropped = self._dropping.pop(report.number, None)
         point("write_behind.reported")
-        self._owner.end_orders(entries, report.stored.translate(_RESULT_OF_STORED))
+        self._owner.end_writes(entries, report.stored.translate(_RESULT_OF_STORED))
         point("write_behind.ended")
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
@@ -193,11 +196,11 @@ class WriteBehind:
     def _due(self) -> bool:
         if self.flush_all or self._options.write == "through":
             return True
-        return self._owner.frames_ahead(self._clean_frames) < self._clean_frames
+        return self._owner.frames_before_unwritten(self._clean_frames) < self._clean_frames
 
     def _write_batch(self) -> bool:
         """Sends a batch. Returns False if there was nothing to write."""
-        batch = WriteBatch(*self._owner.order_writes(self._batch, _BATCH_PAGES))
+        batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES))
         point("write_behind.chosen")
         allowed = self._within_budget(batch)
         drops = self._owner.disk_drops()
@@ -219,16 +222,16 @@ class WriteBehind:
         verdicts = [self._budget.allows(chain, size) for chain, size in zip(chains, sizes, strict=True)]
         skipped = batch.only([i for i, allowed in enumerate(verdicts) if not allowed])
         if len(skipped):
-            self._owner.end_orders(skipped.entries, bytes([_SKIPPED]) * len(skipped))
+            self._owner.end_writes(skipped.entries, bytes([WriteResult.SKIPPED]) * len(skipped))
         return batch.only([i for i, allowed in enumerate(verdicts) if allowed])
 
     def _drop(self, drops: bytes) -> int:
         """Asks the worker to drop these keys and returns the number of the last command."""
         self._unsynced = True
         number = 0
-        for first in range(0, len(drops), 32 * _MOST_DROPS):
+        for first in range(0, len(drops), KEY_BYTES * _MOST_DROPS):
             number = next(self._numbers)
-            self._put(Write(number, drops[first : first + 32 * _MOST_DROPS]), b"")
+            self._put(Write(number, drops[first : first + KEY_BYTES * _MOST_DROPS]), b"")
             point("write_behind.dropped")
         return number
 
@@ -269,8 +272,8 @@ class WriteBehind:
         if not waits or now - self._checked_at < _RECHECK_S:
             return
         self._checked_at = now
-        pages, _, skipped = self._owner.unwritten()
-        if not pages and not skipped:
+        left = self._owner.unwritten()
+        if not left.pages and not left.skipped:
             self._writes.forget()
 
 

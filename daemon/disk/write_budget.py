@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.disk.status import BudgetReport
+from pagetier.shm._core import ReserveOutcome
 
 _DAY_S: Final = 86400.0
 _MOST_CHAINS: Final = 1 << 20
-_GRANTED: Final = 0
 
 
 class _Verdict(Enum):
@@ -61,7 +61,7 @@ class Budget:
             chains: The number of each page's run, u32.
             sizes: The size of each page, u64.
         """
-        granted = [i for i, outcome in enumerate(outcomes) if outcome == _GRANTED]
+        granted = [i for i, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
         if not granted:
             return
         numbers, nbytes = array("I", chains), array("Q", sizes)

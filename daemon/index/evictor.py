@@ -21,7 +21,7 @@ class Evictor:
         self._mark(marks)
 
     def _mark(self, marks: EvictOptions) -> None:
-        frames = self._owner.header()["frames"]
+        frames = self._owner.header().frames
         self._low = int(frames * marks.low)
         self._high = int(frames * marks.high)
 

@@ -10,12 +10,11 @@ import msgspec
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.index.scan_queue import ScanQueue
-from pagetier.shm._core import Owner
+from pagetier.shm._core import Owner, TierFlag
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Flush, Flushed
 
-_TIERS: Final = {None: 3, "memory": 1, "disk": 2}  # PT_TIER_* in shm/core/common/layout.h
-_DISK: Final = _TIERS["disk"]
+_TIERS: Final = {None: TierFlag.BOTH, "memory": TierFlag.MEMORY, "disk": TierFlag.DISK}
 
 
 class _Dropped(msgspec.Struct, frozen=True):
@@ -61,18 +60,22 @@ class FlushRequests:
         )
 
     def _drop(self, request: Flush) -> _Dropped:
-        tiers = _TIERS.get(request.tier, 0)
-        spaces = [s for s in self._owner.spaces() if means(request.namespace, s["name"], s["digest"])]
-        done = [self._owner.flush(space["number"], tiers) for space in spaces]
+        tiers = _TIERS.get(request.tier, TierFlag(0))
+        spaces = [s for s in self._owner.spaces() if means(request.namespace, s.name, s.digest)]
+        done = [self._owner.flush(space.number, tiers) for space in spaces]
         point("service.flushed")
-        names, digests = ([space[what] for space in spaces] for what in ("name", "digest"))
-        return _Dropped(sum(d for d, _ in done), sum(k for _, k in done), names, digests)
+        return _Dropped(
+            sum(flushed.dropped for flushed in done),
+            sum(flushed.kept for flushed in done),
+            [space.name for space in spaces],
+            [space.digest for space in spaces],
+        )
 
     def _drop_from_disk(self, request: Flush, done: _Dropped, reply: Callable[[Flushed], None]) -> None:
         def answer(trouble: str) -> None:
             reply(Flushed(request.number, done.pages, done.kept, done.names, trouble))
 
-        if _TIERS.get(request.tier, 0) & _DISK:
+        if _TIERS.get(request.tier, TierFlag(0)) & TierFlag.DISK:
             self._disk.flushed(None if request.namespace is None else done.digests, answer)
         else:
             answer("")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import IndexOptions
-from pagetier.shm._core import IDLE_NOTHING, Owner
+from pagetier.shm._core import IdleResult, NamespaceRecord, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.units import counted, spell_duration
@@ -61,7 +61,7 @@ class IdleNamespaces:
         self._disk = disk
         self._clock = clock
         self._throttle = LogThrottle(log, clock)
-        self._limit = owner.header()["spaces"]
+        self._limit = owner.header().spaces
         self._reserve = max(1, min(_SPARE, self._limit // _SPARE_PART))
         self._left = 0  # namespaces to drop before the table is checked again
         self._due = self._quiet_until = 0.0
@@ -91,26 +91,26 @@ class IdleNamespaces:
             self._drop()
 
     def _drop(self) -> None:
-        found, pages, space = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
+        turn = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
         point("idle_namespaces.turned")
-        if space is not None:
+        if turn.namespace is not None:
             self._left -= 1
-            self._dropped(space, pages)
-        elif found == IDLE_NOTHING:
+            self._dropped(turn.namespace, turn.pages)
+        elif turn.result is IdleResult.NOTHING:
             self._left = 0
             self._warn()
 
-    def _dropped(self, space: dict[str, Any], pages: int) -> None:
+    def _dropped(self, space: NamespaceRecord, pages: int) -> None:
         self._rejected = False
         self.counts.dropped += 1
-        self._disk.flushed([space["digest"]], _ignore)
-        idle = (time.monotonic_ns() - space["used_ns"]) / _NS
-        facts = event("namespace_dropped", namespace=printable(space["name"]), pages=pages, idle=round(idle))
+        self._disk.flushed([space.digest], _ignore)
+        idle = (time.monotonic_ns() - space.used_ns) / _NS
+        facts = event("namespace_dropped", namespace=printable(space.name), pages=pages, idle=round(idle))
         self._throttle.log(
             logging.INFO,
-            NOBODY,
+            UNKNOWN_USER,
             "namespace %r dropped after %.0f s without use, the table is full (%d): %s evicted",
-            printable(space["name"]),
+            printable(space.name),
             idle,
             self._limit,
             counted(pages, "page"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pagetier.daemon.index.quotas import share_of
-from pagetier.shm._core import Owner
+from pagetier.shm._core import AttachmentRecord, Owner
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class PinQuota:
     def __init__(self, owner: Owner, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
         self._clock = clock
-        self._arena_bytes = owner.header()["arena_bytes"]
+        self._arena_bytes = owner.header().arena_bytes
         self._bounded = 0
         self._logged: set[tuple[int, int]] = set()
         self._quiet_until = -LOG_EVERY_S
@@ -36,16 +36,16 @@ class PinQuota:
 
     def follow(self, share: float) -> None:
         """Applies another share from now on. Pages that are pinned stay pinned."""
-        self._owner.bound_pins(share_of(self._owner.header(), share))
+        self._owner.set_pin_quota(share_of(self._owner.header(), share))
 
     def check(self) -> None:
         """Logs once for each attachment whose matches end at the quota. Cheap, for a call a few times a second."""
-        before, self._bounded = self._bounded, self._owner.bounded()
+        before, self._bounded = self._bounded, self._owner.matches_at_quota()
         if self._bounded > before:
-            takers = [taker for taker in self._owner.takers() if taker["counts"]["bounded"]]
-            for taker in takers:
-                self._log_limited(taker)
-            self._logged &= {_name_of(taker) for taker in takers}
+            attachments = [attachment for attachment in self._owner.attachments() if attachment.counts.bounded]
+            for attachment in attachments:
+                self._log_limited(attachment)
+            self._logged &= {_name_of(attachment) for attachment in attachments}
 
     def full(self) -> None:
         """Logs at most once a minute which attachments have the arena pinned.
@@ -55,40 +55,37 @@ class PinQuota:
         if self._clock() < self._quiet_until:
             return
         self._quiet_until = self._clock() + LOG_EVERY_S
-        holders = sorted(self._owner.holders(), key=_pinned, reverse=True)
-        if sum(map(_pinned, holders)) * 2 >= self._arena_bytes:
-            self._log_pins(holders)
+        attachments = sorted(self._owner.attachments_with_pins(), key=lambda one: one.pinned_bytes, reverse=True)
+        if sum(one.pinned_bytes for one in attachments) * 2 >= self._arena_bytes:
+            self._log_pins(attachments)
 
-    def _log_limited(self, taker: dict[str, Any]) -> None:
-        if _name_of(taker) in self._logged:
+    def _log_limited(self, attachment: AttachmentRecord) -> None:
+        if _name_of(attachment) in self._logged:
             return
-        self._logged.add(_name_of(taker))
+        self._logged.add(_name_of(attachment))
         log.warning(
             "process %d (%s) has reached its quota of pinned pages (match.share): its matches end there",
-            taker["pid"],
-            taker["name"],
-            extra=event("pins_bounded", pid=taker["pid"], engine=taker["name"], slot=taker["slot"]),
+            attachment.pid,
+            attachment.name,
+            extra=event("pins_bounded", pid=attachment.pid, engine=attachment.name, slot=attachment.slot),
         )
 
-    def _log_pins(self, holders: list[dict[str, Any]]) -> None:
-        first = holders[0]
-        named = ", ".join(f"process {h['pid']} ({h['name']}) {_pinned(h) >> 20} MiB" for h in holders[:_NAMED])
+    def _log_pins(self, attachments: list[AttachmentRecord]) -> None:
+        first = attachments[0]
+        named = ", ".join(
+            f"process {one.pid} ({one.name}) {one.pinned_bytes >> 20} MiB" for one in attachments[:_NAMED]
+        )
         log.warning(
             "stores are rejected, most of the arena (%d MiB) is pinned: %s; end one of them or raise arena.size",
             self._arena_bytes >> 20,
             named,
-            extra=event("arena_pinned", pid=first["pid"], engine=first["name"], pinned_bytes=_pinned(first)),
+            extra=event("arena_pinned", pid=first.pid, engine=first.name, pinned_bytes=first.pinned_bytes),
         )
 
 
-def _pinned(holder: dict[str, Any]) -> int:
-    nbytes: int = holder["pinned_bytes"]
-    return nbytes
-
-
-def _name_of(taker: dict[str, Any]) -> tuple[int, int]:
+def _name_of(attachment: AttachmentRecord) -> tuple[int, int]:
     """Returns a key that identifies the attachment."""
-    return taker["slot"], taker["attached_ns"]
+    return attachment.slot, attachment.attached_ns
 
 
 class Shortage:

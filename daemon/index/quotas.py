@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from pagetier.shm._core import SLOTS, Owner
+from pagetier.shm._core import SLOTS, AttachmentRecord, IndexHeader, Owner
 from pagetier.shm.process import Process
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
@@ -15,9 +15,9 @@ _RESERVED: Final = "this process has reached its quota of reserved and unwritten
 _LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
 
 
-def share_of(header: dict[str, int], share: float) -> int:
+def share_of(header: IndexHeader, share: float) -> int:
     """Returns the frames of a share of the arena, as the quota of one process; 0: there is no quota."""
-    return int(header["frames"] * share) if header["frames"] >= _LEAST_FRAMES else 0
+    return int(header.frames * share) if header.frames >= _LEAST_FRAMES else 0
 
 
 class StoreQuota:
@@ -31,8 +31,8 @@ class StoreQuota:
     def __init__(self, owner: Owner, share: float) -> None:
         header = owner.header()
         self._owner = owner
-        self._frame_bytes = header["frame_bytes"]
-        self._frames = header["frames"]
+        self._frame_bytes = header.frame_bytes
+        self._frames = header.frames
         self._most = share_of(header, share)
         self._had: dict[_Process, int] = {}
         self._at_quota: set[_Process] = set()
@@ -110,29 +110,29 @@ class StoreQuota:
 MOST_OF_PROCESS: Final = SLOTS // 4
 
 
-def has_slot(takers: list[dict[str, Any]], process: Process, token: int) -> bool:
+def has_slot(attachments: list[AttachmentRecord], process: Process, token: int) -> bool:
     """Returns whether a session of this process has a slot."""
-    return token in _tokens(takers, process)
+    return token in _tokens(attachments, process)
 
 
-def why_no_slot(takers: list[dict[str, Any]], process: Process, token: int, kept: int) -> str:
+def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: int, kept: int) -> str:
     """Returns why a session of this process gets no slot; "" if it may have one or has one already.
 
     Args:
-        takers: The attachments.
+        attachments: The attachments.
         process: The process of the session.
         token: The session.
         kept: The number of slots that no engine may have.
     """
-    if has_slot(takers, process, token):
+    if has_slot(attachments, process, token):
         return ""
-    if len(_tokens(takers, process)) >= MOST_OF_PROCESS:
+    if len(_tokens(attachments, process)) >= MOST_OF_PROCESS:
         return f"this process has {MOST_OF_PROCESS} slots: close one of its sessions first"
-    if len(takers) + kept >= SLOTS:
+    if len(attachments) + kept >= SLOTS:
         for_disk = " or reserved for the disk tier" if kept else ""
         return f"all {SLOTS} slots are taken{for_disk}: end an engine first"
     return ""
 
 
-def _tokens(takers: list[dict[str, Any]], process: Process) -> list[int]:
-    return [t["token"] for t in takers if Process(t["pid"], t["started"]) == process]
+def _tokens(attachments: list[AttachmentRecord], process: Process) -> list[int]:
+    return [one.token for one in attachments if Process(one.pid, one.started) == process]

@@ -55,13 +55,13 @@ class Reaper:
         Raises:
             ShmError: It is unknown whether a process lives. Pages of a living process must not be reclaimed.
         """
-        for taker in self._owner.takers():
+        for attachment in self._owner.attachments():
             try:
-                self.watch(taker["slot"], Process(taker["pid"], taker["started"]).watch())
+                self.watch(attachment.slot, Process(attachment.pid, attachment.started).watch())
             except ProcessLookupError:
-                self._reap_later(taker["slot"])
+                self._reap_later(attachment.slot)
             except OSError as error:
-                raise ShmError(f"cannot watch process {taker['pid']}{reason_with_limit(error)}") from error
+                raise ShmError(f"cannot watch process {attachment.pid}{reason_with_limit(error)}") from error
 
     def release(self, slot: int) -> None:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
@@ -93,15 +93,15 @@ class Reaper:
         self._dead[slot] = self._loop.call_later(self._quarantine, self._reap, slot)
 
     def _reap(self, slot: int) -> None:
-        taker = next(t for t in self._owner.takers() if t["slot"] == slot)
+        attachment = next(one for one in self._owner.attachments() if one.slot == slot)
         del self._dead[slot]
         self._owner.reap(slot)
         self._ends[slot] += 1
         self.deaths += 1
         point("reaper.freed")
-        facts = event("process_died", pid=taker["pid"], engine=taker["name"], slot=slot)
+        facts = event("process_died", pid=attachment.pid, engine=attachment.name, slot=slot)
         line = "process %d (%s) ended without detaching: slot %d is free"
-        self._throttle.log(logging.INFO, taker["uid"], line, taker["pid"], taker["name"], slot, extra=facts)
+        self._throttle.log(logging.INFO, attachment.uid, line, attachment.pid, attachment.name, slot, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)

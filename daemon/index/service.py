@@ -24,7 +24,7 @@ from pagetier.daemon.index.pressure import PinQuota, Shortage
 from pagetier.daemon.index.quotas import StoreQuota, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.scan_queue import ScanQueue
-from pagetier.shm._core import PARTS, Owner
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, PARTS, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
@@ -49,12 +49,11 @@ from pagetier.shm.segments import Segments
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES, _SERIAL_BYTES, _SIZE_BYTES = 32, 8, 8
-_NO_ENTRY = b"\xff\xff\xff\xff"
+_SERIAL_BYTES, _SIZE_BYTES = 8, 8
+_NO_ENTRY = NO_ENTRY.to_bytes(4, "little")
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
-_REFUSED_FULL, _REFUSED_SIZE = 3, 4
 _FIRST_SAVE = (Save, True)  # keys of the scan queue: the first request of a client, and its further ones
 _NEXT_SAVE = (Save, False)
 
@@ -107,7 +106,7 @@ class Service:
 
     def has_slot(self, peer: Peer, request: Attach) -> bool:
         """Returns whether the peer's session has a slot already."""
-        return has_slot(self._owner.takers(), peer.process, request.token % _U64)
+        return has_slot(self._owner.attachments(), peer.process, request.token % _U64)
 
     def attach(self, peer: Peer, request: Attach) -> Welcome | Refusal:
         """Attaches the peer's session in its previous slot or a new one, or returns why it is refused."""
@@ -116,7 +115,7 @@ class Service:
         if len(request.serials) % _SERIAL_BYTES:
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
-        if why := why_no_slot(self._owner.takers(), process, token, self.disk.slots_kept):
+        if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
@@ -163,7 +162,7 @@ class Service:
             request.part,
             request.parts,
             self._ttl_ns,
-            request.keys[: pages * _KEY_BYTES],
+            request.keys[: pages * KEY_BYTES],
             request.sizes[: pages * _SIZE_BYTES],
             request.division,
         )
@@ -173,10 +172,10 @@ class Service:
         self._evictor.maybe_evict()
         self.disk.write_due()
         point("service.checked")
-        if _REFUSED_FULL in outcomes:
+        if ReserveOutcome.REFUSED_FULL in outcomes:
             self._pin_quota.full()
         if rest := len(request.sizes) // _SIZE_BYTES - pages:
-            outcomes += bytes([_REFUSED_FULL]) * rest
+            outcomes += bytes([ReserveOutcome.REFUSED_FULL]) * rest
             entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
             return Reserved(
                 request.number, outcomes, entries, serials, self._store_quota.why_refused(request.sizes, pages)
@@ -185,7 +184,7 @@ class Service:
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Reads pages from disk; `reply` is called once, at the latest when the request's timeout has passed."""
-        if len(request.keys) % _KEY_BYTES:
+        if len(request.keys) % KEY_BYTES:
             why = f"{len(request.keys)} bytes are not a whole number of keys"
             reply(Fetched(request.number, b"", why))
             return
@@ -241,18 +240,18 @@ class Service:
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
-        return Welcome(slot, self._owner.header()["segments_id"], self._config.arena.prefault == "populate")
+        return Welcome(slot, self._owner.header().segments_id, self._config.arena.prefault == "populate")
 
     def _space(self, request: Reserve) -> int:
         space = request.space
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
     def _why(self, outcomes: bytes, sizes: bytes) -> str:
-        if _REFUSED_SIZE in outcomes:
-            return self._store_quota.why_refused(sizes, outcomes.index(_REFUSED_SIZE))
-        if _REFUSED_FULL in outcomes and self._owner.lacks_memory:
+        if ReserveOutcome.REFUSED_SIZE in outcomes:
+            return self._store_quota.why_refused(sizes, outcomes.index(ReserveOutcome.REFUSED_SIZE))
+        if ReserveOutcome.REFUSED_FULL in outcomes and self._owner.lacks_memory:
             return "there is no memory for more of the arena: /dev/shm is full"
-        if _REFUSED_FULL in outcomes:
+        if ReserveOutcome.REFUSED_FULL in outcomes:
             return "the arena is full of pages that are pinned, being written or of the same prompt"
         return ""
 
@@ -279,7 +278,7 @@ def _ignore_tick() -> None:
 
 def _wrong(request: Reserve) -> str:
     """Returns why a request is invalid, "" if it is valid."""
-    pages, rest = divmod(len(request.keys), _KEY_BYTES)
+    pages, rest = divmod(len(request.keys), KEY_BYTES)
     if rest:
         return f"{len(request.keys)} bytes are not a whole number of keys"
     if len(request.sizes) != 8 * pages:
@@ -292,6 +291,6 @@ def _wrong(request: Reserve) -> str:
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:
-    pages = len(request.keys) // _KEY_BYTES
+    pages = len(request.keys) // KEY_BYTES
     none = _NO_ENTRY * pages
-    return Reserved(request.number, bytes([_REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)
+    return Reserved(request.number, bytes([ReserveOutcome.REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)

@@ -7,9 +7,10 @@ next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -63,9 +64,9 @@ def disk_families(sample: Sample) -> Iterator[Metric]:
     report, header = sample.work.report, sample.header
     standings = {standing.value: float(report.standing is standing) for standing in Standing}
     yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
-    yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header["disk_damaged"])
+    yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header.disk_damaged)
     about = "Pages that the disk did not write, by rule or because it could not."
-    yield counter("write_skipped_pages", about, header["disk_spared"])
+    yield counter("write_skipped_pages", about, header.disk_skipped)
     if report.standing is not Standing.NONE:
         yield _queue(sample)
         yield from _worker(report)
@@ -74,7 +75,7 @@ def disk_families(sample: Sample) -> Iterator[Metric]:
 
 def _queue(sample: Sample) -> Metric:
     # Each page is listed once, regardless of the number of tiers that it is in.
-    unwritten = sum(max(0, space["listed"] - space["disk_pages"]) for space in sample.spaces)
+    unwritten = sum(max(0, space.listed - space.disk_pages) for space in sample.spaces)
     pages = {"waiting": max(0, unwritten - sample.work.writing), "writing": sample.work.writing}
     about = "Pages in memory only: waiting to be written, and being written."
     return gauges("write_behind_queue_pages", about, ["state"], pages)
@@ -99,31 +100,27 @@ def _budget(report: DiskReport) -> Iterator[Metric]:
 
 
 OTHERS = "others"
-_KINDS = ("pages", "bytes")
 
 
 def space_families(sample: Sample, most: int) -> Iterator[Metric]:
     """Yields the pages and bytes of the `most` namespaces with the most bytes, and of all others together."""
     yield gauge("namespaces", "Namespaces in the index.", len(sample.spaces))
-    yield gauge("namespaces_limit", "The most namespaces.", sample.header["spaces"])
+    yield gauge("namespaces_limit", "The most namespaces.", sample.header.spaces)
     counts = sample.idle_namespaces
     about = "Idle namespaces dropped from a full table; of this daemon."
     yield counter("namespaces_dropped", about, counts.dropped)
     about = "Requests rejected because the table of namespaces was full; of this daemon."
     yield counter("namespaces_rejected", about, counts.rejected)
-    ordered = sorted(sample.spaces, key=lambda space: -(space["bytes"] + space["disk_bytes"]))
-    for kind in _KINDS:
-        numbers: dict[tuple[str, str], float] = {}
-        for at, space in enumerate(ordered):
-            _add(numbers, OTHERS if at >= most else space["name"], space, kind)
-        about = f"{kind.capitalize()} of a namespace; on disk: in memory too or not."
-        yield gauges(f"namespace_{kind}", about, ["namespace", "tier"], numbers)
-
-
-def _add(numbers: dict[tuple[str, str], float], name: str, space: dict[str, Any], kind: str) -> None:
-    """Adds a namespace; two of the same name, which only their digests distinguish, are added up."""
-    for tier, key in (("memory", kind), ("disk", f"disk_{kind}")):
-        numbers[name, tier] = numbers.get((name, tier), 0) + space[key]
+    ordered = sorted(sample.spaces, key=lambda space: -(space.bytes + space.disk_bytes))
+    pages, nbytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for at, space in enumerate(ordered):
+        # Namespaces of the same name, which only their digests distinguish, are added up.
+        name = OTHERS if at >= most else space.name
+        pages.update({(name, _MEMORY): space.pages, (name, _DISK): space.disk_pages})
+        nbytes.update({(name, _MEMORY): space.bytes, (name, _DISK): space.disk_bytes})
+    about = "of a namespace; on disk: in memory too or not."
+    yield gauges("namespace_pages", f"Pages {about}", ["namespace", "tier"], pages)
+    yield gauges("namespace_bytes", f"Bytes {about}", ["namespace", "tier"], nbytes)
 
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
@@ -146,31 +143,31 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
 def _daemon(sample: Sample) -> Iterator[Metric]:
     header = sample.header
     yield InfoMetricFamily(PREFIX + "build", "The running version.", value=_BUILD)
-    yield gauge("incarnation", "Daemons that these segments have had.", header["incarnation"])
+    yield gauge("incarnation", "Daemons that these segments have had.", header.incarnation)
     yield gauge("attached_processes", "Attachments, the disk tier's worker included.", sample.attached)
     yield gauge("attached_processes_limit", "The most attachments.", SLOTS)
-    yield counter("departures", "Attached processes that left or died.", header["deaths"])
+    yield counter("departures", "Attached processes that left or died.", header.deaths)
     yield counter("owner_deaths", "Attached processes that died without leaving; of this daemon.", sample.deaths)
-    entries = {"used": header["entries"] - header["free_entries"], "free": header["free_entries"]}
+    entries = {"used": header.entries - header.free_entries, "free": header.free_entries}
     yield gauges("index_entries", "Entries of the index.", ["state"], entries)
     about = "Pages that daemons adopted at their start, or had to drop."
-    adoptions = {"adopted": header["adopted"], "dropped": header["dropped"]}
+    adoptions = {"adopted": header.adopted, "dropped": header.dropped}
     yield counters("adoptions", about, ["result"], adoptions)
 
 
 def _lookups(sample: Sample) -> Iterator[Metric]:
     header, counts = sample.header, sample.counts
-    yield counter("lookups", "Requests that were looked up, each counted once.", counts["lookups"])
+    yield counter("lookups", "Requests that were looked up, each counted once.", counts.lookups)
     pages = {
-        (_MEMORY, "hit"): counts["hit_pages"],
-        (_MEMORY, "miss"): counts["miss_pages"],
-        (_DISK, "hit"): header["disk_read"],
-        (_DISK, "miss"): header["disk_missed"],
+        (_MEMORY, "hit"): counts.hit_pages,
+        (_MEMORY, "miss"): counts.miss_pages,
+        (_DISK, "hit"): header.disk_read,
+        (_DISK, "miss"): header.disk_missed,
     }
     about = "Pages that a request's first match looked up in memory; pages that the disk was asked to read."
     yield counters("lookup_pages", about, ["tier", "result"], pages)
-    found, on_disk, missed = (counts[name] for name in ("memory_tokens", "disk_tokens", "missed_tokens"))
-    tokens = {(_MEMORY, "hit"): found, (_MEMORY, "miss"): on_disk + missed}
+    on_disk, missed = counts.disk_tokens, counts.missed_tokens
+    tokens = {(_MEMORY, "hit"): counts.memory_tokens, (_MEMORY, "miss"): on_disk + missed}
     if sample.work.report.standing is not Standing.NONE:
         tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
     about = "Tokens of looked-up prompts: a hit in the tier that gave them; disk: of those not found in memory."
@@ -179,24 +176,24 @@ def _lookups(sample: Sample) -> Iterator[Metric]:
 
 def _tiers(sample: Sample) -> Iterator[Metric]:
     header, work = sample.header, sample.work
-    frame = header["frame_bytes"]
-    memory, disk = header["used_frames"] * frame, header["disk_used_frames"] * frame
-    limits = {_MEMORY: header["arena_bytes"], _DISK: work.report.cap}
+    frame = header.frame_bytes
+    memory, disk = header.used_frames * frame, header.disk_used_frames * frame
+    limits = {_MEMORY: header.arena_bytes, _DISK: work.report.cap}
     yield gauges("tier_limit_bytes", "The cap of a tier.", ["tier"], limits)
     pages = {
-        (_MEMORY, "readable"): max(0, header["pages"] - header["open_entries"]),
-        (_MEMORY, "writing"): header["open_entries"],
-        (_DISK, "readable"): header["disk_pages"],
+        (_MEMORY, "readable"): max(0, header.pages - header.open_entries),
+        (_MEMORY, "writing"): header.open_entries,
+        (_DISK, "readable"): header.disk_pages,
         (_DISK, "writing"): work.writing,
     }
     yield gauges("pages", "Pages of a tier.", ["tier", "state"], pages)
     # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its limit.
     sizes = {
-        (_MEMORY, "pages"): header["bytes"],
-        (_MEMORY, "slack"): max(0, memory - header["bytes"]),
-        (_MEMORY, "free"): max(0, header["arena_bytes"] - memory),
-        (_DISK, "pages"): header["disk_bytes"],
-        (_DISK, "slack"): max(0, disk - header["disk_bytes"]),
+        (_MEMORY, "pages"): header.bytes,
+        (_MEMORY, "slack"): max(0, memory - header.bytes),
+        (_MEMORY, "free"): max(0, header.arena_bytes - memory),
+        (_DISK, "pages"): header.disk_bytes,
+        (_DISK, "slack"): max(0, disk - header.disk_bytes),
         (_DISK, "free"): max(0, work.report.cap - disk),
     }
     yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
@@ -206,22 +203,22 @@ def _transfers(sample: Sample) -> Iterator[Metric]:
     header, counts, work = sample.header, sample.counts, sample.work
     ways = ["source", "destination"]
     nbytes = {
-        (_ENGINE, _MEMORY): counts["stored_bytes"],
-        (_MEMORY, _ENGINE): counts["loaded_bytes"],
-        (_MEMORY, _DISK): header["disk_written_bytes"],
-        (_DISK, _MEMORY): header["disk_read_bytes"],
+        (_ENGINE, _MEMORY): counts.stored_bytes,
+        (_MEMORY, _ENGINE): counts.loaded_bytes,
+        (_MEMORY, _DISK): header.disk_written_bytes,
+        (_DISK, _MEMORY): header.disk_read_bytes,
     }
     yield counters("transfer_bytes", "Bytes of pages that were moved.", ways, nbytes)
     pages = {
-        (_ENGINE, _MEMORY): counts["stored_pages"],
-        (_MEMORY, _ENGINE): counts["loaded_pages"],
-        (_MEMORY, _DISK): header["disk_written"],
-        (_DISK, _MEMORY): header["disk_read"],
+        (_ENGINE, _MEMORY): counts.stored_pages,
+        (_MEMORY, _ENGINE): counts.loaded_pages,
+        (_MEMORY, _DISK): header.disk_written,
+        (_DISK, _MEMORY): header.disk_read,
     }
     yield counters("transfer_pages", "Pages, or parts of pages, that were moved.", ways, pages)
     seconds = {
-        (_ENGINE, _MEMORY): counts["store_ns"] / _NS,
-        (_MEMORY, _ENGINE): counts["load_ns"] / _NS,
+        (_ENGINE, _MEMORY): counts.store_ns / _NS,
+        (_MEMORY, _ENGINE): counts.load_ns / _NS,
         (_MEMORY, _DISK): work.write_seconds,
         (_DISK, _MEMORY): work.read_seconds,
     }
@@ -232,27 +229,30 @@ def _transfers(sample: Sample) -> Iterator[Metric]:
 def _leaving(sample: Sample) -> Iterator[Metric]:
     header = sample.header
     pages = {
-        (_MEMORY, "room"): header["evicted"],
-        (_MEMORY, "flushed"): header["flushed"],
-        (_MEMORY, "expired"): header["expired"],
-        (_MEMORY, "given_up"): max(0, header["doomed"] - header["expired"]),
-        (_DISK, "room"): header["disk_evicted"],
-        (_DISK, "flushed"): header["disk_flushed"],
-        (_DISK, "damaged"): header["disk_damaged"],
+        (_MEMORY, "room"): header.evicted,
+        (_MEMORY, "flushed"): header.flushed,
+        (_MEMORY, "expired"): header.expired,
+        (_MEMORY, "given_up"): max(0, header.doomed - header.expired),
+        (_DISK, "room"): header.disk_evicted,
+        (_DISK, "flushed"): header.disk_flushed,
+        (_DISK, "damaged"): header.disk_damaged,
     }
     yield counters("evictions", "Pages that left a tier, by reason.", ["tier", "reason"], pages)
-    nbytes = {_MEMORY: header["evicted_bytes"], _DISK: header["disk_evicted_bytes"]}
+    nbytes = {_MEMORY: header.evicted_bytes, _DISK: header.disk_evicted_bytes}
     yield counters("evicted_bytes", "Bytes of pages that left a tier to make room.", ["tier"], nbytes)
-    yield counter("lost_pages", "Pages that left memory before they were written to disk.", header["disk_lost"])
+    yield counter("lost_pages", "Pages that left memory before they were written to disk.", header.disk_lost)
 
 
 def _reservations(sample: Sample) -> Iterator[Metric]:
     header = sample.header
-    pages = {result: header[result] for result in ("granted", "present", "pending", "refused")}
+    pages = {
+        "granted": header.granted,
+        "present": header.present,
+        "pending": header.pending,
+        "refused": header.refused,
+    }
     yield counters("reservations", "Pages, or parts of pages, that engines asked room for.", ["result"], pages)
-    yield counter(
-        "unpublished_pages", "Pages that were written but could not be published.", sample.counts["lost_pages"]
-    )
+    yield counter("unpublished_pages", "Pages that were written but could not be published.", sample.counts.lost_pages)
     seconds = sample.reserve_seconds
     bounds = [*(f"{bound:g}" for bound in seconds.bounds), "+Inf"]
     buckets = list(zip(bounds, map(float, seconds.cumulative()), strict=True))

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class OpenConnections:
         if self._open >= MOST:
             facts = event("metrics_full", open=MOST)
             line = "a connection to the metrics is closed: %d are open, the most for this daemon"
-            self._throttle.log(logging.WARNING, NOBODY, line, MOST, extra=facts)
+            self._throttle.log(logging.WARNING, UNKNOWN_USER, line, MOST, extra=facts)
             return False
         self._open += 1
         return True

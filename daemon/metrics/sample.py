@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.disk.status import DiskCounters
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
+from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord
 from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.segments import Segments
 
@@ -28,9 +27,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         idle_namespaces: The counters of dropped namespaces.
     """
 
-    header: dict[str, int]
-    counts: dict[str, int]
-    spaces: list[dict[str, Any]]
+    header: IndexHeader
+    counts: AttachmentCounts
+    spaces: list[NamespaceRecord]
     attached: int
     deaths: int
     reserve_seconds: Histogram
@@ -53,7 +52,7 @@ class Sampler:
             header=self._observer.header(),
             counts=self._observer.counts(),
             spaces=self._observer.spaces(),
-            attached=len(self._owner.takers()),
+            attached=len(self._owner.attachments()),
             deaths=service.deaths,
             reserve_seconds=service.reserve_seconds,
             work=service.disk.work(),

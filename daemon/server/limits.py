@@ -40,7 +40,7 @@ class ConnectionLimits:
     def enter(self, caller: Caller, rights: Rights, end: End) -> str:
         """Counts a new connection, which `end` closes. Returns why it is refused and not counted, or ""."""
         watches = rights < Rights.USE
-        why = self._why_not(caller) or (self._why_not_watch(caller.uid) if watches else "")
+        why = self._rejection(caller) or (self._watcher_rejection(caller.uid) if watches else "")
         if not why:
             self._of_process[caller.pid] += 1
             if watches:
@@ -84,14 +84,14 @@ class ConnectionLimits:
         if not self._of_process[caller.pid]:
             del self._of_process[caller.pid], self._unfinished_of_process[caller.pid]
 
-    def _why_not(self, caller: Caller) -> str:
+    def _rejection(self, caller: Caller) -> str:
         if self._of_process[caller.pid] >= MOST_OF_PROCESS:
             return f"this process has {MOST_OF_PROCESS} connections, the most for one process"
         if self._of_process.total() >= self._most:
             return f"there are {self._most} connections, the most for this daemon"
         return ""
 
-    def _why_not_watch(self, uid: int) -> str:
+    def _watcher_rejection(self, uid: int) -> str:
         if len(self._watching) >= self._most // 2:
             return f"users who may not attach have {self._most // 2} connections"
         if list(self._watching.values()).count(uid) >= MOST_WATCHING:

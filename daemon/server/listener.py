@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
-from pagetier.daemon.common.log_throttle import NOBODY, LogThrottle
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
@@ -74,4 +74,4 @@ class ConnectionAcceptor:
         self._loop.remove_reader(self._listening)
         self._again = self._loop.call_later(_PAUSE_S, self._listen)
         line = "new connections have to wait%s"
-        self._throttle.log(logging.WARNING, NOBODY, line, reason_with_limit(error), extra=event("descriptors"))
+        self._throttle.log(logging.WARNING, UNKNOWN_USER, line, reason_with_limit(error), extra=event("descriptors"))

@@ -15,10 +15,13 @@ import triton
 from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.tables import PLANE, numbers_of
 from pagetier.kernels.layout.transfer import Transfer
 
 _MOST: Final = 1 << 31
 _WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so that alignment never causes a compilation
+
+_NUMBERS: Final = len(PLANE.names or ())  # of a plane
 
 Table = npt.NDArray[Any]
 
@@ -82,12 +85,12 @@ class Tables:
         self.device = torch.device(transfer.device)
         self.arena, self.block_tokens = frames.arena, slots.block_tokens
         self.page_count, self.page_frames = frames.table.shape
-        self.most_tokens = int(np.max(slots.pages[:, 2] - slots.pages[:, 1], initial=0))
+        self.most_tokens = int(np.max(slots.pages["end"] - slots.pages["first"], initial=0))
         units = _units(transfer)
         self.groups = _groups(transfer.planes, units)
         planes = transfer.planes[np.argsort(-units, kind="stable")]
         self._host, self.packed, tables = _uploaded(
-            (planes, slots.pages, slots.blocks, _skip(slots), frames.table), self.device
+            (numbers_of(planes), numbers_of(slots.pages), slots.blocks, _skip(slots), frames.table), self.device
         )
         self.planes, self.pages, self.blocks, self.skip, self.frames = tables
 
@@ -157,11 +160,11 @@ def _require_aligned(arena: Arena) -> None:
 def _units(transfer: Transfer) -> Table:
     """Returns for each plane the largest unit that divides its address and all strides in use."""
     steps = transfer.planes.copy()
-    steps[steps[:, 6] == 1, 3] = 0  # an axis of length one may have any stride
+    steps["head"][steps["heads"] == 1] = 0  # an axis of length one may have any stride
     if transfer.slots.block_tokens == 1:
-        steps[:, 2] = 0
-    steps[:, 6] = _WIDEST
-    units: Table = np.gcd.reduce(steps, axis=1)
+        steps["token"] = 0
+    steps["heads"] = _WIDEST
+    units: Table = np.gcd.reduce(numbers_of(steps).reshape(-1, _NUMBERS), axis=1)
     return units
 
 
@@ -169,7 +172,7 @@ def _groups(planes: Table, units: Table) -> list[LaunchGroup]:
     groups, begin = [], 0
     for unit in sorted(set(units.tolist()), reverse=True):
         rows = np.flatnonzero(units == unit)
-        groups.append(LaunchGroup(unit, rows, begin, planes[rows, 6] * (planes[rows, 7] // unit)))
+        groups.append(LaunchGroup(unit, rows, begin, planes["heads"][rows] * (planes["width"][rows] // unit)))
         begin += len(rows)
     return groups
 

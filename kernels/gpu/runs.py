@@ -14,9 +14,9 @@ import numpy.typing as npt
 from pagetier.kernels.device import Copy
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.tables import Numbers, TableRows
 from pagetier.kernels.layout.transfer import Transfer
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
 Addresses: TypeAlias = npt.NDArray[np.uint64]
 
 
@@ -104,20 +104,21 @@ def run_bytes(transfer: Transfer, frame_bytes: int) -> int:
     tokens = int(blocks.count.sum())
     if not tokens or not len(planes):
         return 0
-    dense, heads = _dense(transfer), planes[:, 6]
-    adjoining = dense & (planes[:, 1] == slots.block_tokens * planes[:, 7])
+    dense, heads = _dense(transfer), planes["heads"]
+    adjoining = dense & (planes["block"] == slots.block_tokens * planes["width"])
     runs = heads * np.where(adjoining, _rows_of_blocks(blocks), np.where(dense, len(blocks.count), tokens))
-    stacked = dense & (planes[:, 3] == planes[:, 5])
+    stacked = dense & (planes["head"] == planes["page_head"])
     runs -= stacked * (heads - 1) * int((blocks.count == slots.page_tokens).sum())
-    mean = int((tokens * heads * planes[:, 7]).sum() // runs.sum())
+    mean = int((tokens * heads * planes["width"]).sum() // runs.sum())
     return min(mean, frame_bytes)
 
 
-def _planes(transfer: Transfer, planes: range) -> Numbers:
+def _planes(transfer: Transfer, planes: range) -> TableRows:
     count = len(transfer.planes)
     if planes.step != 1 or not 0 <= planes.start <= planes.stop <= count:
         raise ValueError(f"{planes} is not within the {count} planes")
-    return transfer.planes[planes.start : planes.stop]
+    rows: TableRows = transfer.planes[planes.start : planes.stop]
+    return rows
 
 
 def _dense(transfer: Transfer) -> npt.NDArray[np.bool_]:
@@ -125,7 +126,7 @@ def _dense(transfer: Transfer) -> npt.NDArray[np.bool_]:
 
     An axis of length one may have any stride.
     """
-    side_by_side: npt.NDArray[np.bool_] = transfer.planes[:, 2] == transfer.planes[:, 7]
+    side_by_side: npt.NDArray[np.bool_] = transfer.planes["token"] == transfer.planes["width"]
     return side_by_side | (transfer.slots.block_tokens == 1)
 
 
@@ -153,15 +154,15 @@ class _Spans(msgspec.Struct, frozen=True, eq=False):
 
 def _page_spans(slots: SlotMap) -> _Spans:
     """Returns the copied tokens of each page, as if it were one block."""
-    page = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
-    _, first, end = slots.pages[page].T
+    page = np.flatnonzero(slots.copies)
+    first, end = slots.pages["first"][page], slots.pages["end"][page]
     return _Spans(page, first, end - first, np.zeros_like(first), first)
 
 
 def _block_spans(slots: SlotMap) -> _Spans:
     """Returns the copied tokens of each page, split at the borders of blocks."""
     pages, size = _page_spans(slots), slots.block_tokens
-    position = slots.pages[pages.page, 0]
+    position = slots.pages["position"][pages.page]
     first = position + pages.token
     end = first + pages.count
     each = _spread((end - 1) // size + 1 - first // size)
@@ -194,23 +195,23 @@ class _Pieces(msgspec.Struct, frozen=True, eq=False):
     nbytes: Numbers
 
 
-def _cached(planes: Numbers, spans: _Spans) -> _Pieces:
+def _cached(planes: TableRows, spans: _Spans) -> _Pieces:
     """Returns the pieces of every head of every plane, span by span."""
-    each = _spread(planes[:, 6])
-    heads = planes[each.which]
-    base = heads[:, 0] + each.step * heads[:, 3]
-    cache = base[:, None] + spans.block * heads[:, 1, None] + spans.slot * heads[:, 2, None]
+    each = _spread(planes["heads"])
+    base, block, token, head = (planes[name][each.which] for name in ("base", "block", "token", "head"))
+    first = base + each.step * head
+    cache = first[:, None] + spans.block * block[:, None] + spans.slot * token[:, None]
     return msgspec.structs.replace(_paged(planes, spans), cache=cache.reshape(-1))
 
 
-def _paged(planes: Numbers, spans: _Spans) -> _Pieces:
+def _paged(planes: TableRows, spans: _Spans) -> _Pieces:
     """Returns the same pieces without their addresses in the cache."""
-    each = _spread(planes[:, 6])
-    heads = planes[each.which]
-    at, width = heads[:, 4] + each.step * heads[:, 5], heads[:, 7]
-    offset = (at[:, None] + spans.token * width[:, None]).reshape(-1)
+    each = _spread(planes["heads"])
+    at, page_head, width = (planes[name][each.which] for name in ("at", "page_head", "width"))
+    begin = at + each.step * page_head
+    offset = (begin[:, None] + spans.token * width[:, None]).reshape(-1)
     nbytes = (spans.count * width[:, None]).reshape(-1)
-    return _Pieces(np.tile(spans.page, len(heads)), offset, offset, nbytes)
+    return _Pieces(np.tile(spans.page, len(width)), offset, offset, nbytes)
 
 
 def _joined(pieces: list[_Pieces]) -> _Pieces:

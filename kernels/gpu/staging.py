@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pagetier.kernels.device import Copy
 from pagetier.kernels.gpu.runs import Runs, buffer_runs
 from pagetier.kernels.layout.frames import Arena, Frames
+from pagetier.kernels.layout.tables import TOKENS
 from pagetier.kernels.layout.transfer import Transfer
 
 _WIDEST: Final = 16  # bytes of a kernel's access: pages in the ring begin at multiples of it, as in frames
@@ -81,7 +82,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         """
         slots, number = self.copy.transfer.slots, np.arange(len(self.copy.transfer.slots))
         place = number // self.at_once * self.stride + number % self.at_once
-        pages = np.zeros((len(self.parts) * self.stride, 3), np.int64)
+        pages = np.zeros(len(self.parts) * self.stride, TOKENS)
         table = np.zeros((len(pages), 1), np.int32)
         pages[place], table[place, 0] = slots.pages, number % self.at_once
         frames = Frames(Arena(address, self.at_once * self.room, self.room), table)
@@ -107,7 +108,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     def _shifted(self) -> Transfer:
         its, which = self.copy.transfer, slice(self.copy.planes.start, self.copy.planes.stop)
         planes = its.planes[which].copy()
-        planes[:, 4] -= self.begin
+        planes["at"] -= self.begin
         return msgspec.structs.replace(its, planes=planes, layers=its.layers[which], page_bytes=self.room)
 
 
@@ -129,7 +130,7 @@ def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
     if slot_needed(copy) > slot_bytes:
         raise ValueError(f"slots of {slot_bytes} bytes are too small for planes of {slot_needed(copy)} bytes")
     slots, extents = copy.transfer.slots, _extents(copy)
-    pages = np.flatnonzero(~slots.skips & (slots.pages[:, 2] > slots.pages[:, 1]))
+    pages = np.flatnonzero(slots.copies)
     for first, end in pairwise(_cuts(extents.tolist(), slot_bytes) if len(pages) else []):
         begin, end_offset = int(extents[first:end, 0].min()), int(extents[first:end, 1].max())
         planes = range(copy.planes.start + first, copy.planes.start + end)
@@ -140,8 +141,8 @@ def batches(copy: Copy, slot_bytes: int) -> Iterator[Batch]:
 def _extents(copy: Copy) -> npt.NDArray[np.int64]:
     """Returns the first and last byte of each plane in a page, rounded outwards to 16 bytes."""
     planes = copy.transfer.planes[copy.planes.start : copy.planes.stop]
-    at, page_head, heads, width = planes[:, 4:].T
-    end = at + (heads - 1) * page_head + copy.transfer.slots.page_tokens * width
+    at = planes["at"]
+    end = at + (planes["heads"] - 1) * planes["page_head"] + copy.transfer.slots.page_tokens * planes["width"]
     extents: npt.NDArray[np.int64] = np.stack([at // _WIDEST, -(-end // _WIDEST)], 1) * _WIDEST
     return extents
 
@@ -160,7 +161,7 @@ def _cuts(extents: Sequence[Sequence[int]], most: int) -> list[int]:
 def _of(copy: Copy, pages: npt.NDArray[np.intp], planes: range) -> Copy:
     """Returns the copy restricted to some pages and planes."""
     slots = copy.transfer.slots
-    some = msgspec.structs.replace(slots, pages=slots.pages[pages], skip=slots.skip[:0])
+    some = msgspec.structs.replace(slots, pages=slots.pages.take(pages), skip=slots.skip[:0])
     transfer = msgspec.structs.replace(copy.transfer, slots=some)
     frames = Frames(copy.frames.arena, copy.frames.table[pages])
     return msgspec.structs.replace(copy, transfer=transfer, frames=frames, planes=planes)

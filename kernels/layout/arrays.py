@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def frozen(table: npt.NDArray[Any], dtype: type[np.generic], *shape: int) -> npt.NDArray[Any]:
+def frozen(table: npt.NDArray[Any], dtype: npt.DTypeLike, *shape: int) -> npt.NDArray[Any]:
     """Returns the table in C order and read-only, copying it only if someone else could write to it.
 
     Args:
@@ -21,7 +21,7 @@ def frozen(table: npt.NDArray[Any], dtype: type[np.generic], *shape: int) -> npt
         TypeError: The dtype differs.
         ValueError: The shape differs.
     """
-    if getattr(table, "dtype", None) != dtype:
+    if getattr(table, "dtype", None) != np.dtype(dtype):
         raise TypeError(f"expected a table of {np.dtype(dtype)}, got {getattr(table, 'dtype', type(table).__name__)}")
     axes = zip_longest(shape, table.shape)
     if any(have is None or wanted not in (-1, have) for wanted, have in axes):

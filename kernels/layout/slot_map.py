@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.kernels.layout.arrays import frozen
+from pagetier.kernels.layout.tables import TOKENS, TableRows, token_rows
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Block IDs on the host: a sequence, an array or a CPU tensor."""
@@ -26,8 +27,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         page_tokens: Tokens of a page.
         block_tokens: Tokens of a block.
         blocks: i32, the block IDs.
-        pages: i64 [pages, 3]: the position of the page's token 0 in the block table, in tokens; the first token of the
-            page to copy; the end of the tokens to copy (exclusive).
+        pages: Rows of tables.TOKENS.
         skip: u8, 1 for each page that is not copied; or empty.
 
     All arrays are read-only and copied if needed.
@@ -40,17 +40,18 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
     page_tokens: int
     block_tokens: int
     blocks: npt.NDArray[np.int32]
-    pages: npt.NDArray[np.int64]
+    pages: TableRows
     skip: npt.NDArray[np.uint8] = _NO_SKIP
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "blocks", frozen(self.blocks, np.int32, -1))
-        msgspec.structs.force_setattr(self, "pages", frozen(self.pages, np.int64, -1, 3))
+        msgspec.structs.force_setattr(self, "pages", frozen(self.pages, TOKENS, -1))
         msgspec.structs.force_setattr(self, "skip", frozen(self.skip, np.uint8, len(self) if len(self.skip) else 0))
-        position, first, end = self.pages.T
+        first, end = self.pages["first"], self.pages["end"]
         if ((first < 0) | (end < first) | (end > self.page_tokens)).any():
             raise ValueError(f"tokens outside of pages of {self.page_tokens} tokens")
-        position, first, end = self.copied.T
+        copied = self.copied
+        position, first, end = copied["position"], copied["first"], copied["end"]
         if ((position < -first) | (position > len(self.blocks) * self.block_tokens - end)).any():
             raise ValueError(f"tokens outside of {len(self.blocks)} blocks of {self.block_tokens} tokens")
 
@@ -58,9 +59,15 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         return len(self.pages)
 
     @property
-    def copied(self) -> npt.NDArray[np.int64]:
+    def copies(self) -> npt.NDArray[np.bool_]:
+        """True for each page of which anything is copied."""
+        mask: npt.NDArray[np.bool_] = ~self.skips & (self.pages["end"] > self.pages["first"])
+        return mask
+
+    @property
+    def copied(self) -> TableRows:
         """The rows of the pages of which anything is copied."""
-        return self.pages[~self.skips & (self.pages[:, 2] > self.pages[:, 1])]
+        return self.pages[self.copies]
 
     def without(self, skip: Sequence[bool] | npt.NDArray[np.bool_]) -> SlotMap:
         """Returns the same map with the pages marked true in `skip` skipped too.
@@ -88,30 +95,30 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         """Raises ValueError unless there are `count` pages and each one that is not skipped has all of its tokens."""
         if len(self) != count:
             raise ValueError(f"blocks of {len(self)} pages for {count} keys")
-        partial = ((self.pages[:, 1] > 0) | (self.pages[:, 2] < self.page_tokens)) & ~self.skips
+        partial = ((self.pages["first"] > 0) | (self.pages["end"] < self.page_tokens)) & ~self.skips
         if partial.any():
             raise ValueError(f"page {partial.argmax()} has only some of its tokens: only whole pages can be stored")
 
     def narrowed(self, tokens: range) -> SlotMap:
         """Returns the same map, with each page restricted to `tokens`, counted from its token 0."""
-        pages = self.pages.copy()
-        pages[:, 1:] = pages[:, 1:].clip(*np.clip((tokens.start, tokens.stop), 0, self.page_tokens))
-        return msgspec.structs.replace(self, pages=pages)
+        least, most = np.clip((tokens.start, tokens.stop), 0, self.page_tokens)
+        first, end = (self.pages[edge].clip(least, most) for edge in ("first", "end"))
+        return msgspec.structs.replace(self, pages=token_rows(self.pages["position"], first, end))
 
     def used(self) -> npt.NDArray[np.int64]:
         """Returns the positions of the block table that are copied, ascending; a position occurs once for each page."""
         pages = self.copied
-        first = (pages[:, 0] + pages[:, 1]) // self.block_tokens
-        counts = (pages[:, 0] + pages[:, 2] - 1) // self.block_tokens + 1 - first
+        first = (pages["position"] + pages["first"]) // self.block_tokens
+        counts = (pages["position"] + pages["end"] - 1) // self.block_tokens + 1 - first
         starts = np.repeat(first - (np.cumsum(counts) - counts), counts)
         return np.sort(starts + np.arange(len(starts)))
 
     def overlap(self) -> bool:
         """Returns whether two pages cover the same tokens."""
         pages = self.copied
-        ends = pages[:, :1] + pages[:, 1:]
-        ends = ends[np.argsort(ends[:, 0])]
-        return bool((ends[1:, 0] < ends[:-1, 1]).any())
+        first, end = pages["position"] + pages["first"], pages["position"] + pages["end"]
+        order = np.argsort(first)
+        return bool((first[order][1:] < end[order][:-1]).any())
 
 
 def slot_map(
@@ -147,8 +154,8 @@ def slot_map(
             f" or the {len(table)} blocks of {block_tokens} tokens"
         )
     positions = position + page_tokens * np.arange(count, dtype=np.int64)
-    pages = np.stack([positions, *((edge - positions).clip(0, page_tokens) for edge in (tokens.start, tokens.stop))], 1)
-    return SlotMap(page_tokens, block_tokens, table, pages)
+    first, end = ((edge - positions).clip(0, page_tokens) for edge in (tokens.start, tokens.stop))
+    return SlotMap(page_tokens, block_tokens, table, token_rows(positions, first, end))
 
 
 def joined_slots(*maps: SlotMap) -> SlotMap:
@@ -156,7 +163,10 @@ def joined_slots(*maps: SlotMap) -> SlotMap:
     if len({(one.page_tokens, one.block_tokens) for one in maps}) != 1:
         raise ValueError("the requests have pages or blocks of different sizes, or there are none")
     starts = np.cumsum([0, *(len(one.blocks) * one.block_tokens for one in maps)])
-    pages = [one.pages + np.array([start, 0, 0]) for one, start in zip(maps, starts, strict=False)]
+    pages = [
+        token_rows(one.pages["position"] + start, one.pages["first"], one.pages["end"])
+        for one, start in zip(maps, starts, strict=False)
+    ]
     skips = [one.skips.astype(np.uint8) for one in maps]
     blocks = np.concatenate([one.blocks for one in maps])
     first = maps[0]

@@ -1,15 +1,7 @@
 """The bytes that one copy moves: tables of planes, pages and blocks, shared by the kernels and the host path.
 
-    planes: i64 [n, 8], one row a plane:
-        base        address of block 0, token 0, this rank's first head
-        block       stride from block to block; all strides are in bytes
-        token       stride from token to token within a block
-        head        stride from head to head
-        at          offset in the page of this rank's first head
-        page_head   stride in the page from head to head; the tokens of a head are contiguous
-        heads       number of heads
-        width       bytes of a row
-    pages, blocks, skip: see SlotMap.
+    planes: rows of tables.PLANE
+    pages, blocks, skip: see SlotMap
 
 Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes + o % frame bytes.
 """
@@ -17,7 +9,6 @@ Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -27,8 +18,7 @@ from pagetier.kernels.layout.arrays import frozen
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
 from pagetier.kernels.layout.page_layout import UNSHARDED, Heads, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
-
-PLANE_FIELDS: Final = 8
+from pagetier.kernels.layout.tables import PLANE, TableRows, row_bytes
 
 
 class Transfer(msgspec.Struct, frozen=True, eq=False):
@@ -37,7 +27,7 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     `layers` has the layer of each plane, ascending. `owners` keep the cache's memory alive.
     """
 
-    planes: npt.NDArray[np.int64]
+    planes: TableRows
     layers: npt.NDArray[np.int64]
     slots: SlotMap
     page_bytes: int
@@ -45,7 +35,7 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     owners: tuple[object, ...]
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "planes", frozen(self.planes, np.int64, -1, PLANE_FIELDS))
+        msgspec.structs.force_setattr(self, "planes", frozen(self.planes, PLANE, -1))
         msgspec.structs.force_setattr(self, "layers", frozen(self.layers, np.int64, len(self.planes)))
 
     def planes_of(self, layers: range) -> range:
@@ -57,7 +47,7 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     def nbytes(self) -> int:
         """The number of bytes to move."""
         pages = self.slots.copied
-        return int((pages[:, 2] - pages[:, 1]).sum() * (self.planes[:, 6] * self.planes[:, 7]).sum())
+        return int((pages["end"] - pages["first"]).sum()) * row_bytes(self.planes)
 
 
 class PagedCache:
@@ -80,7 +70,7 @@ class PagedCache:
                 rows.append(_row(plane, its, offset, page.tokens))
                 heads.append(its)
                 layers.append(plane.layer)
-        self._planes = np.array(rows, np.int64)
+        self._planes = np.array(rows, PLANE)
         self._layers = np.array(layers, np.int64)
         self._heads = tuple(heads)
 
@@ -151,11 +141,11 @@ def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:
     return heads
 
 
-def _row(plane: Plane, heads: Heads, offset: int, tokens: int) -> list[int]:
+def _row(plane: Plane, heads: Heads, offset: int, tokens: int) -> tuple[int, ...]:
     page_head = tokens * plane.width
     at = offset + heads.first * page_head
-    strides = [plane.block_stride, plane.token_stride, plane.head_stride]
-    return [plane.address, *strides, at, page_head, heads.count, plane.width]
+    strides = (plane.block_stride, plane.token_stride, plane.head_stride)
+    return (plane.address, *strides, at, page_head, heads.count, plane.width)
 
 
 def _kinds(planes: Sequence[Plane] | Sequence[Rows]) -> str:

@@ -44,7 +44,7 @@ class _Pinned:
         Memory that the driver cannot unpin stays mapped until the process ends.
         """
         if self.pinning.close():
-            self.session.unhold()
+            self.session.release_arena()
 
 
 class PinnedArenas:
@@ -138,9 +138,9 @@ class PinnedArenas:
             return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
 
     def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
-        session.hold()
+        session.retain_arena()
         if not session.usable:  # it was retired a moment ago
-            session.unhold()
+            session.release_arena()
             return None
         pinned = self._pinned[session] = _Pinned(session, lease.register, lease.unregister)
         self._watch()

@@ -1,7 +1,7 @@
 /* observer.h - the Python type Observer: reads index and lock words through read-only mappings. */
 #pragma once
 
-#include "buffers.h"
+#include "records.h"
 
 typedef struct {
     PyObject_HEAD
@@ -13,19 +13,19 @@ static PyObject *observer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 {
     static char *names[] = {"index_fd", "locks_fd", NULL};
     int index_fd, locks_fd;
-    const char *why_not = NULL;
+    const char *reason = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ii", names, &index_fd, &locks_fd))
         return NULL;
     Observer *self = (Observer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (!self)
         return NULL;
     if (map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, PROT_READ, &self->locks)) {
-        why_not = pt_why_not(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
-        if (!why_not) {
+        reason = pt_unusable_reason(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
+        if (!reason) {
             self->view = pt_view_of(self->index.address, self->locks.address, NULL);
             return (PyObject *)self;
         }
-        PyErr_Format(ShmError, "cannot read the segments: %s (this build reads format %u)", why_not, PT_FORMAT);
+        PyErr_Format(ShmError, "cannot read the segments: %s (this build reads format %u)", reason, PT_FORMAT);
     }
     Py_DECREF((PyObject *)self);
     return NULL;
@@ -38,22 +38,19 @@ static void observer_dealloc(Observer *self)
     free_object((PyObject *)self);
 }
 
-#define COUNT(name) #name, (unsigned long long)atomic_load_explicit(&sum.name, memory_order_relaxed)
-
-#define USE(name) #name, (unsigned long long)atomic_load_explicit(&uses.name, memory_order_relaxed)
-
 static void add_counts(pt_a64 *sum, const pt_a64 *more, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
         sum[i] += more[i];
 }
 
+#define COUNT(name) atomic_load_explicit(&sum.name, memory_order_relaxed),
+#define USE(name) atomic_load_explicit(&uses.name, memory_order_relaxed),
+
 static PyObject *describe_counts(pt_counts sum, pt_uses uses)
 {
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(lookups), COUNT(hit_pages), COUNT(miss_pages),
-                         COUNT(loaded_pages), COUNT(loaded_bytes), COUNT(stored_pages), COUNT(stored_bytes),
-                         COUNT(lost_pages), USE(memory_tokens), USE(disk_tokens), USE(missed_tokens), USE(load_ns),
-                         USE(store_ns), USE(bounded));
+    const uint64_t numbers[] = {COUNT_FIELDS(COUNT) USE_FIELDS(USE)};
+    return record_of_numbers(AttachmentCounts, numbers, sizeof numbers / sizeof *numbers);
 }
 
 /* Returns the sum of the counters of living and former processes. */
@@ -68,22 +65,14 @@ static PyObject *describe_all_counts(const pt_view *v)
     return describe_counts(sum, uses);
 }
 
-#define FIELD(name) #name, (unsigned long long)h->name
-#define COUNTER(name) #name, (unsigned long long)h->counters.name
+#define FIELD(name) v->header->name,
+#define DAEMON_COUNT(name) v->header->counters.name,
 
 /* Returns the numbers of the header: sizes, usage, and the counters of the daemon. */
 static PyObject *describe_header(const pt_view *v)
 {
-    const pt_header *h = v->header;
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", FIELD(magic), FIELD(segments_id), FIELD(incarnation), FIELD(spaces), FIELD(closed),
-                         FIELD(index_bytes), FIELD(locks_bytes), FIELD(arena_bytes), FIELD(frame_bytes), FIELD(frames),
-                         FIELD(entries), FIELD(free_frames), FIELD(free_entries), FIELD(open_entries), FIELD(pages),
-                         FIELD(bytes), FIELD(used_frames), COUNTER(granted), COUNTER(present), COUNTER(pending), COUNTER(refused),
-                         COUNTER(evicted), COUNTER(evicted_bytes), COUNTER(flushed), COUNTER(doomed), COUNTER(expired), COUNTER(deaths),
-                         COUNTER(adopted), COUNTER(dropped), FIELD(disk_frames), FIELD(disk_used_frames), FIELD(disk_pages),
-                         FIELD(disk_bytes), COUNTER(disk_written), COUNTER(disk_written_bytes), COUNTER(disk_read),
-                         COUNTER(disk_read_bytes), COUNTER(disk_missed), COUNTER(disk_evicted), COUNTER(disk_evicted_bytes),
-                         COUNTER(disk_flushed), COUNTER(disk_lost), COUNTER(disk_spared), COUNTER(disk_damaged));
+    const uint64_t numbers[] = {HEADER_FIELDS(FIELD) DAEMON_COUNT_FIELDS(DAEMON_COUNT)};
+    return record_of_numbers(IndexHeader, numbers, sizeof numbers / sizeof *numbers);
 }
 
 /* The pages and frames that a slot has pinned. */
@@ -101,7 +90,7 @@ static void count_pins(const pt_view *v, pinned_by pins[PT_SLOTS])
 }
 
 /* Returns the record of an attachment. `pins` is an array by slot, or NULL to leave out the pins. */
-static PyObject *describe_slot(const pt_view *v, uint32_t slot, const pinned_by *pins)
+static PyObject *describe_attachment(const pt_view *v, uint32_t slot, const pinned_by *pins)
 {
     const pt_slot *s = &v->slots[slot];
     char name[sizeof s->name + 1] = {0};
@@ -112,10 +101,11 @@ static PyObject *describe_slot(const pt_view *v, uint32_t slot, const pinned_by 
         Py_XDECREF(counts);
         return NULL;
     }
-    return Py_BuildValue("{sIsIsIsKsKsKsKsKsNsN}", "slot", slot, "pid", (unsigned)atomic_load_explicit(&s->pid, memory_order_acquire),
-                         "uid", s->uid, "started", (unsigned long long)s->started, "token", (unsigned long long)s->token, "attached_ns",
-                         (unsigned long long)s->attached_ns, "pins", pins ? pins[slot].pages : 0ull, "pinned_bytes",
-                         pins ? pins[slot].frames * v->frame_bytes : 0ull, "name", text, "counts", counts);
+    unsigned pid = atomic_load_explicit(&s->pid, memory_order_acquire);
+    unsigned long long started = s->started, token = s->token, attached_ns = s->attached_ns;
+    unsigned long long pages = pins ? pins[slot].pages : 0, bytes = pins ? pins[slot].frames * v->frame_bytes : 0;
+    return record_of(AttachmentRecord, Py_BuildValue("(IIIKKKKKNN)", slot, pid, s->uid, started, token, attached_ns, pages, bytes,
+                                                     text, counts));
 }
 
 static bool append_new(PyObject *list, PyObject *item)
@@ -125,11 +115,11 @@ static bool append_new(PyObject *list, PyObject *item)
     return done;
 }
 
-static PyObject *describe_slots(const pt_view *v, const pinned_by *pins)
+static PyObject *describe_attachments(const pt_view *v, const pinned_by *pins)
 {
     PyObject *list = PyList_New(0);
     for (uint32_t slot = 0; list && slot < PT_SLOTS; slot++)
-        if (v->slots[slot].pid && !append_new(list, describe_slot(v, slot, pins))) {
+        if (v->slots[slot].pid && !append_new(list, describe_attachment(v, slot, pins))) {
             Py_DECREF(list);
             return NULL;
         }
@@ -142,12 +132,12 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     char name[sizeof s->name + 1] = {0};
     memcpy(name, s->name, sizeof s->name);
     PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
-    return text ? Py_BuildValue("{sIsy#sNsKsKsKsKsKsKsIsIsI}", "number", number, "digest", (const char *)s->digest,
-                                (Py_ssize_t)sizeof s->digest, "name", text, "pages", (unsigned long long)s->pages, "bytes",
-                                (unsigned long long)s->bytes, "disk_pages", (unsigned long long)s->disk_pages,
-                                "disk_bytes", (unsigned long long)s->disk_bytes, "listed", (unsigned long long)s->listed,
-                                "used_ns", (unsigned long long)s->used_ns, "page_tokens", s->page_tokens, "window", s->window, "group",
-                                (unsigned)s->group)
+    unsigned long long pages = s->pages, bytes = s->bytes, disk_pages = s->disk_pages, disk_bytes = s->disk_bytes;
+    unsigned long long listed = s->listed, used_ns = s->used_ns;
+    return text ? record_of(NamespaceRecord,
+                            Py_BuildValue("(Iy#NKKKKKKIII)", number, (const char *)s->digest, (Py_ssize_t)sizeof s->digest, text,
+                                          pages, bytes, disk_pages, disk_bytes, listed, used_ns, s->page_tokens, s->window,
+                                          (unsigned)s->group))
                 : NULL;
 }
 
@@ -166,25 +156,25 @@ static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unuse
 static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
 static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
 
-static PyObject *describe_holders(const pt_view *v)
+static PyObject *describe_attachments_with_pins(const pt_view *v)
 {
     pinned_by pins[PT_SLOTS] = {0};
     count_pins(v, pins);
-    return describe_slots(v, pins);
+    return describe_attachments(v, pins);
 }
 
-static PyObject *observer_slots(Observer *self, PyObject *unused) { (void)unused; return describe_holders(&self->view); }
+static PyObject *observer_attachments_with_pins(Observer *self, PyObject *unused) { (void)unused; return describe_attachments_with_pins(&self->view); }
 
-/* disk_text() -> the status that the disk tier reports; None while it is being changed. */
-static PyObject *observer_disk_text(Observer *self, PyObject *unused)
+/* disk_status() -> the status that the disk tier reports; None while it is being changed. */
+static PyObject *observer_disk_status(Observer *self, PyObject *unused)
 {
     (void)unused;
     pt_header *h = self->view.header;
-    char text[PT_TEXT_BYTES];
-    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_text_bytes;
+    char text[PT_STATUS_BYTES];
+    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_status_bytes;
     if (before & 1 || bytes > sizeof text)
         Py_RETURN_NONE;
-    memcpy(text, h->disk_text, bytes);
+    memcpy(text, h->disk_status, bytes);
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&h->disk_version, memory_order_relaxed) != before)
         Py_RETURN_NONE;
@@ -194,9 +184,9 @@ static PyObject *observer_disk_text(Observer *self, PyObject *unused)
 static PyMethodDef observer_methods[] = {
     {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
-    {"slots", (PyCFunction)observer_slots, METH_NOARGS, NULL},
+    {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
-    {"disk_text", (PyCFunction)observer_disk_text, METH_NOARGS, NULL},
+    {"disk_status", (PyCFunction)observer_disk_status, METH_NOARGS, NULL},
     {0},
 };
 static PyType_Slot observer_slots_table[] = {

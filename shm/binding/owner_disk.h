@@ -40,7 +40,7 @@ static PyObject *owner_disk_rule(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* unwritten() -> (pages, bytes, spared): what still has to be written by the present rule, and the pages that stay in
+/* unwritten() -> UnwrittenPages: what still has to be written by the present rule, and the pages that stay in
  * memory only. */
 static PyObject *owner_unwritten(Owner *self, PyObject *unused)
 {
@@ -48,7 +48,7 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     if (!owner_ready(self))
         return NULL;
     pt_sum sum = pt_unwritten(&self->shared);
-    return Py_BuildValue("(KKK)", (unsigned long long)sum.pages, (unsigned long long)sum.bytes, (unsigned long long)sum.spared);
+    return record_of_numbers(UnwrittenPages, (uint64_t[]){sum.pages, sum.bytes, sum.skipped}, 3);
 }
 
 /* disk_close(): closes the tier with everything that it contained. */
@@ -128,14 +128,14 @@ static PyObject *owner_disk_drop(Owner *self, PyObject *args) { return for_each_
 /* disk_damaged(keys): drops pages that the tier could not read back. */
 static PyObject *owner_disk_damaged(Owner *self, PyObject *args) { return for_each_key(self, args, pt_disk_damaged); }
 
-/* frames_ahead(enough): frames that can become free before the first unwritten page has to be evicted, counted up to about
+/* frames_before_unwritten(enough): frames that can become free before the first unwritten page has to be evicted, counted up to about
  * `enough`. */
-static PyObject *owner_frames_ahead(Owner *self, PyObject *args)
+static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
 {
     unsigned long long enough;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &enough))
         return NULL;
-    return PyLong_FromUnsignedLongLong(pt_frames_ahead(&self->shared, enough));
+    return PyLong_FromUnsignedLongLong(pt_frames_before_unwritten(&self->shared, enough));
 }
 
 /* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
@@ -170,11 +170,11 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     }
     if (tuple)
         describe_ordered(o, entries, count, now, fields);
-    return tuple;
+    return record_of(PagesToWrite, tuple);
 }
 
-/* order_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to write. */
-static PyObject *owner_order_writes(Owner *self, PyObject *args)
+/* start_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to write. */
+static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;
     unsigned int limit;
@@ -184,14 +184,14 @@ static PyObject *owner_order_writes(Owner *self, PyObject *args)
     if (!entries)
         return PyErr_NoMemory();
     uint64_t now = pt_now_ns();
-    uint32_t count = pt_order_writes(&self->shared, frames, limit, now, entries);
+    uint32_t count = pt_start_writes(&self->shared, frames, limit, now, entries);
     PyObject *packed = pack_ordered(&self->shared, entries, count, now);
     free(entries);
     return packed;
 }
 
-/* end_orders(entries, results): ends writes that were commanded; results has an enum pt_write_result for each. */
-static PyObject *owner_end_orders(Owner *self, PyObject *args)
+/* end_writes(entries, results): ends writes that were commanded; results has an enum pt_write_result for each. */
+static PyObject *owner_end_writes(Owner *self, PyObject *args)
 {
     PyObject *entries, *results;
     array of[2];
@@ -201,7 +201,7 @@ static PyObject *owner_end_orders(Owner *self, PyObject *args)
         return NULL;
     uint64_t now = pt_now_ns();
     for (Py_ssize_t i = 0; i < of[0].count; i++)
-        pt_end_order(&self->shared, ((uint32_t *)of[0].view.buf)[i],
+        pt_end_write(&self->shared, ((uint32_t *)of[0].view.buf)[i],
                      (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
     arrays_close(of, 2);
     Py_RETURN_NONE;
@@ -282,21 +282,21 @@ static PyObject *owner_count_fetched(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* tell_disk(text): publishes the status of the disk tier for observers. Raises ValueError if the text is too long. */
-static PyObject *owner_tell_disk(Owner *self, PyObject *args)
+/* publish_disk_status(text): publishes the status of the disk tier for observers. Raises ValueError if the text is too long. */
+static PyObject *owner_publish_disk_status(Owner *self, PyObject *args)
 {
     const char *text;
     Py_ssize_t bytes;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "y#", &text, &bytes))
         return NULL;
     pt_header *h = self->shared.view.header;
-    if (bytes > (Py_ssize_t)PT_TEXT_BYTES)
-        return PyErr_Format(PyExc_ValueError, "a text of %zd bytes is longer than %u", bytes, PT_TEXT_BYTES);
+    if (bytes > (Py_ssize_t)PT_STATUS_BYTES)
+        return PyErr_Format(PyExc_ValueError, "a text of %zd bytes is longer than %u", bytes, PT_STATUS_BYTES);
     atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_acq_rel);
-    PT_POINT("tell.odd");
-    memcpy(h->disk_text, text, (size_t)bytes);
-    h->disk_text_bytes = (uint32_t)bytes;
-    PT_POINT("tell.written");
+    PT_POINT("status.odd");
+    memcpy(h->disk_status, text, (size_t)bytes);
+    h->disk_status_bytes = (uint32_t)bytes;
+    PT_POINT("status.written");
     atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_release);
     Py_RETURN_NONE;
 }

@@ -15,7 +15,7 @@ static PyObject *answers_pack(const pt_answer *answers, Py_ssize_t count)
         memcpy(PyBytes_AsString(entries) + 4 * i, &answers[i].entry, 4);
         memcpy(PyBytes_AsString(serials) + 8 * i, &answers[i].serial, 8);
     }
-    return Py_BuildValue("(NNN)", outcomes, entries, serials);
+    return record_of(ReservedPages, Py_BuildValue("(NNN)", outcomes, entries, serials));
 }
 
 static bool request_sound(Owner *self, const pt_request *r)
@@ -67,11 +67,11 @@ static PyObject *owner_attach(Owner *self, PyObject *args)
     return PyLong_FromLong(slot == PT_NONE ? -1 : (long)slot);
 }
 
-static bool holds_serial(const void *context, uint64_t serial)
+static bool serial_is_listed(const void *context, uint64_t serial)
 {
-    const array *held = context;
-    for (Py_ssize_t i = 0; i < held->count; i++)
-        if (((uint64_t *)held->view.buf)[i] == serial)
+    const array *listed = context;
+    for (Py_ssize_t i = 0; i < listed->count; i++)
+        if (((uint64_t *)listed->view.buf)[i] == serial)
             return true;
     return false;
 }
@@ -81,12 +81,12 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
 {
     unsigned int slot;
     PyObject *serials;
-    array held;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !array_open(serials, 8, "serials", &held))
+    array listed;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !array_open(serials, 8, "serials", &listed))
         return NULL;
-    pt_release_unlisted_parts(&self->shared, slot, holds_serial, &held);
+    pt_release_unlisted_parts(&self->shared, slot, serial_is_listed, &listed);
     pt_settle_all(&self->shared, pt_now_ns());
-    PyBuffer_Release(&held.view);
+    PyBuffer_Release(&listed.view);
     Py_RETURN_NONE;
 }
 
@@ -151,8 +151,8 @@ static PyObject *owner_frames_writing(Owner *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(pt_frames_writing(&self->shared, slot));
 }
 
-/* bound_pins(frames): limits the frames that one attachment may have pinned; 0: no limit. */
-static PyObject *owner_bound_pins(Owner *self, PyObject *args)
+/* set_pin_quota(frames): limits the frames that one attachment may have pinned; 0: no limit. */
+static PyObject *owner_set_pin_quota(Owner *self, PyObject *args)
 {
     unsigned int frames;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &frames))
@@ -161,8 +161,8 @@ static PyObject *owner_bound_pins(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* bounded() -> number of matches of the present attachments that ended at that limit. */
-static PyObject *owner_bounded(Owner *self, PyObject *unused)
+/* matches_at_quota() -> number of matches of the present attachments that ended at that limit. */
+static PyObject *owner_matches_at_quota(Owner *self, PyObject *unused)
 {
     uint64_t sum = 0;
     (void)unused;
@@ -173,11 +173,11 @@ static PyObject *owner_bounded(Owner *self, PyObject *unused)
     return PyLong_FromUnsignedLongLong(sum);
 }
 
-/* holders() -> takers() with what each has pinned. Walks the lock words. */
-static PyObject *owner_holders(Owner *self, PyObject *unused)
+/* attachments_with_pins() -> attachments() with what each has pinned. Walks the lock words. */
+static PyObject *owner_attachments_with_pins(Owner *self, PyObject *unused)
 {
     (void)unused;
-    return owner_ready(self) ? describe_holders(&self->shared.view) : NULL;
+    return owner_ready(self) ? describe_attachments_with_pins(&self->shared.view) : NULL;
 }
 
 /* evict(frames, limit) -> pages evicted: until `frames` frames are free, at most `limit` pages. */
@@ -197,7 +197,7 @@ static PyObject *owner_flush(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "iI", &space, &tiers))
         return NULL;
     pt_flushed done = pt_flush(&self->shared, space < 0 ? PT_NONE : (uint32_t)space, (uint8_t)tiers, pt_now_ns());
-    return Py_BuildValue("(II)", done.dropped, done.kept);
+    return record_of(FlushedPages, Py_BuildValue("(II)", done.dropped, done.kept));
 }
 
 /* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the table is full of namespaces with
@@ -230,7 +230,7 @@ static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
     return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
 }
 
-/* drop_idle(idle_ns, budget) -> (found, pages, space): one pt_idle_turn; space: the record of the namespace that was dropped. */
+/* drop_idle(idle_ns, budget) -> IdleTurn(result, pages, namespace): one pt_idle_turn; namespace: the record of the namespace that was dropped. */
 static PyObject *owner_drop_idle(Owner *self, PyObject *args)
 {
     unsigned long long idle;
@@ -241,7 +241,11 @@ static PyObject *owner_drop_idle(Owner *self, PyObject *args)
     enum pt_idle_found found = pt_idle_turn(&self->shared, idle < now ? now - idle : 0, now, budget);
     const pt_idle *i = &self->shared.idle;
     PyObject *space = found == PT_IDLE_DROPPED ? describe_space(&self->shared.view, i->space) : Py_NewRef(Py_None);
-    return space ? Py_BuildValue("(IIN)", (unsigned)found, i->pages, space) : NULL;
+    PyObject *result = space ? PyObject_CallFunction(IdleResult, "i", (int)found) : NULL;
+    if (result)
+        return record_of(IdleTurn, Py_BuildValue("(NKN)", result, (unsigned long long)i->pages, space));
+    Py_XDECREF(space);
+    return NULL;
 }
 
 /* check_integrity() -> descriptions of what is wrong, one sentence each; empty if nothing is. */

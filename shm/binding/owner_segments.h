@@ -69,27 +69,27 @@ static PyObject *owner_format(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* why_not(): the reason why this build cannot adopt the segments, None if it can. */
-static PyObject *owner_why_not(Owner *self, PyObject *unused)
+/* unusable_reason(): the reason why this build cannot adopt the segments, None if it can. */
+static PyObject *owner_unusable_reason(Owner *self, PyObject *unused)
 {
     (void)unused;
-    const char *why_not = pt_why_not(self->index.address, self->locks.address,
+    const char *reason = pt_unusable_reason(self->index.address, self->locks.address,
                                      (pt_sizes){self->index.bytes, self->locks.bytes, self->arena.bytes});
-    if (!why_not)
+    if (!reason)
         Py_RETURN_NONE;
-    return PyUnicode_FromString(why_not);
+    return PyUnicode_FromString(reason);
 }
 
-/* takers(): the attachments that have a slot. Before adoption the caller has to find out which of their processes live. */
-static PyObject *owner_takers(Owner *self, PyObject *unused)
+/* attachments(): the attachments that have a slot. Before adoption the caller has to find out which of their processes live. */
+static PyObject *owner_attachments(Owner *self, PyObject *unused)
 {
     (void)unused;
     pt_view v = pt_view_of(self->index.address, self->locks.address, self->arena.address);
-    return describe_slots(&v, NULL);
+    return describe_attachments(&v, NULL);
 }
 
 /* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call it once, after
- * why_not() returned None. All other methods except format, why_not, takers and populate need it first. */
+ * unusable_reason() returned None. All other methods except format, unusable_reason, attachments and populate need it first. */
 static PyObject *owner_adopt(Owner *self, PyObject *args)
 {
     unsigned long long alive;
@@ -119,8 +119,8 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
-/* take_lazily(arena_fd): from now on a frame is granted only after its memory was allocated. */
-static PyObject *owner_take_lazily(Owner *self, PyObject *args)
+/* allocate_lazily(arena_fd): from now on a frame is granted only after its memory was allocated. */
+static PyObject *owner_allocate_lazily(Owner *self, PyObject *args)
 {
     int arena_fd, own;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &arena_fd))

@@ -11,9 +11,9 @@ typedef struct Pins {
     PyObject *context; /* what was looked up, kept for the caller */
     struct Pins *first; /* of a rematch: the match whose lookup it belongs to */
     unsigned int asked, count, reach;
-    uint32_t page_tokens, behind; /* behind: pages at the end of reach whose tokens are not counted yet */
+    uint32_t page_tokens, uncounted; /* uncounted: pages at the end of reach whose tokens are not counted yet */
     unsigned int from_disk; /* pages that were loaded from disk, as far as they are counted */
-    bool held, due; /* due: released, but not yet unpinned */
+    bool pinned, due; /* due: released, but not yet unpinned */
     uint32_t copying; /* calls that copy these pages without the GIL; guarded by the GIL */
     uint64_t *serials; /* followed by the entries, in the same block */
     uint32_t *entries;
@@ -89,23 +89,23 @@ static void pins_drop(Pins *self)
 /* Ends the lookup: pages that were not loaded by now are counted as missed. */
 static void pins_count_missed(Pins *self)
 {
-    if (self->behind && handle_usable(self->session)) {
+    if (self->uncounted && handle_usable(self->session)) {
         pt_session *s = &self->session->shared;
-        pt_count(&s->view.uses[s->slot].missed_tokens, self->behind * (uint64_t)self->page_tokens);
+        pt_count(&s->view.uses[s->slot].missed_tokens, self->uncounted * (uint64_t)self->page_tokens);
     }
-    self->behind = 0;
+    self->uncounted = 0;
 }
 
 /* Counts the pages before `end` that are not counted yet, each in the tier where it was found. */
 static void pins_count_until(Pins *self, uint32_t end)
 {
     pt_uses *uses = &self->session->shared.view.uses[self->session->shared.slot];
-    uint32_t from = self->reach - self->behind, on_disk = 0;
+    uint32_t from = self->reach - self->uncounted, on_disk = 0;
     for (uint32_t page = from; page < end; page++)
         on_disk += self->entries[page] & PT_FROM_DISK ? 1 : 0;
     pt_count(&uses->disk_tokens, on_disk * (uint64_t)self->page_tokens);
     pt_count(&uses->memory_tokens, (end - from - on_disk) * (uint64_t)self->page_tokens);
-    self->behind = self->reach - end;
+    self->uncounted = self->reach - end;
     self->from_disk += on_disk;
 }
 
@@ -118,22 +118,22 @@ static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
         return NULL;
     Pins *first = self->first ? self->first : self;
     uint32_t end = pages < first->reach ? (uint32_t)pages : first->reach;
-    if (end > first->reach - first->behind && handle_usable(first->session))
+    if (end > first->reach - first->uncounted && handle_usable(first->session))
         pins_count_until(first, end);
     Py_RETURN_NONE;
 }
 
-static void pins_let_go(Pins *self)
+static void pins_end(Pins *self)
 {
     pins_count_missed(self);
-    self->due |= self->held;
-    self->held = false;
+    self->due |= self->pinned;
+    self->pinned = false;
     pins_drop(self);
 }
 
 static void pins_dealloc(Pins *self)
 {
-    pins_let_go(self);
+    pins_end(self);
     free(self->serials);
     Py_XDECREF(self->context);
     Py_XDECREF((PyObject *)self->first);
@@ -144,7 +144,7 @@ static void pins_dealloc(Pins *self)
 static PyObject *pins_release(Pins *self, PyObject *unused)
 {
     (void)unused;
-    pins_let_go(self);
+    pins_end(self);
     Py_RETURN_NONE;
 }
 
@@ -158,7 +158,7 @@ static PyObject *pins_enter(PyObject *self, PyObject *unused)
 static PyObject *pins_exit(Pins *self, PyObject *const *unused, Py_ssize_t count)
 {
     (void)unused, (void)count;
-    pins_let_go(self);
+    pins_end(self);
     Py_RETURN_NONE;
 }
 
@@ -180,7 +180,7 @@ static PyObject *pins_serials(Pins *self, void *unused)
 static PyObject *pins_sizes(Pins *self, void *unused)
 {
     (void)unused;
-    uint32_t count = self->held && handle_usable(self->session) ? self->count : 0;
+    uint32_t count = self->pinned && handle_usable(self->session) ? self->count : 0;
     PyObject *sizes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 8);
     for (uint32_t i = 0; sizes && i < count; i++)
         memcpy(PyBytes_AsString(sizes) + 8 * i, &self->session->shared.view.entries[self->entries[i]].size, 8);
@@ -204,7 +204,7 @@ static PyMemberDef pins_members[] = {
     {"asked", T_UINT, offsetof(Pins, asked), READONLY, NULL},
     {"available_pages", T_UINT, offsetof(Pins, reach), READONLY, NULL},
     {"from_disk", T_UINT, offsetof(Pins, from_disk), READONLY, NULL},
-    {"held", T_BOOL, offsetof(Pins, held), READONLY, NULL},
+    {"pinned", T_BOOL, offsetof(Pins, pinned), READONLY, NULL},
     {"session", T_OBJECT, offsetof(Pins, session), READONLY, NULL},
     {"context", T_OBJECT, offsetof(Pins, context), READONLY, NULL},
     {0},

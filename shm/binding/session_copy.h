@@ -224,7 +224,7 @@ static PyObject *session_scatter(Session *self, PyObject *args)
     tables t;
     if (!PyArg_ParseTuple(args, "O!ILOOOLOI", PinsType, &pins, &first, &page_bytes, TABLES_OF(t)) || !tables_open(&t))
         return NULL;
-    if (!handle_usable(self) || !pins->held || pins->session != self) {
+    if (!handle_usable(self) || !pins->pinned || pins->session != self) {
         tables_close(&t);
         return PyLong_FromLong(0);
     }

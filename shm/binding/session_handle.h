@@ -10,9 +10,9 @@
 typedef struct {
     PyObject_HEAD
     mapping index, locks, arena;
-    uint64_t held_bytes, forks;
+    uint64_t own_pins_bytes, forks;
     bool open;
-    uint32_t busy, holds; /* calls that work without the GIL, and how many of them are holds; guarded by the GIL */
+    uint32_t busy, retained; /* reasons to keep the mappings, and how many of them are retain_arena() calls; guarded by the GIL */
     pt_session shared;
 } Session;
 

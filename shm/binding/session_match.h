@@ -11,7 +11,7 @@ static void session_unmap(Session *self)
         unmap_segment(&self->index);
         unmap_segment(&self->locks);
         unmap_segment(&self->arena);
-        munmap(self->shared.held, self->held_bytes);
+        munmap(self->shared.own_pins, self->own_pins_bytes);
         pthread_mutex_destroy(&self->shared.lock);
     }
     self->open = false;
@@ -21,7 +21,7 @@ static void session_unmap(Session *self)
 static void session_unpin_all(pt_session *s)
 {
     for (uint32_t entry = 0; entry < s->view.entry_count; entry++)
-        if (s->held[entry].pins)
+        if (s->own_pins[entry].pins)
             pt_unpin(&s->view.locks[entry].word, s->slot);
     PT_POINT("retire.unpinned");
 }
@@ -65,20 +65,20 @@ static void session_advise(Session *self)
 static bool session_start(Session *self, unsigned int slot)
 {
     pt_sizes sizes = {self->index.bytes, self->locks.bytes, self->arena.bytes};
-    const char *why_not = pt_why_not(self->index.address, self->locks.address, sizes);
-    if (why_not || slot >= PT_SLOTS) {
-        PyErr_Format(ShmError, "cannot attach: %s (this build reads format %u)", why_not ? why_not : "no such slot", PT_FORMAT);
+    const char *reason = pt_unusable_reason(self->index.address, self->locks.address, sizes);
+    if (reason || slot >= PT_SLOTS) {
+        PyErr_Format(ShmError, "cannot attach: %s (this build reads format %u)", reason ? reason : "no such slot", PT_FORMAT);
         return false;
     }
     self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
     self->shared.slot = slot;
     self->shared.counts = &self->shared.view.counts[slot];
-    self->held_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof *self->shared.held);
-    self->shared.held = mmap(NULL, self->held_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (self->shared.held == MAP_FAILED)
+    self->own_pins_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof *self->shared.own_pins);
+    self->shared.own_pins = mmap(NULL, self->own_pins_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (self->shared.own_pins == MAP_FAILED)
         return PyErr_NoMemory() != NULL;
-    madvise(self->shared.held, self->held_bytes, MADV_DONTFORK);
-    madvise(self->shared.held, self->held_bytes, MADV_HUGEPAGE);
+    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_DONTFORK);
+    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_HUGEPAGE);
     pthread_mutex_init(&self->shared.lock, NULL);
     self->open = true;
     return true;
@@ -112,7 +112,7 @@ static void session_search(Session *self, const uint8_t *keys, Pins *pins)
     pt_match(&self->shared, keys, pins->asked, &to);
     pins->count = to.count;
     pins->reach = to.reach;
-    pins->held = true;
+    pins->pinned = true;
 }
 
 /* Does what both kinds of match have in common, without counting. */
@@ -143,7 +143,7 @@ static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
     pt_count_lookup(&self->shared, (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed});
     pins->page_tokens = (uint32_t)page_tokens;
-    pins->behind = pins->reach - pins->count;
+    pins->uncounted = pins->reach - pins->count;
 }
 
 static bool session_is_pins(PyObject *type)
@@ -163,7 +163,7 @@ static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t 
         return NULL;
     }
     Pins *pins = session_find(self, args[0], args[1], args[2]);
-    if (pins && pins->held && handle_usable(self))
+    if (pins && pins->pinned && handle_usable(self))
         session_count_match(self, pins, page_tokens);
     return (PyObject *)pins;
 }
@@ -202,7 +202,7 @@ static PyObject *session_repin(Session *self, PyObject *args)
         memcpy(pins->entries, got[0].view.buf, (size_t)got[0].view.len);
         memcpy(pins->serials, got[1].view.buf, (size_t)got[1].view.len);
         pins->count = pins->reach = pt_repin(&self->shared, pins->entries, pins->serials, pins->asked);
-        pins->held = true;
+        pins->pinned = true;
     }
     arrays_close(got, 2);
     return (PyObject *)pins;
@@ -264,7 +264,7 @@ static PyObject *session_copy_out(Session *self, PyObject *args)
     array to[2];
     if (!PyArg_ParseTuple(args, "O!IOOI", PinsType, &pins, &first, &addresses, &sizes, &threads))
         return NULL;
-    if (!handle_usable(self) || !pins->held || pins->session != self)
+    if (!handle_usable(self) || !pins->pinned || pins->session != self)
         return PyLong_FromLong(0);
     if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}}, 2, to))
         return NULL;

@@ -96,7 +96,7 @@ static PyObject *groups_pins(Session *self, const asked_groups *a, pt_group *g, 
     Py_DECREF(context);
     if (pins) {
         pins->count = pins->reach = g->pins;
-        pins->held = handle_usable(self);
+        pins->pinned = handle_usable(self);
     }
     return (PyObject *)pins;
 }

@@ -106,26 +106,26 @@ static PyObject *session_populate_index(Session *self, PyObject *unused)
     return locks;
 }
 
-/* hold(): keeps the arena mapped for a user that this process cannot wait for, such as a GPU; retire() returns False until
- * unhold(). */
-static PyObject *session_hold(Session *self, PyObject *unused)
+/* retain_arena(): keeps the arena mapped for a user that this process cannot wait for, such as a GPU; retire() returns False until
+ * release_arena(). */
+static PyObject *session_retain_arena(Session *self, PyObject *unused)
 {
     (void)unused;
-    self->holds++;
+    self->retained++;
     self->busy++;
     Py_INCREF((PyObject *)self);
     Py_RETURN_NONE;
 }
 
-/* unhold(): ends one hold(). */
-static PyObject *session_unhold(Session *self, PyObject *unused)
+/* release_arena(): ends one retain_arena(). */
+static PyObject *session_release_arena(Session *self, PyObject *unused)
 {
     (void)unused;
-    if (!self->holds) {
-        PyErr_SetString(PyExc_RuntimeError, "unhold() without hold()");
+    if (!self->retained) {
+        PyErr_SetString(PyExc_RuntimeError, "release_arena() without retain_arena()");
         return NULL;
     }
-    self->holds--;
+    self->retained--;
     self->busy--;
     Py_DECREF((PyObject *)self);
     Py_RETURN_NONE;
@@ -197,8 +197,8 @@ static PyMethodDef session_methods[] = {
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
     {"count_lookup", (PyCFunction)session_count_lookup, METH_VARARGS, NULL},
     {"count_time", (PyCFunction)session_count_time, METH_VARARGS, NULL},
-    {"hold", (PyCFunction)session_hold, METH_NOARGS, NULL},
-    {"unhold", (PyCFunction)session_unhold, METH_NOARGS, NULL},
+    {"retain_arena", (PyCFunction)session_retain_arena, METH_NOARGS, NULL},
+    {"release_arena", (PyCFunction)session_release_arena, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
     {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
     {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},

@@ -112,7 +112,7 @@ def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one
         began = time.monotonic()
         client.close()
         assert time.monotonic() - began < AT_ONCE_S, "close() does not wait for the daemon"
-        assert not match.held or client.load(match, np.zeros_like(PAGES)) == 0
+        assert not match.pinned or client.load(match, np.zeros_like(PAGES)) == 0
         daemon.signal(signal.SIGKILL)
         daemon.wait()
         daemon.start()

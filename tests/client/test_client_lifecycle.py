@@ -48,7 +48,7 @@ def test_while_a_killed_daemon_is_away_only_stores_are_rejected(caplog: pytest.L
             assert client.store(MORE, PAGES).refused == 10
             daemon.start()
             assert client.wait_attached(START_S)
-            assert len(match) == 10 and match.held
+            assert len(match) == 10 and match.pinned
         assert loads_exactly(client)
         assert client.store(MORE, PAGES).stored == 10
         assert len([line for line in caplog.messages if "gone" in line]) == 1
@@ -130,13 +130,13 @@ def test_a_copy_that_runs_at_a_stop_ends_before_the_memory_is_released() -> None
         out = np.zeros_like(PAGES)
         match, session = client.match(KEYS), client.session
         assert session is not None
-        session.hold()  # as a copy does for which this process cannot wait
+        session.retain_arena()  # as a copy does for which this process cannot wait
         assert daemon.stop() == 0
         daemon.start()
         assert client.wait_attached(START_S), "attaching does not wait for the copy"
         assert session.usable and client.session is not session
         assert client.load(match, out) == 10 and np.array_equal(out, PAGES)
-        session.unhold()
+        session.release_arena()
         assert eventually(lambda: not session.usable)
         assert client.load(match, out) == 0
 
@@ -164,7 +164,7 @@ def test_a_match_does_not_keep_segments_that_a_new_daemon_replaced() -> None:
         daemon.start("--fresh")
         assert client.wait_attached(START_S) and session is not None
         assert eventually(lambda: client.session is not session and not session.usable)
-        assert match.held and client.load(match, np.zeros_like(PAGES)) == 0
+        assert match.pinned and client.load(match, np.zeros_like(PAGES)) == 0
 
 
 def test_a_forked_child_misses_and_attaches_by_itself() -> None:
@@ -177,7 +177,7 @@ def test_a_forked_child_misses_and_attaches_by_itself() -> None:
                 hits = client.wait_attached(10) and loads_exactly(client)
                 os._exit(0 if missed and hits else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            assert match.held and loads_exactly(client)
+            assert match.pinned and loads_exactly(client)
         assert client.store(MORE, PAGES).stored == 10
 
 
@@ -231,9 +231,9 @@ def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> N
             if with_the_daemon:
                 daemon.start()
                 assert eventually(lambda: client.attached)
-            used = daemon.header()["used_frames"]
+            used = daemon.header().used_frames
             assert client.store(held, PAGES).pending == 10 or time.monotonic() > died + 1.4
-            assert eventually(lambda before=used: daemon.header()["used_frames"] < before), "the memory is released"  # type: ignore[misc]
+            assert eventually(lambda before=used: daemon.header().used_frames < before), "the memory is released"  # type: ignore[misc]
             assert time.monotonic() > died + 1.4
 
 

@@ -112,7 +112,7 @@ class ClientMachine(RuleBasedStateMachine):
         asked = keys[: w.pages_anywhere(keys)]
         if hurry and not set(asked) <= w.memory:
             ours = [key for key in asked if key not in w.pending]
-            assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
+            assert eventually(lambda: w.daemon.header().open_entries == len(w.pending), LONG_S)
             w.memory |= {key for key in ours if self.is_in_memory(key, keys)}
         elif not hurry:
             w.memory |= set(asked)
@@ -221,7 +221,7 @@ class ClientMachine(RuleBasedStateMachine):
         finally:
             w.daemon.signal(signal.SIGCONT)
         w.wait_ready()
-        assert eventually(lambda: w.daemon.header()["open_entries"] == len(w.pending), LONG_S)
+        assert eventually(lambda: w.daemon.header().open_entries == len(w.pending), LONG_S)
         late = w.clients[who]._attachment.requests
         assert eventually(lambda: not late.is_late, LONG_S), "no requests are sent to a daemon that is late"
 

@@ -35,7 +35,7 @@ class Counted(NamedTuple):
 
 def counted(daemon: RunningDaemon) -> Counted:
     counts = daemon._observer().counts()
-    return Counted(*(counts[name] for name in ("lookups", "memory_tokens", "disk_tokens", "missed_tokens")))
+    return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
 
 
 def some_keys(count: int = PAGES) -> Keys:

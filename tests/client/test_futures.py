@@ -52,7 +52,7 @@ def asking(fake: FakeDaemon) -> Iterator[Client]:
 
 def empty(daemon: RunningDaemon) -> bool:
     header = daemon.header()
-    return header["used_frames"] == header["open_entries"] == 0
+    return header.used_frames == header.open_entries == 0
 
 
 def ready(pending: PendingReservation) -> bool:
@@ -97,14 +97,14 @@ def test_memory_of_a_cancelled_reservation_is_released(daemon: RunningDaemon, cl
         del pending
         gc.collect()
     used = 1 if how.startswith("cancelled") else 0
-    assert eventually(lambda: daemon.header()["used_frames"] == used)
-    assert daemon.header()["doomed"] == 20
+    assert eventually(lambda: daemon.header().used_frames == used)
+    assert daemon.header().doomed == 20
 
 
 @pytest.mark.parametrize("how", ["dropped", "abandoned", "left"])
 def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
     reservation = client.reserve(some_keys(20), PAGE)
-    assert daemon.header()["open_entries"] == 20
+    assert daemon.header().open_entries == 20
     reservation.write(0, bytes(PAGE))
     if how == "abandoned":
         reservation.abandon()
@@ -179,8 +179,8 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
         assert half.publish().stored == 4
         forgotten = client.reserve(some_keys(4, 1), PAGE)
         assert len(client.match(some_keys(4))) == 0
-        assert eventually(lambda: daemon.header()["pages"] == 0)
-        assert daemon.header()["used_frames"] == 4, "a reservation that is still written keeps its frames"
+        assert eventually(lambda: daemon.header().pages == 0)
+        assert daemon.header().used_frames == 4, "a reservation that is still written keeps its frames"
         result = forgotten.publish()
         assert result.outcomes == [Outcome.REFUSED] * 4 and "expired before" in result.reason
         assert eventually(lambda: empty(daemon))
@@ -196,9 +196,9 @@ def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
     assert time.monotonic() - began < 3, "only one call waits for a daemon that hangs"
     answer(fake, fake.next())
-    assert fake.owner.header()["used_frames"] == 9
+    assert fake.owner.header().used_frames == 9
     assert eventually(lambda: fake.owner.settle() == 0)
-    assert fake.owner.header()["used_frames"] == 0
+    assert fake.owner.header().used_frames == 0
 
     pending = asking.reserve_async(some_keys(3, 2), PAGE)
     answer(fake, fake.next())
@@ -277,7 +277,7 @@ def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: Fak
     assert first.token == again.token and first.serials == b""
     assert sorted(np.frombuffer(again.serials, np.uint64).tolist()) == sorted(kept._serials.tolist())
     fake.owner.keep_only(peer.slot, again.serials)
-    assert fake.owner.header()["used_frames"] == (3 + 2) * 3
+    assert fake.owner.header().used_frames == (3 + 2) * 3
     assert kept.publish().stored == 3
 
 
@@ -286,7 +286,7 @@ def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: FakeDaemon, 
     gc.collect()
     answer(fake, fake.next())
     assert eventually(lambda: fake.owner.settle() == 0)
-    assert fake.owner.header()["used_frames"] == 0
+    assert fake.owner.header().used_frames == 0
 
 
 def test_a_long_prompt_of_short_pages_is_one_request(client: Client) -> None:

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_records import increased
 from daemon_with_disk import running_with_disk, until_written
 from fake_disk import DiskDaemon
 from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
-from pagetier.shm._core import Observer
+from pagetier.shm._core import AttachmentCounts, Observer
 from running_daemon import eventually, namespace
 
 PAGE = 4000
@@ -50,7 +51,7 @@ def store(client: Client, keys: Keys) -> None:
     assert client.store(keys, content(keys), timeout=LONG_S).stored == len(keys)
 
 
-def counts_of(daemon: DiskDaemon) -> dict[str, int]:
+def counts_of(daemon: DiskDaemon) -> AttachmentCounts:
     """Returns the counters of all clients."""
     index, locks, _ = daemon.memory.descriptors
     return Observer(index, locks).counts()
@@ -152,7 +153,7 @@ def test_all_groups_agree(client: Client) -> None:
         assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
         assert repr(found) == "<GroupMatch 240 tokens of 3 groups, 0.1 MiB>"
         loads(client, found)
-    assert not found.held and repr(found) == "<GroupMatch 240 tokens of 3 groups, released>"
+    assert not found.pinned and repr(found) == "<GroupMatch 240 tokens of 3 groups, released>"
     for limit, tokens in (
         (None, 240),
         (240, 240),
@@ -208,8 +209,14 @@ def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, cli
         assert (found.tokens, found.asked, found.lookup) == (96, 96, Lookup(6 + 3 + 1, 0, 96, 0, 0))
     assert counts_of(daemon) == before
     client.match_groups(groups)
-    counted = {name: number - before[name] for name, number in counts_of(daemon).items() if number > before[name]}
-    assert counted == {"lookups": 1, "hit_pages": 19, "miss_pages": 13, "memory_tokens": 240, "missed_tokens": 144}
+    grown = {
+        "lookups": 1,
+        "hit_pages": 19,
+        "miss_pages": 13,
+        "memory_tokens": 240,
+        "missed_tokens": 144,
+    }
+    assert increased(before, counts_of(daemon)) == grown
 
 
 def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:

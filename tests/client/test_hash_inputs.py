@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.client.keys import Namespace
+from pagetier.shm._core import KEY_BYTES
 
 NS = Namespace(model="meta/llama-8b", dtype="bfloat16", page_tokens=4)
 HASHES = [sha256(bytes([number])).digest() for number in range(3)]
 
 unhurried = settings(deadline=None)
-hashes_of = st.lists(st.binary(min_size=32, max_size=32), max_size=6)
+hashes_of = st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=6)
 
 
 @unhurried
@@ -44,8 +45,8 @@ def test_keys_are_as_different_as_the_hashes(hashes: list[bytes]) -> None:
 
 @pytest.mark.parametrize("count", [15, 16, 17, 2**16 - 1, 2**16, 2**16 + 1])
 def test_any_number_of_hashes(count: int) -> None:
-    hashes = np.random.default_rng(count).bytes(32 * count)
-    listed = [hashes[at : at + 32] for at in range(0, len(hashes), 32)]
+    hashes = np.random.default_rng(count).bytes(KEY_BYTES * count)
+    listed = [hashes[at : at + KEY_BYTES] for at in range(0, len(hashes), KEY_BYTES)]
     assert NS.keys_of_hashes(listed) == NS.keys_of_hashes(hashes)
     with pytest.raises(ValueError, match=rf"hash {count} has 31 bytes"):
         NS.keys_of_hashes([*listed, hashes[:31]])

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.client.keys import Keys, Namespace
+from pagetier.shm._core import KEY_BYTES
 
 NS = Namespace(model="meta/llama-8b", dtype="bfloat16", page_tokens=4)
 
@@ -169,9 +170,9 @@ def test_keys_are_a_sequence_of_bytes() -> None:
     keys = NS.keys(range(12))
     assert len(keys) == 3
     assert b"".join(keys) == keys.data
-    assert keys[0] == keys.data[:32]
-    assert keys[-1] == keys.data[-32:]
-    assert keys[1:] == Keys(NS, keys.data[32:])
+    assert keys[0] == keys.data[:KEY_BYTES]
+    assert keys[-1] == keys.data[-KEY_BYTES:]
+    assert keys[1:] == Keys(NS, keys.data[KEY_BYTES:])
     assert keys[:-1] == NS.keys(range(8))
     assert keys[5:] == keys[2:1] == NS.keys([])
     assert keys[0] in keys
@@ -210,7 +211,7 @@ def test_keys_of_wrong_length() -> None:
         Keys(NS, bytes(33))
 
 
-@pytest.mark.parametrize("data", ["x" * 32, bytearray(32), None, [bytes(32)]], ids=repr)
+@pytest.mark.parametrize("data", ["x" * 32, bytearray(32), None, [bytes(KEY_BYTES)]], ids=repr)
 def test_keys_that_are_not_bytes(data: Any) -> None:
     with pytest.raises(TypeError, match="must be bytes"):
         Keys(NS, data)
@@ -219,7 +220,7 @@ def test_keys_that_are_not_bytes(data: Any) -> None:
 def test_keys_of_no_namespace() -> None:
     nothing: Any = "ns"
     with pytest.raises(TypeError, match="Namespace"):
-        Keys(nothing, bytes(32))
+        Keys(nothing, bytes(KEY_BYTES))
 
 
 def test_reprs_are_status_lines() -> None:

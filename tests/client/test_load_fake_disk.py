@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from fake_daemon import Peer
-from fake_disk import ON_ITS_WAY, DiskDaemon
+from fake_disk import DiskDaemon
 from pagetier.client import Client, Keys
-from pagetier.shm.protocol import Fetch, Fetched
+from pagetier.shm._core import KEY_BYTES, TierFlag
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from running_daemon import namespace
 
 PAGE = 5000
@@ -79,8 +80,10 @@ def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
     """Returns an answer that reads `pages` pages and reports the others as still being read."""
 
     def answer(peer: Peer, request: Fetch) -> None:
-        outcomes = daemon.bring_in(request.keys[: 32 * pages])
-        peer.send(Fetched(request.number, outcomes + bytes([ON_ITS_WAY]) * (len(request.keys) // 32 - pages)))
+        outcomes = daemon.bring_in(request.keys[: KEY_BYTES * pages])
+        peer.send(
+            Fetched(request.number, outcomes + bytes([FetchOutcome.PENDING]) * (len(request.keys) // KEY_BYTES - pages))
+        )
 
     return answer
 
@@ -164,7 +167,7 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
     daemon: DiskDaemon, client: Client, lost: str, left: int
 ) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
-        daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, 3)
+        daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, TierFlag.BOTH)
         daemon.fulfil(peer, request)
 
     out = np.zeros_like(PAGES)

@@ -60,7 +60,7 @@ def test_evicted_pages_are_loaded_from_disk(daemon: RunningDaemon, client: Clien
     assert np.array_equal(loaded(client, keys), pages)
     with client.match(keys) as match:
         assert len(match) == 10
-    assert daemon.header()["disk_read"] == 10
+    assert daemon.header().disk_read == 10
 
 
 def test_a_prefetch_reads_pages_from_disk(daemon: RunningDaemon, client: Client) -> None:

@@ -17,6 +17,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm._core import KEY_BYTES
 from running_daemon import RunningDaemon, namespace
 
 TOKENS, BLOCK = 12, 8
@@ -34,7 +35,7 @@ class Engine:
 
     def tokens(self, slots: SlotMap, count: int) -> Any:
         """Returns the state of `count` tokens of a request, token by token."""
-        places = slots.pages[0, 0] + np.arange(count)
+        places = slots.pages["position"][0] + np.arange(count)
         blocks = slots.blocks[places // BLOCK]
         return np.stack([one[:, blocks, places % BLOCK] for one in self.tensors])
 
@@ -201,7 +202,7 @@ def test_more_ranks_than_parts_are_rejected() -> None:
     layout = engine_layouts.latents([np.zeros((30, BLOCK, 6), np.uint8)])
     paged = PagedCache(layout, PageLayout.of(layout, TOKENS), Shard(rank=3, ranks=64))
     with Client("/nowhere/pagetier.sock") as client, pytest.raises(ValueError, match="part 3 of 64"):
-        client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(32)), Blocks(paged, request(1, 1)))
+        client.store(Keys(namespace(TOKENS, layout=paged.page.layout), bytes(KEY_BYTES)), Blocks(paged, request(1, 1)))
 
 
 def test_a_load_into_blocks_reads_pages_from_disk() -> None:

@@ -14,9 +14,10 @@ from functools import partial
 
 import pytest
 
-from fake_disk import IN_MEMORY, NOT_THERE, ON_ITS_WAY, DiskDaemon
+from fake_disk import DiskDaemon
 from pagetier.client import Client, Keys, Prefetch
-from pagetier.shm.protocol import Fetched, Findings, Reserved
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import Fetched, FetchOutcome, Findings, Reserved
 from running_daemon import eventually, namespace
 
 PAGE = 5000
@@ -99,11 +100,11 @@ def test_a_match_reports_its_available_pages(daemon: DiskDaemon, client: Client)
 @pytest.mark.parametrize(
     ("outcomes", "pages"),
     [
-        (bytes([IN_MEMORY] * 4), 4),
-        (bytes([IN_MEMORY, IN_MEMORY, ON_ITS_WAY, IN_MEMORY]), 2),
-        (bytes([NOT_THERE] * 4), 0),
-        (bytes([IN_MEMORY] * 9), 4),
-        (bytes([IN_MEMORY]), 1),
+        (bytes([FetchOutcome.IN_MEMORY] * 4), 4),
+        (bytes([FetchOutcome.IN_MEMORY, FetchOutcome.IN_MEMORY, FetchOutcome.PENDING, FetchOutcome.IN_MEMORY]), 2),
+        (bytes([FetchOutcome.ABSENT] * 4), 0),
+        (bytes([FetchOutcome.IN_MEMORY] * 9), 4),
+        (bytes([FetchOutcome.IN_MEMORY]), 1),
         (b"", 0),
         (bytes([255] * 4), 0),
     ],
@@ -135,7 +136,7 @@ def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, clien
     prefetches = [client.prefetch(some_keys(count, count)) for count in range(1, 6)]
     asked = [daemon.next_fetch() for _ in prefetches]
     for peer, request in reversed(asked):
-        peer.send(Fetched(request.number, bytes(len(request.keys) // 32)))
+        peer.send(Fetched(request.number, bytes(len(request.keys) // KEY_BYTES)))
     assert [prefetch.wait(10) for prefetch in prefetches] == [1, 2, 3, 4, 5]
 
 
@@ -231,7 +232,7 @@ def answering_at_once(daemon: DiskDaemon) -> Iterator[None]:
         while not over.is_set():
             with suppress(queue.Empty):
                 peer, request = daemon.fetches.get(timeout=0.05)
-                peer.send(Fetched(request.number, bytes(len(request.keys) // 32)))
+                peer.send(Fetched(request.number, bytes(len(request.keys) // KEY_BYTES)))
 
     server = threading.Thread(target=serve)
     server.start()

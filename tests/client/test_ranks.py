@@ -32,7 +32,7 @@ def engines(daemon: RunningDaemon) -> Iterator[Engines]:
     yield started
     for pipe in (pipe for pipes in started.values() for pipe in pipes):
         pipe.send(None)
-    assert eventually(lambda: not [slot for slot in daemon.slots() if slot["pid"]], START_S)
+    assert eventually(lambda: not [slot for slot in daemon.slots() if slot.pid], START_S)
 
 
 def answer_of(pipe: Connection) -> Any:

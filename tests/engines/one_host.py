@@ -81,8 +81,8 @@ class Scene:
         def calm() -> bool:
             nonlocal asked, since
             header = self.daemon.header()
-            now = sum(header[name] for name in ("granted", "present", "pending", "refused"))
-            if now != asked or header["open_entries"]:
+            now = header.granted + header.present + header.pending + header.refused
+            if now != asked or header.open_entries:
                 asked, since = now, time.monotonic()
             return time.monotonic() - since > _CALM_S
 
@@ -92,7 +92,7 @@ class Scene:
         """Returns whether no page is pinned or being written."""
 
         def clean() -> bool:
-            return not any(slot["pins"] for slot in self.daemon.slots()) and not self.daemon.header()["open_entries"]
+            return not any(slot.pins for slot in self.daemon.slots()) and not self.daemon.header().open_entries
 
         return eventually(clean, _TIMEOUT_S)
 
@@ -100,7 +100,7 @@ class Scene:
         """Waits until both halves of `engines` engines are attached."""
 
         def there() -> bool:
-            names = [str(slot["name"]) for slot in self.daemon.slots()]
+            names = [str(slot.name) for slot in self.daemon.slots()]
             return len(names) - names.count("disk tier") == 2 * engines
 
         return eventually(there, _TIMEOUT_S)
@@ -112,7 +112,7 @@ class Scene:
         assert written.exit_code == 0, written.output
         dropped = self.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
         assert dropped.exit_code == 0, dropped.output
-        assert self.daemon.header()["pages"] == 0
+        assert self.daemon.header().pages == 0
 
 
 @contextmanager

@@ -59,9 +59,9 @@ def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> No
     harness().assert_scheduler_empty(engine.scheduler)
     assert pool.get_num_free_blocks() == engine.blocks - 1
     assert not engine.half._tracked
-    assert not any(slot["pins"] for slot in daemon.slots())
+    assert not any(slot.pins for slot in daemon.slots())
     engine.scheduler.shutdown()
-    assert eventually(lambda: not daemon.header()["open_entries"])
+    assert eventually(lambda: not daemon.header().open_entries)
 
 
 @pytest.mark.parametrize("model", MODELS)

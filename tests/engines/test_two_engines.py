@@ -19,7 +19,7 @@ def test_a_second_engine_hits_pages_of_requests_in_progress(name: str) -> None:
         with prefilling, decoding:
             ask(decoding, prompt(39, 1100))  # warms the engine up and shows the number of pages of a prompt
             scene.settle()
-            of_one = scene.daemon.header()["pages"]
+            of_one = scene.daemon.header().pages
             prefilling.begin("generate", prompts=PROMPTS, tokens=ANSWER)
             assert eventually(lambda: has(scene, 4 * of_one), 100), scene.daemon.header()
             result = ask(decoding, *PROMPTS)
@@ -36,4 +36,4 @@ def test_a_second_engine_hits_pages_of_requests_in_progress(name: str) -> None:
 def has(scene: Scene, pages: int) -> bool:
     """Returns whether `pages` pages are stored and none is pending. settle() would wait for those of answers, too."""
     header = scene.daemon.header()
-    return header["pages"] >= pages and not header["open_entries"]
+    return header.pages >= pages and not header.open_entries

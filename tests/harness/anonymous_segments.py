@@ -36,7 +36,7 @@ class Memory:
     def adopted(self, alive: int = 0) -> Owner:
         """Returns an owner that has adopted the segments. The caller must have dropped the previous owner."""
         owner = self.owner()
-        assert owner.why_not() is None
+        assert owner.unusable_reason() is None
         owner.adopt(alive)
         return owner
 

@@ -70,7 +70,7 @@ class World:
         self.flush(None)
         assert self.daemon.findings() == []
         header = self.daemon.header()
-        assert (header["used_frames"], header["disk_used_frames"], header["open_entries"]) == (0, 0, 0)
+        assert (header.used_frames, header.disk_used_frames, header.open_entries) == (0, 0, 0)
 
     def end(self) -> None:
         """Stops the daemon."""
@@ -126,7 +126,7 @@ class World:
 
     def write_all(self) -> None:
         """Waits until all complete pages in memory are on disk, too."""
-        assert eventually(lambda: self.daemon.header()["open_entries"] == len(self.pending), _WAIT_S)
+        assert eventually(lambda: self.daemon.header().open_entries == len(self.pending), _WAIT_S)
         if not self.rooms:
             until_written(self.daemon)
             self.disk |= self.memory

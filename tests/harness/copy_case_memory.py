@@ -35,7 +35,7 @@ class Placed:
     def __init__(self, case: Case, device: str = "cpu") -> None:
         self.cache, self.arena = aligned(case.cache_bytes, 1), aligned(case.frames.arena.nbytes, 2)
         planes = case.transfer.planes.copy()
-        planes[:, 0] += self.cache.ctypes.data
+        planes["base"] = planes["base"] + self.cache.ctypes.data
         self.transfer = msgspec.structs.replace(case.transfer, planes=planes, device=device)
         self.frames = Frames(Arena(self.arena.ctypes.data, len(self.arena), FRAME_BYTES), case.frames.table)
         self.planes = case.planes

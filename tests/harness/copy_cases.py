@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pagetier.kernels.gpu.launch import GRID, Grid
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.kernels.layout.transfer import Transfer
 
 FRAME_BYTES = 4096
@@ -80,7 +81,7 @@ def planes_of(tensors: Sequence[Stored], slots: SlotMap, blocks: int, rank: Rank
             rows.append((*in_cache, first, page_head, tensor.heads, tensor.width))
             at += -(-(rank.before + tensor.heads + rank.behind) * page_head // 16) * 16
         begin += prod(counts.values()) * (tensor.width + tensor.gap) + GUARD
-    return np.array(rows, np.int64), begin, at
+    return np.array(rows, PLANE), begin, at
 
 
 def case_of(
@@ -116,12 +117,12 @@ def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
     """Draws one request that begins anywhere in its first page and block, with random blocks of the cache."""
     page_tokens, block_tokens = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
     count, position = draw(st.integers(1, 3)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
-    pages = np.zeros((count, 3), np.int64)
+    pages = np.zeros(count, TOKENS)
     for page in range(count):
         begin = position + page * page_tokens
         first = max(0, -begin)
         whole = st.just((first, page_tokens))
-        pages[page] = begin, *draw(whole | st.tuples(*[st.integers(first, page_tokens)] * 2).map(sorted))
+        pages[page] = (begin, *draw(whole | st.tuples(*[st.integers(first, page_tokens)] * 2).map(sorted)))
     needed = -(-(position + count * page_tokens) // block_tokens)
     blocks = rng.permutation(needed + 2)[:needed].astype(np.int32)
     skip = draw(st.just([]) | st.lists(st.integers(0, 1), min_size=count, max_size=count))

@@ -39,7 +39,7 @@ class Engine:
             return self.copier.load(match, slots, **options)
 
     def tokens(self, slots: SlotMap) -> Any:
-        places = slots.pages[0, 0] + np.arange(len(slots) * TOKENS)
+        places = slots.pages["position"][0] + np.arange(len(slots) * TOKENS)
         return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
 
     def number(self, prompt: int) -> None:

@@ -21,7 +21,7 @@ from pagetier.kernels.layout.frames import Arena, frames_of
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from pagetier.shm._core import Pins, Session
+from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
@@ -30,7 +30,6 @@ TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
 BLOCKS = 48
 PAGE_BLOCKS = TOKENS // BLOCK
 GEOMETRY = Geometry(frame_bytes=4096, frames=24, entries=20, spaces=2)
-GRANTED = 0
 POISON = 0xEE
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -156,7 +155,7 @@ class Process:
         answers = self.world.reserve(self.slot, self.session, request.keys, self.cache.page_bytes, ttl_ns)
         self.wire.answers.append(Reserved(request.number, *answers))
         self.requests.pump(cast(Link, self.wire))
-        return keys, [at for at, outcome in enumerate(answers[0]) if outcome == GRANTED]
+        return keys, [at for at, outcome in enumerate(answers[0]) if outcome == ReserveOutcome.GRANTED]
 
     def step(self) -> None:
         """Advances both queues of all copiers."""
@@ -197,9 +196,9 @@ class World:
 
     def reserve(self, slot: int, session: Session, keys: bytes, size: int, ttl_ns: int) -> tuple[bytes, bytes, bytes]:
         """Grants pages, and asserts that no granted frame is used by a device."""
-        sizes = np.full(len(keys) // 32, size, np.uint64)
+        sizes = np.full(len(keys) // KEY_BYTES, size, np.uint64)
         answers = self.owner.reserve(slot, self.space, 0, 1, ttl_ns, keys, sizes)
-        granted = np.flatnonzero(np.frombuffer(answers[0], np.uint8) == GRANTED)
+        granted = np.flatnonzero(np.frombuffer(answers[0], np.uint8) == ReserveOutcome.GRANTED)
         poison = np.full(size, POISON, np.uint8)
         for entry in np.frombuffer(answers[1], np.uint32)[granted].tolist():
             frames = frames_in(session, entry)
@@ -214,10 +213,10 @@ class World:
         """Stores pages at once, as another process."""
         keys = keys_of(prompt, pages)
         outcomes, entries, serials = self.reserve(self.rival_slot, self.rival, keys.data, size, DAY_NS)
-        for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == GRANTED).tolist():
+        for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
             entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
             number = int(np.frombuffer(entry, np.uint32)[0])
-            write(self.rival, number, content_of(bytes(keys.data[32 * at : 32 * at + 32]), size))
+            write(self.rival, number, content_of(bytes(keys.data[KEY_BYTES * at : KEY_BYTES * (at + 1)]), size))
             self.sound |= frames_in(self.rival, number)
             assert self.rival.publish(entry, serial, 0) == b"\1"
 
@@ -233,7 +232,7 @@ class World:
                 "a page was readable before its event"
             )
         for at, page in enumerate(pages):
-            wanted = content_of(bytes(keys.data[32 * at : 32 * at + 32]), size)
+            wanted = content_of(bytes(keys.data[KEY_BYTES * at : KEY_BYTES * (at + 1)]), size)
             assert np.array_equal(page, wanted), f"page {at} of prompt {prompt} differs from the page that was stored"
         return len(pages)
 

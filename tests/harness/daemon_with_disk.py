@@ -29,7 +29,7 @@ def running_with_disk(folder: Path, *more: str) -> Iterator[RunningDaemon]:
 
 def is_open(daemon: RunningDaemon) -> bool:
     """Returns whether the disk tier is open."""
-    return b'"standing":"open"' in (daemon._observer().disk_text() or b"")
+    return b'"standing":"open"' in (daemon._observer().disk_status() or b"")
 
 
 def until_written(daemon: RunningDaemon) -> None:
@@ -38,7 +38,7 @@ def until_written(daemon: RunningDaemon) -> None:
     def written() -> bool:
         with daemon._observing() as (link, _):
             saved = link.ask(Save(1), _LONG_S)
-        return isinstance(saved, Saved) and saved.synced and not daemon.header()["open_entries"]
+        return isinstance(saved, Saved) and saved.synced and not daemon.header().open_entries
 
     assert eventually(written, _LONG_S), daemon.header()
 
@@ -70,5 +70,5 @@ def stopped_worker(daemon: RunningDaemon) -> Iterator[int]:
 
 def worker_of(daemon: RunningDaemon) -> int:
     """Returns the PID of the disk worker."""
-    pids: list[int] = [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
+    pids: list[int] = [slot.pid for slot in daemon.slots() if slot.name == "disk tier"]
     return pids[0]

@@ -21,16 +21,27 @@ from click.testing import CliRunner, Result
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
-from pagetier.shm._core import Observer, Pins, Session
+from pagetier.shm._core import Observer, Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.protocol import BUILD, Answer, Attach, Fetch, Fetched, Request, Reserve, Reserved, Save, Saved, Space
+from pagetier.shm.protocol import (
+    BUILD,
+    Answer,
+    Attach,
+    Fetch,
+    Fetched,
+    FetchOutcome,
+    Request,
+    Reserve,
+    Reserved,
+    Save,
+    Saved,
+    Space,
+)
 from running_daemon import START_S, RunningDaemon, eventually
 
 PAGE, FRAME = 60_000, 1 << 16
 SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
 WAIT_S = 30.0
-PRESENT, REFUSED = 1, 3
-HERE, NOT_YET, ABSENT, NO_ROOM = 0, 1, 2, 3
 
 
 def key_of(number: int) -> bytes:
@@ -211,7 +222,7 @@ class Engine:
         answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, keys_of(pages), sizes), WAIT_S)
         assert isinstance(answer, Reserved)
         for at, number in enumerate(pages):
-            if answer.outcomes[at] == 0:
+            if answer.outcomes[at] == ReserveOutcome.GRANTED:
                 self._write(answer.entries[4 * at : 4 * at + 4], answer.serials[8 * at : 8 * at + 8], number)
         return answer.outcomes
 
@@ -260,15 +271,15 @@ class Engine:
     def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
         """Stores many pages in small batches, and waits for each batch until it is on disk."""
         for first in range(0, len(numbers), at_once):
-            assert REFUSED not in self.store(numbers[first : first + at_once])
+            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + at_once])
             assert not daemon.save().trouble, daemon.reported()
 
     def goes_on(self, first: int) -> None:
         """Asserts that stores and matches in memory work as usual."""
         for start in range(first, first + 60, 6):
-            assert REFUSED not in self.store(range(start, start + 6))
+            assert ReserveOutcome.REFUSED_FULL not in self.store(range(start, start + 6))
             assert self.places(range(start, start + 6)) == {"memory": 6}
-        assert self.fetch([first + 54, 99_999], 2) == [HERE, ABSENT]
+        assert self.fetch([first + 54, 99_999], 2) == [FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT]
 
     def close(self) -> None:
         self.session.retire()

@@ -10,12 +10,17 @@ import numpy as np
 from anonymous_segments import DAY_NS, attach
 from fake_daemon import ANSWER_S, FakeDaemon, Peer
 from pagetier.client import Client, Keys
-from pagetier.shm._core import Pins
-from pagetier.shm.protocol import Fetch, Fetched, Reserve
+from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Reserve
 
-IN_MEMORY, ON_ITS_WAY, NOT_THERE = 0, 1, 2
-_ANSWER_OF_OUTCOME = bytes.maketrans(bytes([0, 1, 2, 3, 5]), bytes([0, 0, 1, 3, 2]))
-_KEY_BYTES = 32
+_FETCH_OUTCOME_OF = {
+    ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
+    ReserveOutcome.PRESENT: FetchOutcome.IN_MEMORY,
+    ReserveOutcome.PENDING: FetchOutcome.PENDING,
+    ReserveOutcome.REFUSED_FULL: FetchOutcome.NO_ROOM,
+    ReserveOutcome.ABSENT: FetchOutcome.ABSENT,
+}
+_FETCH_OUTCOMES = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 
 
 class DiskDaemon(FakeDaemon):
@@ -32,7 +37,7 @@ class DiskDaemon(FakeDaemon):
         self._disk: dict[bytes, bytes] = {}
         self._slot = attach(self.owner, 1)
         self._worker = self.memory.session(self._slot)
-        self.owner.disk_open(1000, 1)
+        self.owner.disk_open(1000, WriteRule.THROUGH)
 
     def client(self, timeout: float = 1.0) -> Client:
         """Returns an attached client."""
@@ -52,13 +57,13 @@ class DiskDaemon(FakeDaemon):
         """
         with self._one_by_one:
             self.owner.settle()
-            entries, serials, keys, sizes, *_ = self.owner.order_writes(1000, 1000)
+            entries, serials, keys, sizes, *_ = self.owner.start_writes(1000, 1000)
             with self._worker.repin(Pins, None, entries, serials) as pins:
                 pages = [bytearray(size) for size in np.frombuffer(sizes, np.uint64).tolist()]
                 assert self._worker.copy_out(pins, 0, _addresses(pages), sizes, 1) == len(pages)
             for at, page in enumerate(pages):
-                self._disk[keys[_KEY_BYTES * at : _KEY_BYTES * (at + 1)]] = bytes(page)
-            self.owner.end_orders(entries, b"\1" * len(pages))
+                self._disk[keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = bytes(page)
+            self.owner.end_writes(entries, bytes([WriteResult.DONE]) * len(pages))
             return self.owner.evict(self.memory.geometry.frames, 1000)
 
     def bring_in(self, keys: Keys | bytes) -> bytes:
@@ -66,14 +71,14 @@ class DiskDaemon(FakeDaemon):
         data = keys if isinstance(keys, bytes) else keys.data
         with self._one_by_one:
             outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
-            for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == 0).tolist():
-                page = bytearray(self._disk[data[_KEY_BYTES * at : _KEY_BYTES * (at + 1)]])
+            for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
+                page = bytearray(self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
                 entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
                 sizes = np.array([len(page)], np.uint64)
                 assert self._worker.copy_in(entry, _addresses([page]), sizes, 0, 1) == 1
                 assert self._worker.publish(entry, serial, 0) == b"\1"
             self.owner.settle()
-        return outcomes.translate(_ANSWER_OF_OUTCOME)
+        return outcomes.translate(_FETCH_OUTCOMES)
 
     def fulfil(self, peer: Peer, request: Fetch) -> None:
         """Reads the requested pages into memory and answers the request."""

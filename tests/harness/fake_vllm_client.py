@@ -55,14 +55,14 @@ class FakeClient:
 
 class Found:
     def __init__(self, fake: FakeClient, tokens: int, available: int) -> None:
-        self.fake, self.tokens, self.available_tokens, self.held = fake, tokens, available, True
+        self.fake, self.tokens, self.available_tokens, self.pinned = fake, tokens, available, True
         self.matches: tuple[Any, ...] = ()
         self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)
 
     def release(self) -> None:
-        self.fake.pinned -= self.held
-        self.held = False
+        self.fake.pinned -= self.pinned
+        self.pinned = False
 
     def __enter__(self) -> Found:
         return self

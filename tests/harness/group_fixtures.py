@@ -10,14 +10,22 @@ from enum import IntEnum
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import Observer, Owner, Pins, Session
+from pagetier.shm._core import (
+    KEY_BYTES,
+    AttachmentCounts,
+    Observer,
+    Owner,
+    Pins,
+    Session,
+    TierFlag,
+    WriteResult,
+    WriteRule,
+)
 from pagetier.shm.geometry import Geometry
 
 EVERYTHING = 2**63 - 1
 _FRAMES = 128
 _DISK_FRAMES = 128
-_EVICTED = 0
-_DONE = b"\1"
 
 
 class Location(IntEnum):
@@ -66,8 +74,8 @@ class Grouped:
         self.memory = Memory(Geometry(4096, _FRAMES, 2 * _FRAMES, 2))
         self.owner: Owner = self.memory.adopted()
         self.session: Session = self.memory.session(attach(self.owner, 1))
-        self.owner.disk_open(_DISK_FRAMES, _EVICTED)
-        self._space = self.owner.space(bytes(32), "test", 16, 0, 0)
+        self.owner.disk_open(_DISK_FRAMES, WriteRule.EVICTED)
+        self._space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         where = {name: place for chain in chains for name, place in zip(chain.names, chain.places, strict=True)}
         self._store(name for name, place in where.items() if place is Location.DISK)
         self._write_out()
@@ -81,14 +89,14 @@ class Grouped:
 
     def _store(self, names: Iterable[int]) -> None:
         keys = b"".join(map(key_of, names))
-        sizes = np.ones(len(keys) // 32, np.uint64)
+        sizes = np.ones(len(keys) // KEY_BYTES, np.uint64)
         _, entries, serials = self.owner.reserve(self.session.slot, self._space, 0, 1, DAY_NS, keys, sizes)
         assert self.session.publish(entries, serials, 0) == b"\1" * len(sizes)
 
     def _write_out(self) -> None:
         self.owner.settle()
-        entries, *_ = self.owner.order_writes(_DISK_FRAMES, 10 * _FRAMES)
-        self.owner.end_orders(entries, _DONE * (len(entries) // 4))
+        entries, *_ = self.owner.start_writes(_DISK_FRAMES, 10 * _FRAMES)
+        self.owner.end_writes(entries, bytes([WriteResult.DONE]) * (len(entries) // 4))
         self.owner.evict(_FRAMES, 10 * _FRAMES)
 
     def match(self, limit: int = EVERYTHING) -> tuple[int, int, tuple[Pins, ...]]:
@@ -122,9 +130,9 @@ class Grouped:
     def leave_disk(self) -> list[int]:
         """Evicts all pages that can be evicted from disk, and returns their names in this order."""
         names = {key_of(name): name for chain in self.chains for name in chain.names}
-        self.owner.disk_shrink(_DISK_FRAMES - self.owner.header()["disk_used_frames"])
+        self.owner.disk_shrink(_DISK_FRAMES - self.owner.header().disk_used_frames)
         left = []
-        while self.owner.header()["disk_used_frames"]:
+        while self.owner.header().disk_used_frames:
             self.owner.disk_shrink(1)
             left.append(names[self.owner.disk_drops()])
         return left
@@ -136,7 +144,7 @@ class Grouped:
             yield from before - after
             before = after
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> AttachmentCounts:
         """Returns the counters of the process."""
         index, locks, _ = self.memory.descriptors
         return Observer(index, locks).counts()
@@ -144,5 +152,5 @@ class Grouped:
     def sound(self) -> bool:
         """Returns whether no page is pinned and the index is consistent."""
         self.owner.settle()
-        in_use = self.owner.flush(-1, 3)[1]
+        in_use = self.owner.flush(-1, TierFlag.BOTH)[1]
         return not in_use and self.owner.check_integrity() == []

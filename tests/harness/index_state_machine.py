@@ -11,12 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from anonymous_segments import DAY_NS, Memory, attach
 from index_model import FRAME, Hand, Model, Page, State
-from pagetier.shm._core import Pins, Session
+from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=24, entries=20, spaces=2)
-GRANTED, PRESENT, PENDING, FULL, SIZE = range(5)
-SPACES = [bytes([number]) * 32 for number in (1, 2, 3)]
+SPACES = [bytes([number]) * KEY_BYTES for number in (1, 2, 3)]
 MOST_SESSIONS = 4
 
 
@@ -160,7 +159,7 @@ class StoringMachine(RuleBasedStateMachine):
     @rule(deaths=st.sets(picks, max_size=2))
     def adopt(self, deaths: set[int]) -> None:
         """Ends the daemon and some processes; the next daemon adopts the segments."""
-        incarnation = self.owner.header()["incarnation"]
+        incarnation = self.owner.header().incarnation
         for pick in deaths:
             if self.members:
                 member = self.members[pick % len(self.members)]
@@ -169,7 +168,7 @@ class StoringMachine(RuleBasedStateMachine):
         self.owner = None
         self.owner = self.memory.adopted(sum(1 << member.slot for member in [*self.members, self.watcher]))
         self.model.settle()
-        assert self.owner.header()["incarnation"] == incarnation + 1
+        assert self.owner.header().incarnation == incarnation + 1
 
     # ---- storing
 
@@ -228,18 +227,18 @@ class StoringMachine(RuleBasedStateMachine):
         granted: list[tuple[int, Page]] = []
         for at, key in enumerate(chain):
             page = self.model.by_key.get(key)
-            if page is None and outcomes[at] == GRANTED:
+            if page is None and outcomes[at] == ReserveOutcome.GRANTED:
                 page = self.grant(key, space, entries[at], serials[at], asked[at], count, late=late)
                 granted.append((at, page))
             self.check_answer(outcomes[at], page, asked[at], parts, fresh=bool(granted and granted[-1][1] is page))
             if page is not None:
                 assert (entries[at], serials[at]) == (page.entry, page.serial)
                 self.model.stamp(page, self.model.now, len(chain) - at)
-            if outcomes[at] == GRANTED:
+            if outcomes[at] == ReserveOutcome.GRANTED:
                 assert page is not None
                 page.hands[part], page.slots[part] = Hand.WRITES, member.slot
                 member.grants.append((page, part))
-        refused = [at for at, outcome in enumerate(outcomes) if outcome == FULL]
+        refused = [at for at, outcome in enumerate(outcomes) if outcome == ReserveOutcome.REFUSED_FULL]
         assert self.model.free_frames >= 0 and self.model.free_entries >= 0
         self.check_room(refused, granted, evicted, asked, protected)
         assert not evicted or all(page in before for page in evicted)
@@ -254,14 +253,16 @@ class StoringMachine(RuleBasedStateMachine):
 
     def check_answer(self, outcome: int, page: Page | None, size: int, parts: tuple[int, int], *, fresh: bool) -> None:
         if page is None:
-            assert outcome == (FULL if 0 < size <= GEOMETRY.frames * FRAME else SIZE)
+            assert outcome == (
+                ReserveOutcome.REFUSED_FULL if 0 < size <= GEOMETRY.frames * FRAME else ReserveOutcome.REFUSED_SIZE
+            )
         elif page.state is State.STORED:
-            assert outcome == PRESENT
+            assert outcome == ReserveOutcome.PRESENT
         elif fresh and not page.hands:
-            assert outcome == GRANTED
+            assert outcome == ReserveOutcome.GRANTED
         else:
             joins = page.parts == parts[1] and page.size == size and parts[0] not in page.hands
-            assert outcome == (GRANTED if joins else PENDING)
+            assert outcome == (ReserveOutcome.GRANTED if joins else ReserveOutcome.PENDING)
 
     def check_room(
         self,

@@ -5,19 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
 GEOMETRY = Geometry(frame_bytes=FRAME, frames=8, entries=12, spaces=2)
-GRANTED, PRESENT, PENDING, FULL, SIZE, ABSENT = range(6)
-EVICTED, THROUGH, SECOND = range(3)
-FAILED, DONE, SKIPPED, AGAIN = range(4)
-MEMORY, DISK = 1, 2
 
 
 def key(name: str) -> bytes:
-    return name.encode().ljust(32, b".")
+    return name.encode().ljust(KEY_BYTES, b".")
 
 
 def u32(*values: int) -> bytes:
@@ -41,7 +37,7 @@ class Place:
         self.owner: Owner = self.memory.adopted()
         self.slot = attach(self.owner, 1)
         self.session: Session = self.memory.session(self.slot)
-        self.space = self.owner.space(b"s" * 32, "space", 16, 0, 0)
+        self.space = self.owner.space(b"s" * KEY_BYTES, "space", 16, 0, 0)
 
     def fill(self, entry: int, serial: int, content: bytes) -> None:
         memory = np.frombuffer(content, np.uint8)
@@ -52,14 +48,14 @@ class Place:
     def store(self, name: str, size: int = FRAME) -> int:
         """Stores a page whose bytes are its name."""
         outcomes, entries, serials = self.owner.reserve(self.slot, self.space, 0, 1, DAY_NS, key(name), u64(size))
-        assert outcomes == bytes([GRANTED])
+        assert outcomes == bytes([ReserveOutcome.GRANTED])
         self.fill(ints(entries, 4)[0], ints(serials, 8)[0], name.encode() * (size // len(name)))
         return ints(entries, 4)[0]
 
-    def write(self, result: int = DONE) -> list[int]:
+    def write(self, result: int = WriteResult.DONE) -> list[int]:
         """Starts all pending writes and completes them."""
-        entries, *_ = self.owner.order_writes(1 << 20, 100)
-        self.owner.end_orders(entries, bytes([result]) * (len(entries) // 4))
+        entries, *_ = self.owner.start_writes(1 << 20, 100)
+        self.owner.end_writes(entries, bytes([result]) * (len(entries) // 4))
         return ints(entries, 4)
 
     def evict_all(self) -> None:

@@ -9,7 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from anonymous_segments import DAY_NS, attach
-from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.segments import SegmentRequest, Segments, take
 
@@ -43,7 +43,7 @@ def session_of(descriptors: list[int], slot: int) -> Session:
 def reserve(owner: Owner, slot: int, numbers: list[int]) -> tuple[bytes, bytes, bytes]:
     keys = b"".join(map(key_of, numbers))
     sizes = np.array([len(content_of(number)) for number in numbers], np.uint64)
-    return owner.reserve(slot, owner.space(bytes(32), "test", 16, 0, 0), 0, 1, DAY_NS, keys, sizes)
+    return owner.reserve(slot, owner.space(bytes(KEY_BYTES), "test", 16, 0, 0), 0, 1, DAY_NS, keys, sizes)
 
 
 def write(session: Session, entry: bytes, number: int) -> None:
@@ -55,7 +55,7 @@ def store(owner: Owner, session: Session, numbers: list[int]) -> None:
     """Stores the pages that are not stored yet."""
     outcomes, entries, serials = reserve(owner, session.slot, numbers)
     for at, outcome in enumerate(outcomes):
-        if outcome == 0:
+        if outcome == ReserveOutcome.GRANTED:
             entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
             write(session, entry, numbers[at])
             session.publish(entry, serial, 0)

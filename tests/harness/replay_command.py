@@ -120,15 +120,15 @@ def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None
 
 
 def until_granted(pages: int, observer: Observer, process: subprocess.Popen[str]) -> None:
-    until(lambda: observer.header()["granted"] > pages, process)
+    until(lambda: observer.header().granted > pages, process)
 
 
 def clients_of(observer: Observer) -> list[int]:
-    return [slot["pid"] for slot in observer.slots()]
+    return [slot.pid for slot in observer.attachments_with_pins()]
 
 
 def assert_all_released(observer: Observer) -> None:
     """Asserts that the clients have no slot, pin or reservation in the index."""
-    until(lambda: not observer.slots() and not observer.header()["open_entries"])
+    until(lambda: not observer.attachments_with_pins() and not observer.header().open_entries)
     header = observer.header()
-    assert header["used_frames"] == header["pages"]
+    assert header.used_frames == header.pages

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pagetier.client import Client, Namespace
-from pagetier.shm._core import Observer
+from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
 
@@ -93,13 +93,13 @@ class RunningDaemon:
         assert isinstance(answer, Findings)
         return answer.findings
 
-    def header(self) -> dict[str, int]:
+    def header(self) -> IndexHeader:
         """Returns the numbers in the index's header."""
         return self._observer().header()
 
-    def slots(self) -> list[dict[str, Any]]:
+    def slots(self) -> list[AttachmentRecord]:
         """Returns the attached processes with their pins and counters."""
-        return self._observer().slots()
+        return self._observer().attachments_with_pins()
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import Owner, Pins, Session
+from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, TierFlag
 from pagetier.shm.geometry import Geometry
 
-KEYS = [bytes([number]) * 32 for number in range(8)]
+KEYS = [bytes([number]) * KEY_BYTES for number in range(8)]
 FRAME = 4096
 
 
@@ -26,13 +26,13 @@ class World:
         self.session = self.join()
 
     def join(self) -> Session:
-        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+        return self.memory.session(attach(self.owner, len(self.owner.attachments())))
 
     def reserve(self, session: Session, number: int, size: int) -> tuple[bytes, bytes]:
-        space = self.owner.space(bytes(32), "test", 16, 0, 0)
+        space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes = np.array([size], np.uint64)
         outcome, entry, serial = self.owner.reserve(session.slot, space, 0, 1, DAY_NS, KEYS[number], sizes)
-        assert outcome == b"\0"
+        assert outcome == bytes([ReserveOutcome.GRANTED])
         return entry, serial
 
     def store(self, session: Session, number: int, content: npt.NDArray[np.uint8]) -> None:
@@ -68,7 +68,7 @@ def three_pages() -> Iterator[World]:
 def pinned(world: World) -> int:
     """Returns how many of the three pages cannot be evicted."""
     world.owner.settle()
-    return world.owner.flush(-1, 3)[1]
+    return world.owner.flush(-1, TierFlag.BOTH)[1]
 
 
 def first_of(world: World) -> tuple[bytes, bytes]:

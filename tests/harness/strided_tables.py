@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.kernels.layout.tables import PLANE, token_rows
+
 FRAME = 4096
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -81,10 +83,10 @@ class Tables:
         self.arena: Bytes = self.random.integers(0, 256, (s.pages * s.chain + 2) * FRAME, dtype=np.uint8)
         self.frames = self.random.permutation(s.pages * s.chain + 2)[: s.pages * s.chain].astype(np.uint32)
         self.blocks = self.random.permutation(s.used_blocks + 2)[: s.used_blocks].astype(np.int32)
-        self.planes = np.array([self._plane(number, strides) for number in range(s.planes)], np.int64).reshape(-1, 8)
+        self.planes = np.array([self._plane(number, strides) for number in range(s.planes)], PLANE)
         starts = accumulate([s.page_tokens] * (s.pages - 1), initial=-s.before)
-        self.pages = np.array([(at, 0, s.page_tokens) for at in starts][: s.pages], np.int64).reshape(-1, 3)
-        self.pages[:1, 1] = s.before
+        self.pages = token_rows([*starts][: s.pages], 0, s.page_tokens)
+        self.pages["first"][:1] = s.before
         self.skip = np.zeros(0, np.uint8)
 
     def _plane(self, number: int, strides: list[int]) -> tuple[int, ...]:
@@ -125,7 +127,7 @@ class Tables:
             for row in self._heads(page, plane, position, token)
         ]
 
-    def _heads(self, page: int, plane: list[int], position: int, token: int) -> list[tuple[int, int, int, int]]:
+    def _heads(self, page: int, plane: tuple[int, ...], position: int, token: int) -> list[tuple[int, int, int, int]]:
         base, block, stride, head, at, page_head, heads, width = plane
         number, slot = divmod(position + token, self.shape.block_tokens)
         cache = base - self.cache.ctypes.data + int(self.blocks[number]) * block + slot * stride

@@ -32,7 +32,7 @@ _NEEDED = ("unshare", "nsenter", "pivot_root", "systemctl", "systemd-sysusers", 
 
 
 @functools.cache
-def why_not() -> str:
+def skip_reason() -> str:
     """Returns why such a machine cannot be made here, or ""."""
     if os.geteuid() != 0:
         return "only root can make namespaces and mounts"

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, Tier
 from pagetier.tiers.lmdb import LmdbTier
@@ -14,8 +15,8 @@ FRAME = 4096
 CAP = 8 << 20
 # A file system where syncs are cheap, for tests that sync often.
 MEMORY = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
-SPACE = Space(b"s" * 32, "space", 16)
-OTHER = Space(b"o" * 32, "other", 64, 1, 512)
+SPACE = Space(b"s" * KEY_BYTES, "space", 16)
+OTHER = Space(b"o" * KEY_BYTES, "other", 64, 1, 512)
 
 
 def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LmdbTier:
@@ -64,7 +65,7 @@ def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[ReadOutcome]:
 
 
 def keys_in(tier: Tier) -> set[bytes]:
-    found = [held.keys[at : at + 32] for held in tier.contents() for at in range(0, len(held.keys), 32)]
+    found = [held.keys[at : at + KEY_BYTES] for held in tier.contents() for at in range(0, len(held.keys), 32)]
     assert len(found) == len(set(found))
     return set(found)
 

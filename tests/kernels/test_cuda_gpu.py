@@ -45,7 +45,7 @@ class OnGpu:
     def copy(self, direction: Direction) -> Copy:
         its = self.host.copy(direction)
         planes = its.transfer.planes.copy()
-        planes[:, 0] += self.cache.data_ptr() - self.host.cache.ctypes.data
+        planes["base"] = planes["base"] + self.cache.data_ptr() - self.host.cache.ctypes.data
         return msgspec.structs.replace(its, transfer=msgspec.structs.replace(its.transfer, planes=planes))
 
     def wanted(self, direction: Direction) -> Any:

@@ -15,6 +15,7 @@ from pagetier.kernels.gpu.runs import Cutting, Runs, buffer_runs, run_bytes, run
 from pagetier.kernels.gpu.staging import Ring, batches, slot_needed
 from pagetier.kernels.layout.frames import Arena, Frames
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.tables import token_rows
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 TOKENS_BEFORE_HEADS = ("layer", "kind", "block", "token", "head")
@@ -173,7 +174,7 @@ def test_nothing_to_move() -> None:
 
 def test_runs_of_two_pages_are_never_merged() -> None:
     """In the cache, the end of one page is followed by a piece of the next, at the offset where the first one ends."""
-    slots = SlotMap(16, 8, np.array([4, 0, 9, 5], np.int32), np.array([[0, 0, 8], [16, 8, 16]]))
+    slots = SlotMap(16, 8, np.array([4, 0, 9, 5], np.int32), token_rows([0, 16], [0, 8], [8, 16]))
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 64)], slots)
     assert runs_of(copy).nbytes.tolist() == [8 * 64] * 2
     placed = Placed(case_of([Stored(TOKENS_BEFORE_HEADS, 1, 1, 1, 64)], slots, np.random.default_rng(1)))
@@ -185,7 +186,7 @@ def test_runs_of_two_pages_are_never_merged() -> None:
 def test_an_axis_of_one_may_have_any_stride() -> None:
     copy = copy_of([Stored(TOKENS_BEFORE_HEADS, 3, 1, 1, 576)], TOKEN_SLOTS, 1 << 20)
     planes = copy.transfer.planes.copy()
-    planes[:, 2] = 1
+    planes["token"] = 1
     odd = msgspec.structs.replace(copy, transfer=msgspec.structs.replace(copy.transfer, planes=planes))
     assert average(odd) == 32 * 576
     assert set(runs_of(odd).nbytes.tolist()) == {32 * 576}

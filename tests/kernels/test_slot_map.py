@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
+from pagetier.kernels.layout.tables import TOKENS, token_rows
 
 torch = pytest.importorskip("torch")
 
@@ -78,14 +79,14 @@ def test_requests_can_be_joined(cases: list[tuple[SlotMap, Any]]) -> None:
 
 def test_all_pages_are_whole_unless_said_otherwise() -> None:
     slots = slot_map([5, 6, 7], 2, 3, 4, position=5)
-    assert slots.pages.tolist() == [[5, 0, 3], [8, 0, 3]]
+    assert slots.pages.tolist() == [(5, 0, 3), (8, 0, 3)]
     assert slots.blocks.tolist() == [5, 6, 7]
     assert (len(slots), len(slots.skip)) == (2, 0)
 
 
 def test_pages_that_begin_before_the_table() -> None:
     slots = slot_map([5, 6], 2, 4, 3, position=-2, tokens=range(1, 5))
-    assert slots.pages.tolist() == [[-2, 3, 4], [2, 0, 3]]
+    assert slots.pages.tolist() == [(-2, 3, 4), (2, 0, 3)]
 
 
 @pytest.mark.parametrize("tokens", [range(0), range(3, 3), range(7, 3), range(-5, -9), range(99, 99)])
@@ -111,7 +112,8 @@ def test_skipping_adds_up() -> None:
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4)), min_size=1, max_size=4))
 def test_overlapping_pages_are_found(edges: list[tuple[int, int]]) -> None:
     """Two pages overlap if they share a token."""
-    pages = np.array([[start - 1, 1, 1 + count] for start, count in edges], np.int64)
+    starts, counts = np.array(edges).T
+    pages = token_rows(starts - 1, 1, 1 + counts)
     slots = SlotMap(5, 1, np.arange(20, dtype=np.int32), pages)
     tokens = [token for start, count in edges for token in range(start, start + count)]
     assert slots.overlap() == (len(set(tokens)) < len(tokens))
@@ -223,17 +225,17 @@ def test_requests_with_other_sizes_cannot_be_joined() -> None:
             joined_slots(*maps)
 
 
-@pytest.mark.parametrize("page", [[0, -1, 2], [0, 2, 1], [0, 0, 4]], ids=str)
-def test_tokens_that_a_page_does_not_have(page: list[int]) -> None:
+@pytest.mark.parametrize("page", [(0, -1, 2), (0, 2, 1), (0, 0, 4)], ids=str)
+def test_tokens_that_a_page_does_not_have(page: tuple[int, int, int]) -> None:
     """Also of a skipped page, because the mask on a device may differ."""
     with pytest.raises(ValueError, match="tokens outside of pages of 3 tokens"):
-        SlotMap(3, 2, np.zeros(4, np.int32), np.array([page]), np.ones(1, np.uint8))
+        SlotMap(3, 2, np.zeros(4, np.int32), np.array([page], TOKENS), np.ones(1, np.uint8))
 
 
 @pytest.mark.parametrize("position", [-2, 6, 2**63 - 1, -(2**63)])
 def test_pages_that_the_table_does_not_have(position: int) -> None:
-    pages = np.array([[position, 1, 3]])
+    pages = token_rows([position], 1, 3)
     with pytest.raises(ValueError, match="tokens outside of 4 blocks of 2 tokens"):
         SlotMap(3, 2, np.zeros(4, np.int32), pages)
     assert not len(SlotMap(3, 2, np.zeros(4, np.int32), pages, np.ones(1, np.uint8)).used())
-    assert len(SlotMap(3, 2, np.zeros(4, np.int32), np.clip(pages, -1, 5)).used())
+    assert len(SlotMap(3, 2, np.zeros(4, np.int32), token_rows([min(max(position, -1), 5)], 1, 3)).used())

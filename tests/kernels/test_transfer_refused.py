@@ -13,6 +13,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import joined_slots, slot_map
+from pagetier.kernels.layout.tables import token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 
@@ -141,7 +142,7 @@ def test_two_pages_for_the_same_tokens_in_a_load() -> None:
     """They begin in the same block, which is in the table once."""
     paged = PagedCache(*whole())
     slots = slot_map([0, 1, 2], 2, 4, 3)
-    pages = slots.pages - np.array([[0, 0, 0], [1, 0, 0]])
+    pages = token_rows(slots.pages["position"] - [0, 1], slots.pages["first"], slots.pages["end"])
     overlapping = msgspec.structs.replace(slots, pages=pages)
     with pytest.raises(ValueError, match="two pages would be loaded to the same tokens"):
         paged.loading(overlapping)

@@ -8,6 +8,7 @@ from page_of_ranks import joint_memory, separate_memory, slots_of
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.kernels.layout.transfer import PagedCache
 
 
@@ -17,12 +18,18 @@ def test_the_table_of_planes() -> None:
     its = PagedCache(cache, page_layout, Shard(3, 4)).loading(slots_of(0, 4)[1])
     head = 4 * 10
     assert its.planes.tolist() == [
-        [raw_k.ctypes.data, 60, 10, 30, 6 * head, head, 2, 10],
-        [raw_v.ctypes.data, 60, 10, 30, 320 + 6 * head, head, 2, 10],
+        (raw_k.ctypes.data, 60, 10, 30, 6 * head, head, 2, 10),
+        (raw_v.ctypes.data, 60, 10, 30, 320 + 6 * head, head, 2, 10),
     ]
-    assert its.planes.dtype == np.int64
+    assert its.planes.dtype == PLANE
     assert its.planes.flags.c_contiguous
     assert (its.page_bytes, its.device, its.nbytes) == (page_layout.nbytes, "cpu", 2 * 2 * 4 * 10)
+
+
+def test_kernels_on_a_device_find_the_fields_where_they_read_them() -> None:
+    """triton_kernels.py reads the tables as plain numbers in this order."""
+    assert PLANE.names == ("base", "block", "token", "head", "at", "page_head", "heads", "width")
+    assert TOKENS.names == ("position", "first", "end")
 
 
 def test_rows_of_some_layers() -> None:

@@ -23,6 +23,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.kernels.layout.tables import TOKENS, token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 
@@ -45,7 +46,7 @@ class Run:
         for memory in (self.cache, self.arena):
             memory.copy_(torch.from_numpy(rng.integers(0, 256, len(memory), np.uint8)))
         planes = case.transfer.planes.copy()
-        planes[:, 0] += self.cache.data_ptr()
+        planes["base"] = planes["base"] + self.cache.data_ptr()
         self.transfer = msgspec.structs.replace(case.transfer, planes=planes, device=device.name)
         arena = Arena(self.arena.data_ptr(), case.frames.arena.nbytes, FRAME_BYTES, self.arena)
         self.tables = Tables(self.transfer, Frames(arena, case.frames.table))
@@ -141,8 +142,8 @@ def pages_of(slots: SlotMap, **changed: Any) -> Case:
 
 
 NOTHING = {
-    "no pages": {"pages": np.zeros((0, 3), np.int64)},
-    "no tokens": {"pages": FOUR.pages * [1, 1, 0]},
+    "no pages": {"pages": np.zeros(0, TOKENS)},
+    "no tokens": {"pages": token_rows(FOUR.pages["position"], FOUR.pages["first"], 0)},
     "all skipped": {"skip": np.ones(4, np.uint8)},
 }
 
@@ -181,7 +182,7 @@ def test_strides_that_are_never_taken_do_not_count(device: Device) -> None:
     """Torch may give any stride to an axis of one element."""
     case = case_of(SHAPES["latents"], slot_map([0, 1], 2, 1, 1), np.random.default_rng(6))
     planes = case.transfer.planes.copy()
-    planes[:, 2:4] = 1
+    planes["token"] = planes["head"] = 1
     transfer = msgspec.structs.replace(case.transfer, planes=planes)
     run = Run(msgspec.structs.replace(case, transfer=transfer), device)
     assert [group.unit for group in run.tables.groups] == [16]

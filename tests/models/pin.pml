@@ -5,7 +5,7 @@
  *
  * Code: pt_pin_key and pt_pin_serial (match.h), pt_try, pt_keep and pt_release_one (session.h), pt_grant, pt_fill and
  * pt_refill (reserve.h), pt_drop_page (evict.h), pt_free_on_disk (disk_entries.h), pt_disk_forget (disk_tier.h),
- * pt_end_order (write_behind.h), pt_settle (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (a
+ * pt_end_write (write_behind.h), pt_settle (reservations.h), pt_clear_pins (attachments.h). Left out: the dictionary (a
  * reader has the number of this entry from a slot that may be stale), parts (reserve.pml), the order of eviction (a listed
  * page may be evicted at any time).
  *
@@ -37,7 +37,7 @@ bool gone; /* the writer's "released" bit */
 bool opened;  /* on the open list */
 bool listed; /* by the eviction policy */
 
-byte held[2]; /* pt_session.held, of each slot */
+byte held[2]; /* pt_session.own_pins, of each slot */
 bool locked;  /* pt_session.lock of the process with two threads */
 byte readers;
 bool dying, dead;
@@ -280,7 +280,7 @@ end:
     :: state[0] == ON_DISK -> pt_refill(); done = false; d_step { pt_check() }
     :: state[0] == ON_DISK -> pt_free_on_disk(); done = false; d_step { pt_check() }
     :: state[0] == ON_DISK -> pt_disk_forget(); done = false; d_step { pt_check() }
-    :: listed && !on_disk -> on_disk = true /* pt_end_order */
+    :: listed && !on_disk -> on_disk = true /* pt_end_write */
     :: listed -> pt_drop_page(); done = false; d_step { pt_check() }
     :: opened && gone -> pt_settle(); done = false; d_step { pt_check() }
     :: dead -> pt_reap(); d_step { pt_check() }

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from index_with_disk import EVICTED, Place
+from index_with_disk import Place
 from numbered_pages import GEOMETRY
+from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
 
 
@@ -36,5 +37,5 @@ def place() -> Iterator[Place]:
 @pytest.fixture
 def disk(place: Place) -> Place:
     """Returns the index with a disk that has room for 8 frames."""
-    place.owner.disk_open(8, EVICTED)
+    place.owner.disk_open(8, WriteRule.EVICTED)
     return place

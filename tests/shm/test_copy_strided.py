@@ -52,8 +52,8 @@ def shapes() -> st.SearchStrategy[Shape]:
 def test_each_byte_is_copied_to_the_place_in_the_tables(shape: Shape, data: st.DataObject) -> None:
     tables = Tables(shape)
     for page in tables.pages:
-        page[1] = data.draw(st.just(page[1]) | st.integers(int(page[1]), shape.page_tokens))
-        page[2] = data.draw(st.just(page[2]) | st.integers(int(page[1]), shape.page_tokens))
+        page["first"] = data.draw(st.just(page["first"]) | st.integers(int(page["first"]), shape.page_tokens))
+        page["end"] = data.draw(st.just(page["end"]) | st.integers(int(page["first"]), shape.page_tokens))
     if data.draw(st.booleans()):
         flags = st.lists(st.booleans(), min_size=shape.pages, max_size=shape.pages)
         tables.skip = np.array(data.draw(flags), np.uint8)
@@ -96,8 +96,8 @@ def test_a_scatter_restores_gathered_pages() -> None:
 def test_strides_may_be_negative() -> None:
     tables = Tables(Shape())
     blocks = tables.shape.used_blocks + 2
-    tables.planes[:, 0] += (blocks - 1) * tables.planes[:, 1]
-    tables.planes[:, 1] *= -1
+    tables.planes["base"] = tables.planes["base"] + (blocks - 1) * tables.planes["block"]
+    tables.planes["block"] = -tables.planes["block"]
     gathered(tables)
     scattered(tables)
 
@@ -108,8 +108,8 @@ def test_empty_tables_copy_nothing() -> None:
         gathered(tables)
         scattered(tables)
     tables = Tables(Shape())
-    tables.pages[:, 2] = tables.pages[:, 1]
-    tables.pages[:, 0] = -1000
+    tables.pages["end"] = tables.pages["first"]
+    tables.pages["position"] = -1000
     tables.blocks[:] = -1
     gathered(tables)
 
@@ -117,7 +117,7 @@ def test_empty_tables_copy_nothing() -> None:
 def test_rows_of_skipped_pages_are_not_validated() -> None:
     tables = Tables(Shape())
     tables.skip = np.array([0, 1, 0], np.uint8)
-    tables.pages[1, 0] = 10**6
+    tables.pages["position"][1] = 10**6
     tables.frames.reshape(3, -1)[1] = 0
     gather(*tables.plain(1))
     tables.frames.reshape(3, -1)[1] = 2**32 - 1
@@ -125,38 +125,41 @@ def test_rows_of_skipped_pages_are_not_validated() -> None:
     scatter(*tables.plain(1))
 
 
-def put(table: str, where: int | tuple[int, int], value: int) -> Callable[[Tables], None]:
+def put(table: str, where: int | tuple[int, str], value: int) -> Callable[[Tables], None]:
     def spoil(tables: Tables) -> None:
-        getattr(tables, table)[where] = value
+        rows = getattr(tables, table)
+        if isinstance(where, tuple):
+            row, field = where
+            rows[field][row] = value
+        else:
+            rows[where] = value
 
     return spoil
 
 
-BASE, BLOCK, TOKEN, HEAD, AT, PAGE_HEAD, HEADS, WIDTH = range(8)
-POSITION, FIRST, END = range(3)
 WRONG: list[tuple[str, Callable[[Tables], None]]] = [
-    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, HEADS), 0)),
-    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, WIDTH), -1)),
-    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, AT), -16)),
-    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, PAGE_HEAD), -16)),
-    (r"planes\[2\]: its heads overlap", put("planes", (2, PAGE_HEAD), 48 * 16 - 1)),
-    (r"planes\[0\]: reaches beyond the page", put("planes", (0, AT), 4 * FRAME - 3 * 48 * 16 + 1)),
-    (r"planes\[0\]: reaches beyond the page", put("planes", (0, HEADS), 22)),
-    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, WIDTH), I64.max // 40)),
-    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, HEADS), I64.max)),
-    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, AT), I64.max)),
-    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, BASE), I64.max)),
-    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, BLOCK), I64.max // 2)),
-    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, TOKEN), I64.min)),
-    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, HEAD), I64.max // 2)),
-    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, BASE), 0)),
-    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, HEAD), -(1 << 60))),
-    (r"pages\[2\]: the first token is negative", put("pages", (2, FIRST), -1)),
-    (r"pages\[2\]: ends before its first token", put("pages", (2, END), -1)),
-    (r"pages\[0\]: begins before the table of blocks", put("pages", (0, POSITION), -1)),
-    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, POSITION), 97)),
-    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, END), 49)),
-    (r"pages\[1\]: a position beyond 64 bits", put("pages", (1, POSITION), I64.max)),
+    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, "heads"), 0)),
+    (r"planes\[1\]: heads and width are at least 1", put("planes", (1, "width"), -1)),
+    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, "at"), -16)),
+    (r"planes\[3\]: at and page_head are not negative", put("planes", (3, "page_head"), -16)),
+    (r"planes\[2\]: its heads overlap", put("planes", (2, "page_head"), 48 * 16 - 1)),
+    (r"planes\[0\]: reaches beyond the page", put("planes", (0, "at"), 4 * FRAME - 3 * 48 * 16 + 1)),
+    (r"planes\[0\]: reaches beyond the page", put("planes", (0, "heads"), 22)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, "width"), I64.max // 40)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, "heads"), I64.max)),
+    (r"planes\[0\]: its bytes in the page exceed 64 bits", put("planes", (0, "at"), I64.max)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, "base"), I64.max)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, "block"), I64.max // 2)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, "token"), I64.min)),
+    (r"planes\[0\]: its addresses in the cache exceed 64 bits", put("planes", (0, "head"), I64.max // 2)),
+    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, "base"), 0)),
+    (r"planes\[0\]: its addresses in the cache are invalid", put("planes", (0, "head"), -(1 << 60))),
+    (r"pages\[2\]: the first token is negative", put("pages", (2, "first"), -1)),
+    (r"pages\[2\]: ends before its first token", put("pages", (2, "end"), -1)),
+    (r"pages\[0\]: begins before the table of blocks", put("pages", (0, "position"), -1)),
+    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, "position"), 97)),
+    (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, "end"), 49)),
+    (r"pages\[1\]: a position beyond 64 bits", put("pages", (1, "position"), I64.max)),
     (r"pages\[1\]: uses a block with a negative number", put("blocks", 5, -1)),
     (r"pages\[1\]: a frame lies outside the arena", put("frames", 7, 14)),
     (r"skip: 2 flags for 3 pages", lambda tables: setattr(tables, "skip", bytes(2))),
@@ -203,14 +206,14 @@ def test_an_invalid_arena_is_rejected(address: int, size: int, frame: int, why: 
 def test_the_last_byte_of_a_page_can_be_addressed() -> None:
     """A plane may end with the last byte of the page's frames."""
     tables = Tables(Shape(planes=1))
-    tables.planes[0, AT] = tables.shape.chain * FRAME - 3 * tables.shape.head_bytes
+    tables.planes["at"][0] = tables.shape.chain * FRAME - 3 * tables.shape.head_bytes
     gathered(tables)
     scattered(tables)
 
 
 def test_other_types_are_rejected() -> None:
     tables = Tables(Shape())
-    for planes in (7, tables.planes[:, ::2]):
+    for planes in (7, tables.planes[::2]):
         with pytest.raises((TypeError, BufferError, ValueError)):
             tables.planes = planes  # type: ignore[assignment]
             gather(*tables.plain(1))

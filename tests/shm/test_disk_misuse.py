@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
-from index_with_disk import EVICTED, FRAME, GRANTED, THROUGH, Place, ints, key, u32, u64
+from index_with_disk import FRAME, Place, ints, key, u32, u64
+from pagetier.shm._core import KEY_BYTES, SLOTS, ReserveOutcome, WriteResult, WriteRule
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
-    ("disk_open", (8, 3)),
-    ("disk_rule", (3,)),
-    ("disk_report", (b"k" * 31, b"", b"", b"")),
-    ("disk_report", (b"k" * 32, bytes(8), bytes(4), b"")),
-    ("disk_report", (b"k" * 32, bytes(8), bytes(8), bytes(8))),
-    ("disk_damaged", (b"k" * 33,)),
-    ("end_orders", (bytes(4), b"")),
-    ("end_orders", (bytes(3), b"")),
-    ("fetch", (56, 1, b"")),
+    ("disk_open", (8, len(WriteRule))),
+    ("disk_rule", (len(WriteRule),)),
+    ("disk_report", (b"k" * (KEY_BYTES - 1), b"", b"", b"")),
+    ("disk_report", (b"k" * KEY_BYTES, bytes(8), bytes(4), b"")),
+    ("disk_report", (b"k" * KEY_BYTES, bytes(8), bytes(8), bytes(8))),
+    ("disk_damaged", (b"k" * (KEY_BYTES + 1),)),
+    ("end_writes", (bytes(4), b"")),
+    ("end_writes", (bytes(3), b"")),
+    ("fetch", (SLOTS, 1, b"")),
     ("fetch", (0, 1, b"k")),
     ("sizes", (bytes(5),)),
     ("chains", (bytes(1),)),
@@ -37,21 +38,21 @@ def test_invalid_arguments_are_rejected(disk: Place, name: str, arguments: tuple
 def test_no_call_works_before_the_adoption(place: Place) -> None:
     owner = place.memory.owner()
     calls: list[Callable[[], object]] = [
-        lambda: owner.disk_open(8, EVICTED),
-        lambda: owner.disk_rule(EVICTED),
+        lambda: owner.disk_open(8, WriteRule.EVICTED),
+        lambda: owner.disk_rule(WriteRule.EVICTED),
         owner.unwritten,
         owner.disk_close,
         lambda: owner.disk_report(b"", b"", b"", b""),
         owner.disk_drops,
         lambda: owner.disk_damaged(b""),
-        lambda: owner.frames_ahead(1),
-        lambda: owner.order_writes(1, 1),
-        lambda: owner.end_orders(b"", b""),
+        lambda: owner.frames_before_unwritten(1),
+        lambda: owner.start_writes(1, 1),
+        lambda: owner.end_writes(b"", b""),
         lambda: owner.fetch(0, 1, b""),
         lambda: owner.sizes(b""),
         lambda: owner.chains(b""),
         lambda: owner.count_fetched(0, 0, 0),
-        lambda: owner.tell_disk(b""),
+        lambda: owner.publish_disk_status(b""),
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match="adopt"):
@@ -75,8 +76,8 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
         max_size=8,
     )
     return st.one_of(
-        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.integers(0, 2))),
-        st.tuples(st.just("disk_rule"), st.tuples(st.integers(0, 2))),
+        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.sampled_from(WriteRule))),
+        st.tuples(st.just("disk_rule"), st.tuples(st.sampled_from(WriteRule))),
         st.tuples(st.just("disk_close"), st.just(())),
         reports.map(
             lambda r: (
@@ -90,10 +91,10 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
             )
         ),
         st.tuples(st.just("disk_damaged"), st.tuples(keys)),
-        st.tuples(st.just("order_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20))),
-        numbers.map(lambda n: ("end_orders", (u32(*n), bytes(at % 5 for at in range(len(n)))))),
+        st.tuples(st.just("start_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20))),
+        numbers.map(lambda n: ("end_writes", (u32(*n), bytes(at % (len(WriteResult) + 1) for at in range(len(n)))))),
         st.tuples(st.just("fetch"), st.tuples(st.just(0), st.sampled_from([1, DAY_NS]), keys)),
-        keys.map(lambda k: ("reserve", (0, 0, 0, 1, DAY_NS, k, u64(*[FRAME + len(k) % 3] * (len(k) // 32))))),
+        keys.map(lambda k: ("reserve", (0, 0, 0, 1, DAY_NS, k, u64(*[FRAME + len(k) % 3] * (len(k) // KEY_BYTES))))),
         st.tuples(st.just("evict"), st.tuples(st.integers(0, 8), st.integers(0, 9))),
         st.tuples(st.just("flush"), st.tuples(st.integers(-1, 3), st.integers(0, 5))),
         st.tuples(st.just("settle"), st.just(())),
@@ -104,14 +105,14 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
 @given(st.lists(steps(), max_size=40), st.randoms(use_true_random=False))
 def test_random_calls_leave_the_index_consistent(asked: list[tuple[str, tuple[Any, ...]]], chance: Any) -> None:
     place = Place()
-    place.owner.disk_open(6, THROUGH)
+    place.owner.disk_open(6, WriteRule.THROUGH)
     for name, arguments in asked:
         got = getattr(place.owner, name)(*arguments)
         if name in ("fetch", "reserve"):
             for outcome, entry, serial in zip(got[0], ints(got[1], 4), ints(got[2], 8), strict=True):
-                if outcome == GRANTED and chance.random() < 0.7:
+                if outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
                     place.session.publish(u32(entry), u64(serial), 0)
-                elif outcome == GRANTED and chance.random() < 0.7:
+                elif outcome == ReserveOutcome.GRANTED and chance.random() < 0.7:
                     place.session.abandon(u32(entry), u64(serial), 0)
         assert place.owner.check_integrity() == [], name
     place.memory.close()

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
 import pytest
 
 from anonymous_segments import DAY_NS
+from core_records import lock_words
 from forked_child import kill, spawn
-from index_with_disk import (
-    ABSENT,
-    AGAIN,
-    DISK,
-    DONE,
-    EVICTED,
-    FAILED,
-    FRAME,
-    GEOMETRY,
-    GRANTED,
-    MEMORY,
-    PENDING,
-    PRESENT,
-    SECOND,
-    SKIPPED,
-    THROUGH,
-    Place,
-    ints,
-    key,
-    u32,
-    u64,
-)
-from pagetier.shm._core import Observer, Pins
+from index_with_disk import FRAME, GEOMETRY, Place, ints, key, u32, u64
+from pagetier.shm._core import KEY_BYTES, STATUS_BYTES, Observer, Pins, ReserveOutcome, TierFlag, WriteResult, WriteRule
 
-AT_LOCKS, TICK, FAR = (
-    2 * 4096,
-    2,
-    2**64 - 1,
-)  # of the lock words; of the tick; a huge tick
+FAR = 2**64 - 1  # a huge tick
 
 
 def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
@@ -46,11 +21,15 @@ def test_evicted_pages_are_found_on_disk_and_read_in(disk: Place) -> None:
     disk.evict_all()
     assert disk.match("a", "b", "x") == (0, 2) and disk.match("x", "a") == (0, 0)
     outcomes, entries, serials = disk.owner.fetch(disk.slot, DAY_NS, key("a") + key("b") + key("x"))
-    assert list(outcomes) == [GRANTED, GRANTED, ABSENT] and ints(disk.owner.sizes(entries[:8]), 8) == [FRAME, 2 * FRAME]
-    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [PENDING] and disk.match("a", "b") == (0, 2)
+    assert list(outcomes) == [ReserveOutcome.GRANTED, ReserveOutcome.GRANTED, ReserveOutcome.ABSENT] and ints(
+        disk.owner.sizes(entries[:8]), 8
+    ) == [FRAME, 2 * FRAME]
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes) == [ReserveOutcome.PENDING] and disk.match(
+        "a", "b"
+    ) == (0, 2)
     disk.fill(ints(entries, 4)[0], ints(serials, 8)[0], b"a" * FRAME)
     assert disk.match("a", "b") == (1, 2) and disk.load("a") == b"a" * FRAME
-    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0]) == [PRESENT]
+    assert list(disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes) == [ReserveOutcome.PRESENT]
     disk.session.abandon(entries[4:8], serials[8:16], 0)
     assert disk.owner.settle() == 0 and disk.match("a", "b") == (1, 2) and disk.owner.disk_drops() == b""
 
@@ -66,7 +45,7 @@ def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -
 
 def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
-    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.order_writes(100, 100)
+    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.start_writes(100, 100)
     assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
     assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
     assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
@@ -75,8 +54,8 @@ def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     frames = [ints(disk.session.chain(entry), 4) for entry in ints(entries, 4)]
     assert len(pins) == 2 and [len(chain) for chain in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
     pins.release()
-    assert disk.owner.order_writes(100, 100) == (b"",) * 7
-    assert disk.owner.flush(-1, MEMORY | DISK) == (0, 2) and disk.owner.evict(8, 100) == 0
+    assert disk.owner.start_writes(100, 100) == (b"",) * 7
+    assert disk.owner.flush(-1, TierFlag.BOTH) == (0, 2) and disk.owner.evict(8, 100) == 0
 
 
 def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
@@ -86,16 +65,16 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 
     def scribble() -> None:
         segment = mmap.mmap(disk.memory.descriptors[1], 0)
-        ticks = np.frombuffer(segment, np.uint64, 4 * GEOMETRY.entries, AT_LOCKS).reshape(-1, 4)[:, TICK]
+        ticks = lock_words(segment, GEOMETRY.entries)["tick"]
         while True:
             ticks[:] = FAR
 
     scribbler = spawn(scribble)
     try:
         for _ in range(3000):
-            entries, *_, ticks, _ = disk.owner.order_writes(100, 100)
+            entries, *_, ticks, _ = disk.owner.start_writes(100, 100)
             assert max(ints(ticks, 8)) < FAR
-            disk.owner.end_orders(entries, bytes([AGAIN]) * (len(entries) // 4))
+            disk.owner.end_writes(entries, bytes([WriteResult.AGAIN]) * (len(entries) // 4))
     finally:
         kill(scribbler)
 
@@ -103,45 +82,45 @@ def test_write_orders_contain_no_tick_invented_by_a_client(disk: Place) -> None:
 def test_write_orders_respect_their_limits(disk: Place) -> None:
     for name in "abcd":
         disk.store(name)
-    assert disk.owner.order_writes(100, 0)[0] == b"" and disk.owner.order_writes(0, 100)[0] == b""
-    assert len(disk.owner.order_writes(100, 1)[0]) == 4 and len(disk.owner.order_writes(2, 100)[0]) == 8
+    assert disk.owner.start_writes(100, 0).entries == b"" and disk.owner.start_writes(0, 100).entries == b""
+    assert len(disk.owner.start_writes(100, 1).entries) == 4 and len(disk.owner.start_writes(2, 100).entries) == 8
 
 
-@pytest.mark.parametrize("result", [FAILED, SKIPPED, AGAIN, 77])
+@pytest.mark.parametrize("result", [WriteResult.FAILED, WriteResult.SKIPPED, WriteResult.AGAIN, 77])
 def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> None:
     disk.store("a")
-    assert len(disk.write(result)) == 1 and disk.owner.header()["disk_pages"] == 0
-    assert bool(disk.write(result)) == (result not in (FAILED, SKIPPED))
-    disk.owner.disk_rule(THROUGH)
-    assert len(disk.write()) == 1 and disk.owner.header()["disk_pages"] == 1
+    assert len(disk.write(result)) == 1 and disk.owner.header().disk_pages == 0
+    assert bool(disk.write(result)) == (result not in (WriteResult.FAILED, WriteResult.SKIPPED))
+    disk.owner.disk_rule(WriteRule.THROUGH)
+    assert len(disk.write()) == 1 and disk.owner.header().disk_pages == 1
 
 
 def test_results_without_an_order_change_nothing(disk: Place) -> None:
     entry = disk.store("a")
-    disk.owner.end_orders(u32(entry, 11, 12, 0xFFFFFFFF), bytes([DONE] * 4))
-    assert disk.owner.header()["disk_pages"] == 0
-    ordered = disk.owner.order_writes(100, 100)[0]
-    disk.owner.end_orders(ordered * 2, bytes([DONE, FAILED]))
-    assert disk.owner.header()["disk_pages"] == 1 and disk.owner.header()["disk_written"] == 1
+    disk.owner.end_writes(u32(entry, 11, 12, 0xFFFFFFFF), bytes([WriteResult.DONE] * 4))
+    assert disk.owner.header().disk_pages == 0
+    ordered = disk.owner.start_writes(100, 100).entries
+    disk.owner.end_writes(ordered * 2, bytes([WriteResult.DONE, WriteResult.FAILED]))
+    assert disk.owner.header().disk_pages == 1 and disk.owner.header().disk_written == 1
 
 
 def test_the_write_rules_select_the_pages_to_write(place: Place) -> None:
     place.store("a"), place.store("b")
     assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
-    place.owner.disk_open(8, SECOND)
+    place.owner.disk_open(8, WriteRule.SECOND)
     assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
-    place.owner.disk_rule(THROUGH)
+    place.owner.disk_rule(WriteRule.THROUGH)
     assert place.owner.unwritten()[:2] == (2, 2 * FRAME)
     assert len(place.write()) == 2 and place.owner.unwritten()[:2] == (0, 0)
 
 
-def test_frames_ahead_end_at_the_first_unwritten_page(disk: Place) -> None:
-    assert disk.owner.frames_ahead(5) == 5
+def test_frames_before_unwritten_end_at_the_first_unwritten_page(disk: Place) -> None:
+    assert disk.owner.frames_before_unwritten(5) == 5
     disk.store("a")
     disk.write()
     disk.store("b", 2 * FRAME)
-    assert disk.owner.frames_ahead(100) == 5 + 1 and disk.owner.frames_ahead(2) >= 2
-    assert 0 <= disk.owner.frames_ahead(0) <= 8 and disk.owner.frames_ahead(2**64 - 1) == 6
+    assert disk.owner.frames_before_unwritten(100) == 5 + 1 and disk.owner.frames_before_unwritten(2) >= 2
+    assert 0 <= disk.owner.frames_before_unwritten(0) <= 8 and disk.owner.frames_before_unwritten(2**64 - 1) == 6
 
 
 def test_a_full_disk_evicts_the_coldest_pages(disk: Place) -> None:
@@ -151,7 +130,7 @@ def test_a_full_disk_evicts_the_coldest_pages(disk: Place) -> None:
         disk.write()
     assert disk.owner.disk_drops() == b"".join(map(key, names[:3])) and disk.owner.disk_drops() == b""
     header = disk.owner.header()
-    assert header["disk_used_frames"] == header["disk_frames"] == 8 and header["disk_evicted"] == 3
+    assert header.disk_used_frames == header.disk_frames == 8 and header.disk_evicted == 3
 
 
 def test_valid_pages_of_a_report_are_loaded_into_the_index(disk: Place) -> None:
@@ -167,20 +146,20 @@ def test_valid_pages_of_a_report_are_loaded_into_the_index(disk: Place) -> None:
     keys = b"".join(map(key, reported))
     sizes, spaces = (list(column) for column in zip(*reported.values(), strict=True))
     disk.owner.disk_report(keys, u64(*sizes), u32(*spaces), u64(*[2**64 - 1] * len(reported)))
-    assert disk.owner.disk_drops() == keys[32:]
+    assert disk.owner.disk_drops() == keys[KEY_BYTES:]
     disk.owner.disk_report(key("good"), u64(FRAME), u32(disk.space), u64(0))
     assert disk.owner.disk_drops() == b"" and disk.match("good") == (0, 1) and disk.match("other size") == (1, 1)
-    assert disk.owner.header()["disk_pages"] == 1
+    assert disk.owner.header().disk_pages == 1
 
 
 def test_a_report_that_exceeds_the_disk_is_truncated(disk: Place) -> None:
     names = [f"page {n}" for n in range(11)]
     keys = b"".join(map(key, names))
     disk.owner.disk_report(keys, u64(*[FRAME] * 11), u32(*[disk.space] * 11), u64(*range(11)))
-    assert disk.owner.header()["disk_pages"] == 8 and disk.owner.disk_drops() == keys[:96]
+    assert disk.owner.header().disk_pages == 8 and disk.owner.disk_drops() == keys[:96]
     disk.owner.disk_close()
     disk.owner.disk_report(key("late"), u64(FRAME), u32(disk.space), u64(0))
-    assert disk.owner.header()["disk_pages"] == 0 and disk.sound()
+    assert disk.owner.header().disk_pages == 0 and disk.sound()
 
 
 def test_a_corrupt_page_is_removed_from_index_and_disk(disk: Place) -> None:
@@ -189,15 +168,15 @@ def test_a_corrupt_page_is_removed_from_index_and_disk(disk: Place) -> None:
     disk.evict_all()
     disk.owner.disk_damaged(key("a") + key("x") + key("a"))
     assert disk.match("a") == (0, 0) and disk.owner.disk_drops() == key("a")
-    assert disk.owner.header()["disk_damaged"] == 1
+    assert disk.owner.header().disk_damaged == 1
 
 
 def test_a_flush_of_one_tier_keeps_the_other(disk: Place) -> None:
     disk.store("a")
     disk.write()
-    assert disk.owner.flush(-1, MEMORY) == (1, 0) and disk.match("a") == (0, 1)
-    assert disk.owner.flush(-1, 0) == (0, 0) and disk.owner.flush(7, DISK) == (0, 0)
-    assert disk.owner.flush(disk.space, DISK) == (1, 0) and disk.match("a") == (0, 0)
+    assert disk.owner.flush(-1, TierFlag.MEMORY) == (1, 0) and disk.match("a") == (0, 1)
+    assert disk.owner.flush(-1, TierFlag(0)) == (0, 0) and disk.owner.flush(7, TierFlag.DISK) == (0, 0)
+    assert disk.owner.flush(disk.space, TierFlag.DISK) == (1, 0) and disk.match("a") == (0, 0)
     assert disk.owner.disk_drops() == key("a")
 
 
@@ -206,13 +185,13 @@ def test_a_disk_that_is_gone_takes_its_pages_with_it(disk: Place) -> None:
     disk.write()
     disk.evict_all()
     disk.store("b")
-    assert disk.owner.fetch(disk.slot, DAY_NS, key("a"))[0] == bytes([GRANTED])
-    disk.owner.disk_open(4, EVICTED)
+    assert disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes == bytes([ReserveOutcome.GRANTED])
+    disk.owner.disk_open(4, WriteRule.EVICTED)
     assert disk.match("b") == (1, 1) and disk.match("a") == (0, 0) and disk.sound()
     disk.owner.reap(disk.slot)
-    assert disk.owner.header()["used_frames"] == 1 and disk.owner.header()["disk_frames"] == 4
+    assert disk.owner.header().used_frames == 1 and disk.owner.header().disk_frames == 4
     disk.owner.disk_close()
-    assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ABSENT])
+    assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ReserveOutcome.ABSENT])
 
 
 def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
@@ -221,22 +200,23 @@ def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
     disk.owner.evict(GEOMETRY.frames, 1)
     del disk.owner
     disk.owner = disk.memory.adopted(1 << disk.slot)
-    assert disk.owner.header()["disk_pages"] == 0 and sum(disk.match(name)[1] for name in "ab") == 1
+    assert disk.owner.header().disk_pages == 0 and sum(disk.match(name)[1] for name in "ab") == 1
 
 
 def test_the_tier_publishes_its_status(disk: Place) -> None:
     observer = Observer(*disk.memory.descriptors[:2])
-    assert observer.disk_text() == b""
-    for text in (b"all is well", b"", b"\0" * 2048):
-        disk.owner.tell_disk(text)
-        assert observer.disk_text() == text
+    assert observer.disk_status() == b""
+    for text in (b"all is well", b"", b"\0" * STATUS_BYTES):
+        disk.owner.publish_disk_status(text)
+        assert observer.disk_status() == text
     with pytest.raises(ValueError, match="2049 bytes"):
-        disk.owner.tell_disk(b"x" * 2049)
-    assert observer.disk_text() == b"\0" * 2048
+        disk.owner.publish_disk_status(b"x" * 2049)
+    assert observer.disk_status() == b"\0" * STATUS_BYTES
 
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:
     assert disk.owner.sizes(u32(12, 0xFFFFFFFF)) == bytes(16) and disk.owner.chains(u32(12, 0xFFFFFFFF)) == bytes(8)
     assert disk.session.chain(12) == disk.session.chain(0xFFFFFFFF) == b""
     disk.owner.count_fetched(1, 2, 3)
-    assert [disk.owner.header()[name] for name in ("disk_read", "disk_read_bytes", "disk_missed")] == [1, 2, 3]
+    header = disk.owner.header()
+    assert (header.disk_read, header.disk_read_bytes, header.disk_missed) == (1, 2, 3)

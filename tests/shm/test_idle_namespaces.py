@@ -7,8 +7,8 @@ import time
 import pytest
 
 from anonymous_segments import DAY_NS
-from index_with_disk import DISK, MEMORY, Place, key
-from pagetier.shm._core import IDLE_DROPPED, IDLE_MORE, IDLE_NOTHING, Pins
+from index_with_disk import Place, key
+from pagetier.shm._core import KEY_BYTES, IdleResult, Pins, TierFlag, WriteResult
 
 ANY_NS, IDLE_NS = 0, 20_000_000
 PLENTY = 1000
@@ -25,7 +25,7 @@ def two(place: Place) -> Place:
 
 def name(place: Place, space: str) -> None:
     """Sets the namespace of the pages that are stored from now on."""
-    place.space = place.owner.space(space.encode().ljust(32, b"."), space, 16, 0, 0)
+    place.space = place.owner.space(space.encode().ljust(KEY_BYTES, b"."), space, 16, 0, 0)
     assert place.space >= 0
 
 
@@ -34,10 +34,10 @@ def drop(place: Place, idle_ns: int = ANY_NS) -> str:
     found, _, space = place.owner.drop_idle(idle_ns, PLENTY)
     assert place.sound()
     if space is None:
-        assert found == IDLE_NOTHING
+        assert found == IdleResult.NOTHING
         return ""
-    assert found == IDLE_DROPPED and space["listed"] == 0
-    return str(space["name"])
+    assert found == IdleResult.DROPPED and space.listed == 0
+    return str(space.name)
 
 
 def test_the_oldest_is_dropped_first(two: Place) -> None:
@@ -47,14 +47,14 @@ def test_the_oldest_is_dropped_first(two: Place) -> None:
     assert two.owner.spare_spaces() == 1
     assert drop(two) == "other"
     assert (drop(two), two.owner.spare_spaces()) == ("", 2)
-    assert two.owner.header()["flushed"] == 2
+    assert two.owner.header().flushed == 2
 
 
 def test_a_record_without_pages_is_reused_by_another_namespace(two: Place) -> None:
     assert two.owner.space(b"third".ljust(32), "third", 16, 0, 0) == -1
     assert drop(two) == "space"
     name(two, "third")
-    assert {space["name"] for space in two.owner.spaces()} == {"other", "third"}
+    assert {space.name for space in two.owner.spaces()} == {"other", "third"}
 
 
 def test_a_recently_used_namespace_is_not_dropped(two: Place) -> None:
@@ -69,7 +69,7 @@ def test_a_match_counts_as_use(two: Place) -> None:
 
 
 def test_a_reservation_counts_as_use(two: Place) -> None:
-    two.owner.space(b"s" * 32, "space", 16, 0, 0)
+    two.owner.space(b"s" * KEY_BYTES, "space", 16, 0, 0)
     assert drop(two) == "other"
 
 
@@ -95,11 +95,11 @@ def test_a_turn_visits_at_most_the_given_number_of_pages(two: Place) -> None:
     turns, pages, dropped = 0, 0, ["space"]
     assert drop(two) == "space"
     while dropped[-1] != "other":
-        before = two.owner.header()["pages"]
+        before = two.owner.header().pages
         found, pages, space = two.owner.drop_idle(ANY_NS, 1)
-        assert before - two.owner.header()["pages"] <= 1 and two.sound()
-        assert (found == IDLE_DROPPED) == (space is not None)
-        dropped += [space["name"]] if space else []
+        assert before - two.owner.header().pages <= 1 and two.sound()
+        assert (found == IdleResult.DROPPED) == (space is not None)
+        dropped += [space.name] if space else []
         turns += 1
     assert pages == 4 and turns >= 8
 
@@ -111,11 +111,11 @@ def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
         two.store(page)
     assert drop(two) == "space"
     time.sleep(2 * IDLE_NS / 1e9)
-    assert two.owner.drop_idle(IDLE_NS, 2)[0] == IDLE_MORE
+    assert two.owner.drop_idle(IDLE_NS, 2).result == IdleResult.MORE
     assert two.match(used) == (1, 1)
-    while (found := two.owner.drop_idle(IDLE_NS, 2)[0]) == IDLE_MORE:
+    while (found := two.owner.drop_idle(IDLE_NS, 2).result) == IdleResult.MORE:
         pass
-    assert found == IDLE_NOTHING
+    assert found == IdleResult.NOTHING
     assert two.match(used) == (1, 1) and two.sound()
 
 
@@ -124,12 +124,12 @@ def test_a_page_used_while_its_namespace_is_dropped_is_kept(two: Place) -> None:
         two.store(page)
     assert drop(two) == "space"
     time.sleep(2 * IDLE_NS / 1e9)
-    while not two.owner.drop_idle(IDLE_NS, 1)[1]:
+    while not two.owner.drop_idle(IDLE_NS, 1).pages:
         pass
     assert two.match("a") == (1, 1)
-    while (found := two.owner.drop_idle(IDLE_NS, 1)[0]) == IDLE_MORE:
+    while (found := two.owner.drop_idle(IDLE_NS, 1).result) == IdleResult.MORE:
         pass
-    assert found == IDLE_NOTHING
+    assert found == IdleResult.NOTHING
     assert two.match("a") == (1, 1) and two.sound()
 
 
@@ -137,8 +137,8 @@ def test_a_walk_restarts_if_its_page_was_evicted(two: Place) -> None:
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
-    assert two.owner.drop_idle(ANY_NS, 2)[0] == IDLE_MORE
-    two.owner.flush(two.space, MEMORY | DISK)
+    assert two.owner.drop_idle(ANY_NS, 2).result == IdleResult.MORE
+    two.owner.flush(two.space, TierFlag.BOTH)
     assert drop(two) == ""
     two.store("e")
     assert drop(two) == "other"
@@ -154,26 +154,26 @@ def test_copies_on_disk_are_dropped_too(disk: Place) -> None:
     assert drop(disk) == "space"
     assert disk.owner.disk_drops() == key("both again") + key("both")
     header = disk.owner.header()
-    assert (header["pages"], header["disk_pages"]) == (0, 0)
+    assert (header.pages, header.disk_pages) == (0, 0)
 
 
 def test_a_page_being_written_to_disk_is_kept_until_it_is_there(disk: Place) -> None:
     disk.store("slow")
-    entries, *_ = disk.owner.order_writes(1 << 20, 100)
-    assert disk.owner.drop_idle(ANY_NS, PLENTY)[0] == IDLE_MORE
+    entries, *_ = disk.owner.start_writes(1 << 20, 100)
+    assert disk.owner.drop_idle(ANY_NS, PLENTY).result == IdleResult.MORE
     assert disk.match("slow") == (1, 1) and disk.sound()
-    disk.owner.end_orders(entries, b"\1")
-    while (found := disk.owner.drop_idle(ANY_NS, PLENTY)[0]) == IDLE_NOTHING:
+    disk.owner.end_writes(entries, bytes([WriteResult.DONE]))
+    while (found := disk.owner.drop_idle(ANY_NS, PLENTY).result) == IdleResult.NOTHING:
         pass
-    assert found == IDLE_DROPPED and disk.owner.disk_drops() == key("slow")
+    assert found == IdleResult.DROPPED and disk.owner.disk_drops() == key("slow")
 
 
 def test_a_page_being_written_to_disk_does_not_block_other_namespaces(disk: Place) -> None:
     disk.store("slow")
-    disk.owner.order_writes(1 << 20, 100)
+    disk.owner.start_writes(1 << 20, 100)
     name(disk, "other")
     disk.store("quick")
-    assert disk.owner.drop_idle(ANY_NS, PLENTY)[2]["name"] == "other"  # type: ignore[index]
+    assert drop(disk) == "other"
 
 
 def test_a_new_daemon_knows_when_namespaces_were_used(two: Place) -> None:

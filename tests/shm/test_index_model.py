@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from index_model import Hand, Page, State
 from index_state_machine import GEOMETRY, KEYS, LONGEST, SPACES, Member, StoringMachine, chains, flaws, picks, u32, u64
-from pagetier.shm._core import Pins
+from pagetier.shm._core import Pins, TierFlag
 
 
 class IndexMachine(StoringMachine):
@@ -108,7 +108,7 @@ class IndexMachine(StoringMachine):
         pins, _ = member.pins.pop(which % len(member.pins))
         pins.release()
         pins.release()
-        assert not pins.held and pins.sizes == b""
+        assert not pins.pinned and pins.sizes == b""
 
     # ---- making room
 
@@ -136,7 +136,7 @@ class IndexMachine(StoringMachine):
         meant = [page for page in self.model.by_key.values() if space in (page.space, None)]
         free = [page for page in self.evictable() if page in meant]
         number = -1 if space is None else self.table.index(space)
-        assert self.owner.flush(number, 3) == (len(free), len(meant) - len(free))
+        assert self.owner.flush(number, TierFlag.BOTH) == (len(free), len(meant) - len(free))
         for page in free:
             del self.model.by_key[page.key]
 
@@ -148,13 +148,13 @@ class IndexMachine(StoringMachine):
             return
         assert self.owner.check_integrity() == []
         header, model = self.owner.header(), self.model
-        assert header["used_frames"] == model.frames - model.free_frames
-        assert header["free_frames"] == self.owner.free_frames == model.free_frames
-        assert header["free_entries"] == model.free_entries
-        assert header["open_entries"] == self.owner.open_entries == model.open()
-        assert header["pages"] == len(model.by_key)
-        assert header["bytes"] == sum(page.size for page in model.by_key.values())
-        pages = {space["digest"]: space["pages"] for space in self.owner.spaces()}
+        assert header.used_frames == model.frames - model.free_frames
+        assert header.free_frames == self.owner.free_frames == model.free_frames
+        assert header.free_entries == model.free_entries
+        assert header.open_entries == self.owner.open_entries == model.open()
+        assert header.pages == len(model.by_key)
+        assert header.bytes == sum(page.size for page in model.by_key.values())
+        pages = {space.digest: space.pages for space in self.owner.spaces()}
         assert pages == {space: len(model.in_space(space)) for space in self.table if space}
 
     @invariant()

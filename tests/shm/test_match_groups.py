@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from core_records import increased
 from group_fixtures import EVERYTHING, Chain, Grouped, Location, agreed, key_of
-from pagetier.shm._core import Pins
+from pagetier.shm._core import KEY_BYTES, Pins
 
 M, D, N = Location.MEMORY, Location.DISK, Location.NOWHERE
 MOST_PAGES = 12
@@ -126,8 +127,7 @@ def test_a_match_is_counted_when_the_caller_reports_it() -> None:
     assert tokens == 4 and [len(held) for held in pins] == [4, 1]
     assert world.counts() == before
     world.session.count_lookup(5, 4, 3, 2, 1)
-    counted = {name: number - before[name] for name, number in world.counts().items() if number > before[name]}
-    assert counted == {
+    assert increased(before, world.counts()) == {
         "lookups": 1,
         "hit_pages": 5,
         "miss_pages": 4,
@@ -169,7 +169,7 @@ def test_a_retired_session_finds_nothing() -> None:
     world = Grouped([full([M] * 3)])
     assert world.session.retire()
     tokens, reach, (pins,) = world.match()
-    assert (tokens, reach, len(pins), len(pins.context), pins.held) == (0, 0, 0, 0, False)
+    assert (tokens, reach, len(pins), len(pins.context), pins.pinned) == (0, 0, 0, 0, False)
 
 
 def test_invalid_arguments_are_rejected() -> None:
@@ -177,16 +177,16 @@ def test_invalid_arguments_are_rejected() -> None:
     session = world.session
     for groups, wrong in (
         ((), "0 groups: there must be 1 to 64"),
-        (((range(1), bytes(32), 1, 1),) * 65, "65 groups"),
+        (((range(1), bytes(KEY_BYTES), 1, 1),) * 65, "65 groups"),
         (((range(1), bytes(33), 1, 1),), "33 bytes are no whole number"),
-        (((range(1), bytes(32), 1, 1), (range(1), bytes(32), 0, 1)), "1 token or more"),
+        (((range(1), bytes(KEY_BYTES), 1, 1), (range(1), bytes(KEY_BYTES), 0, 1)), "1 token or more"),
     ):
         with pytest.raises(ValueError, match=wrong):
             session.match_groups(Pins, groups, 1)
-    wrong_types: list[object] = [[], (1,), ((range(1), bytes(32)),), ((range(1), "x", 1, 1),)]
+    wrong_types: list[object] = [[], (1,), ((range(1), bytes(KEY_BYTES)),), ((range(1), "x", 1, 1),)]
     for given_groups in wrong_types:
         with pytest.raises(TypeError):
             session.match_groups(Pins, given_groups, 1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        session.match_groups(int, ((range(1), bytes(32), 1, 1),), 1)  # type: ignore[type-var]
+        session.match_groups(int, ((range(1), bytes(KEY_BYTES), 1, 1),), 1)  # type: ignore[type-var]
     assert world.sound()

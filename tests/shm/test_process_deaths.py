@@ -23,9 +23,9 @@ from seeded_random import chance
 def take_over(segment_request: SegmentRequest) -> Segments:
     """Adopts the segments as a daemon that has waited until no dead process can write any more."""
     segments = take(segment_request)
-    for taker in segments.owner.takers():
-        if not Process(taker["pid"], taker["started"]).lives():
-            segments.owner.reap(taker["slot"])
+    for attachment in segments.owner.attachments():
+        if not Process(attachment.pid, attachment.started).lives():
+            segments.owner.reap(attachment.slot)
     return segments
 
 
@@ -86,10 +86,10 @@ def test_daemons_killed_at_random_while_they_store(segment_request: SegmentReque
         segments = take_over(segment_request)
         assert segments.origin is Origin.ADOPTED
         assert sound(segments)
-        assert segments.owner.takers() == []
+        assert segments.owner.attachments() == []
         assert segments.owner.open_entries == 0
         found = held(segments, range(200))
-        assert len(found) == segments.owner.header()["pages"]
+        assert len(found) == segments.owner.header().pages
         known |= set(found)
     assert len(known) > 50, "too few pages were stored"
     segments.remove()
@@ -166,7 +166,7 @@ def test_an_engine_keeps_working_while_daemons_die(segment_request: SegmentReque
 
     segments = take_over(segment_request)
     owner: Owner = segments.owner
-    assert [taker["pid"] for taker in owner.takers()] == [os.getpid()]
+    assert [attachment.pid for attachment in owner.attachments()] == [os.getpid()]
     assert owner.evict(GEOMETRY.frames, 100) == 0, "the pinned page was evicted"
     assert holds(session, 0)
     assert session.publish(granted.entry(1), granted.serial(1), 0) == b"\1"
@@ -175,7 +175,7 @@ def test_an_engine_keeps_working_while_daemons_die(segment_request: SegmentReque
     pins.release()
     assert owner.settle() == 0
     assert sound(segments)
-    assert owner.header()["used_frames"] == frames_of([0, 1])
+    assert owner.header().used_frames == frames_of([0, 1])
     segments.remove()
 
 
@@ -183,9 +183,9 @@ def test_reservations_unknown_to_their_process_are_released(segment_request: Seg
     """The response to its request was lost when the daemon died."""
     session = session_of(descriptors(segment_request), granted.slot)
     segments = take_over(segment_request)
-    assert segments.owner.header()["used_frames"] == frames_of([0, 1, 2])
+    assert segments.owner.header().used_frames == frames_of([0, 1, 2])
     segments.owner.keep_only(granted.slot, granted.serial(1))
-    assert segments.owner.header()["used_frames"] == frames_of([1])
+    assert segments.owner.header().used_frames == frames_of([1])
     write(session, granted.entry(1), 1)
     assert session.publish(granted.entries, granted.serials, 0) == b"\0\1\0"
     assert [number for number in range(4) if holds(session, number)] == [1]

@@ -25,13 +25,13 @@ def test_segments_are_made_used_released_adopted_and_removed(segment_request: Se
     assert sound(segments)
     assert [path.stat().st_size for path in (path_of(segment_request, kind) for kind in KINDS)] == list(GEOMETRY.sizes)
     assert {path.stat().st_mode & 0o777 for path in files(segment_request)} == {0o600}
-    incarnation = segments.owner.header()["incarnation"]
+    incarnation = segments.owner.header().incarnation
     segments.release()
     assert len(files(segment_request)) == 3
 
     segments = take(segment_request)
     assert segments.origin is Origin.ADOPTED
-    assert segments.owner.header()["incarnation"] == incarnation + 1
+    assert segments.owner.header().incarnation == incarnation + 1
     segments.remove()
     assert files(segment_request) == []
 
@@ -48,7 +48,7 @@ def test_an_adopted_arena_is_whole_after_it_was_populated(segment_request: Segme
     take(segment_request).release()
     segments = take(segment_request)
     assert not segments.whole
-    segments.owner.populate(0, segments.owner.header()["arena_bytes"])
+    segments.owner.populate(0, segments.owner.header().arena_bytes)
     assert segments.whole
     segments.remove()
 
@@ -102,7 +102,7 @@ def test_the_lock_ends_with_the_daemon_not_with_its_clients(segment_request: Seg
     owner = first.owner
     first.release()
     second = take(segment_request)
-    assert session.usable and owner.header()["incarnation"] == second.owner.header()["incarnation"]
+    assert session.usable and owner.header().incarnation == second.owner.header().incarnation
     second.remove()
 
 
@@ -110,7 +110,7 @@ def test_read_only_descriptors_cannot_be_written_to(segment_request: SegmentRequ
     segments = take(segment_request)
     index, locks = segments.read_only_descriptors()
     observer = Observer(index, locks)
-    assert observer.header()["frames"] == GEOMETRY.frames
+    assert observer.header().frames == GEOMETRY.frames
     with pytest.raises(PermissionError):
         Owner(index, locks, locks)
     with pytest.raises(PermissionError):

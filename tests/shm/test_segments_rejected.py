@@ -12,7 +12,7 @@ import pytest
 
 from named_segments import KINDS, fresh, path_of, sound
 from numbered_pages import FRAME, GEOMETRY, held, leave_pages
-from pagetier.shm._core import FORMAT, Observer, ShmError
+from pagetier.shm._core import FORMAT, Observer, ShmError, TierFlag
 from pagetier.shm.segments import Leftovers, Origin, SegmentRequest, UnfitError, take
 
 
@@ -31,7 +31,7 @@ def test_another_geometry_is_rejected_without_losing_a_page(segment_request: Seg
 
     segments = take(fresh(asked))
     assert segments.origin is Origin.MADE
-    assert segments.owner.header()[field] == getattr(other, field)
+    assert getattr(segments.owner.header(), field) == getattr(other, field)
     segments.remove()
 
 
@@ -39,12 +39,12 @@ def count_none(segment_request: SegmentRequest) -> None:
     """Makes the header count no page."""
     index, locks = (path_of(segment_request, kind).open("r+b") for kind in ("index", "locks"))
     with index, locks, mmap.mmap(index.fileno(), 4096) as head:
-        pages = Observer(index.fileno(), locks.fileno()).header()["pages"]
+        pages = Observer(index.fileno(), locks.fileno()).header().pages
         for at in range(64, 4096, 8):
             (before,) = struct.unpack_from("<Q", head, at)
             if before == pages:
                 struct.pack_into("<Q", head, at, 0)
-                if Observer(index.fileno(), locks.fileno()).header()["pages"] == 0:
+                if Observer(index.fileno(), locks.fileno()).header().pages == 0:
                     return
                 struct.pack_into("<Q", head, at, before)
     raise AssertionError("no word of the header is the number of pages")
@@ -56,8 +56,8 @@ def test_empty_segments_of_another_geometry_are_replaced(
 ) -> None:
     leave_pages(segment_request, 3)
     segments = take(segment_request)
-    before = segments.owner.header()["segments_id"]
-    assert segments.owner.flush(0, 3)[0] == 3
+    before = segments.owner.header().segments_id
+    assert segments.owner.flush(0, TierFlag.BOTH)[0] == 3
     segments.release()
     asked = msgspec.structs.replace(
         segment_request, geometry=msgspec.structs.replace(GEOMETRY, **{field: 2 * getattr(GEOMETRY, field)})
@@ -66,8 +66,8 @@ def test_empty_segments_of_another_geometry_are_replaced(
         segments = take(asked)
     assert [message for message in caplog.messages if "contain no page and have" in message] == caplog.messages
     assert segments.origin is Origin.MADE and sound(segments)
-    assert segments.owner.header()[field] == getattr(asked.geometry, field)
-    assert segments.owner.header()["segments_id"] != before
+    assert getattr(segments.owner.header(), field) == getattr(asked.geometry, field)
+    assert segments.owner.header().segments_id != before
     segments.remove()
 
 

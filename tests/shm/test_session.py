@@ -23,8 +23,8 @@ def test_a_session_reports_its_slot_and_segments(world: World) -> None:
     session = world.session
     assert session.usable and not session.closed
     assert (session.slot, session.frame_bytes, session.arena_bytes) == (0, FRAME, 16 * FRAME)
-    assert session.incarnation == world.owner.header()["incarnation"]
-    assert session.segments_id == world.owner.header()["segments_id"]
+    assert session.incarnation == world.owner.header().incarnation
+    assert session.segments_id == world.owner.header().segments_id
     world.owner.close()
     assert session.closed
 
@@ -61,7 +61,7 @@ def test_a_forked_child_has_no_session_and_releases_nothing(world: World) -> Non
         assert session.retire()
 
     assert in_child(child) == 0
-    assert session.usable and pins.held
+    assert session.usable and pins.pinned
     assert pinned(world) == 2, "the child released a page"
     assert load(session, pins) is not None
     assert session.publish(entry, serial, 0) == b"\1"
@@ -92,26 +92,26 @@ def test_a_session_that_copies_is_not_retired(world: World) -> None:
     big.memory.close()
 
 
-def test_a_held_session_stays_mapped(world: World) -> None:
+def test_a_retained_arena_stays_mapped(world: World) -> None:
     session = world.session
     address, size = session.arena_address, session.arena_bytes
-    session.hold()
-    session.hold()
+    session.retain_arena()
+    session.retain_arena()
     assert not session.retire()
-    session.unhold()
+    session.release_arena()
     assert not session.retire() and session.usable
     assert len(ctypes.string_at(address, size)) == size
-    session.unhold()
+    session.release_arena()
     assert session.retire()
     assert session.arena_address == 0
-    with pytest.raises(RuntimeError, match="without hold"):
-        session.unhold()
+    with pytest.raises(RuntimeError, match="without retain_arena"):
+        session.release_arena()
 
 
 def test_a_hold_keeps_an_otherwise_unused_session() -> None:
     session = World().session
     known = sys.getrefcount(session)
-    session.hold()
+    session.retain_arena()
     assert sys.getrefcount(session) == known + 1
-    session.unhold()
+    session.release_arena()
     assert sys.getrefcount(session) == known

@@ -11,11 +11,11 @@ import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
 from forked_child import in_child
-from pagetier.shm._core import Observer, Owner, Pins, Session, miss
+from pagetier.shm._core import KEY_BYTES, Observer, Owner, Pins, Session, TierFlag, miss
 from pagetier.shm.geometry import Geometry
 from strided_tables import FRAME, Bytes, Shape, Tables
 
-KEYS = [bytes([number]) * 32 for number in range(8)]
+KEYS = [bytes([number]) * KEY_BYTES for number in range(8)]
 AT_ENTRIES, AT_FRAMES = 144, 152  # offsets in the header, see core/common/layout.h
 
 
@@ -30,11 +30,11 @@ class World:
         self.size = shape.page_bytes
 
     def join(self) -> Session:
-        return self.memory.session(attach(self.owner, len(self.owner.takers())))
+        return self.memory.session(attach(self.owner, len(self.owner.attachments())))
 
     def reserve(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
         """Reserves pages for `count` keys."""
-        space = self.owner.space(bytes(32), "test", 48, 0, 0)
+        space = self.owner.space(bytes(KEY_BYTES), "test", 48, 0, 0)
         sizes = np.full(count, self.size if size is None else size, np.uint64)
         keys = b"".join(KEYS[:count])
         outcomes, entries, serials = self.owner.reserve(self.session.slot, space, 0, 1, DAY_NS, keys, sizes)
@@ -76,7 +76,7 @@ def world() -> Iterator[World]:
 def counted(world: World) -> tuple[int, int]:
     index, locks, _ = world.memory.descriptors
     counts = Observer(index, locks).counts()
-    return counts["loaded_pages"], counts["loaded_bytes"]
+    return counts.loaded_pages, counts.loaded_bytes
 
 
 def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None:
@@ -92,14 +92,14 @@ def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None
         assert world.scatter(pins) == 3
         assert np.array_equal(world.tables.cache, expected)
     world.owner.settle()
-    assert world.owner.flush(-1, 3) == (3, 0), "a page is still pinned"
+    assert world.owner.flush(-1, TierFlag.BOTH) == (3, 0), "a page is still pinned"
     assert world.owner.check_integrity() == []
 
 
 def test_the_loaded_bytes_are_counted(world: World) -> None:
     world.stored()
     world.tables.skip = np.array([0, 1, 0], np.uint8)
-    world.tables.pages[2, 2] = 5
+    world.tables.pages["end"][2] = 5
     row = 4 * 3 * 64  # planes, heads, bytes
     assert world.scatter(world.pin()) == 3
     assert counted(world) == (2, (48 + 5) * row)
@@ -205,15 +205,15 @@ def test_invalid_arguments_are_rejected(world: World) -> None:
     with pytest.raises(ValueError, match="page_bytes: must not be negative"):
         world.gather(pins.entries, -1)
     with pytest.raises(ValueError, match=r"planes\[3\]: reaches beyond the page"):
-        world.gather(pins.entries, int(world.tables.planes[3, 4]) + 3 * 48 * 64 - 1)
-    world.tables.pages[1, 1] = -1
+        world.gather(pins.entries, int(world.tables.planes["at"][3]) + 3 * 48 * 64 - 1)
+    world.tables.pages["first"][1] = -1
     calls: list[Callable[[], int]] = [lambda: world.gather(pins.entries), lambda: world.scatter(pins)]
     for call in calls:
         with pytest.raises(ValueError, match=r"pages\[1\]: the first token is negative"):
             call()
     pins.release()
     world.owner.settle()
-    assert world.owner.flush(-1, 3) == (3, 0), "an error leaked a pin"
+    assert world.owner.flush(-1, TierFlag.BOTH) == (3, 0), "an error leaked a pin"
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_pins_stay_while_they_are_copied(busy: tuple[World, Pins, threading.Thre
     thread.join()
     world.owner.settle()
     assert done == [3]
-    assert world.owner.flush(-1, 3) == (3, 0)
+    assert world.owner.flush(-1, TierFlag.BOTH) == (3, 0)
 
 
 def test_a_session_that_copies_is_not_retired(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pagetier.shm._core import Pins, ShmError, miss
+from pagetier.shm._core import Pins, ShmError, TierFlag, miss
 from seeded_random import chance
 from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned, three_pages
 
@@ -36,13 +36,13 @@ def test_pins_are_counted(world: World) -> None:
 def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
     """Each of the three pages has two frames."""
     other = world.join()
-    world.owner.bound_pins(5)
+    world.owner.set_pin_quota(5)
     held = world.session.match(Pins, None, b"".join(KEYS[:3]))
     again = world.session.match(Pins, None, b"".join(KEYS[:3]))
     assert (len(held), held.available_pages, len(again)) == (2, 2, 2)
     assert len(other.match(Pins, None, b"".join(KEYS[:3]))) == 2
-    assert world.owner.bounded() == 3
-    assert [taker["pinned_bytes"] for taker in world.owner.holders()] == [4 * FRAME, 0]
+    assert world.owner.matches_at_quota() == 3
+    assert [attachment.pinned_bytes for attachment in world.owner.attachments_with_pins()] == [4 * FRAME, 0]
     held.release()
     assert len(world.session.match(Pins, None, KEYS[2])) == 0
     again.release()
@@ -50,13 +50,13 @@ def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
     tokens, _, _, (pins,) = world.session.match_groups(Pins, ((KEYS[:3], b"".join(KEYS[:3]), 16, 1 << 63),), 48)
     assert (tokens, len(pins)) == (32, 2)
     pins.release()
-    world.owner.bound_pins(0)
+    world.owner.set_pin_quota(0)
     assert len(world.session.match(Pins, None, b"".join(KEYS[:3]))) == 3
 
 
 def test_pins_end_with_their_object(world: World) -> None:
     pins = world.session.match(Pins, None, KEYS[0])
-    assert pins.held
+    assert pins.pinned
     del pins
     gc.collect()
     assert pinned(world) == 0
@@ -82,7 +82,7 @@ def test_pages_of_another_session_are_a_miss(world: World) -> None:
 
 def test_a_miss_without_a_session(world: World) -> None:
     pins = miss(Pins, "context", 7)
-    assert (len(pins), pins.asked, pins.session, pins.held) == (0, 7, None, False)
+    assert (len(pins), pins.asked, pins.session, pins.pinned) == (0, 7, None, False)
     assert (pins.entries, pins.serials, pins.sizes) == (b"", b"", b"")
     assert load(world.session, pins) is None
     pins.release()
@@ -93,7 +93,7 @@ def test_a_replaced_page_is_not_pinned_again(world: World) -> None:
     entries, serials = first_of(world)
     assert len(world.session.repin(Pins, None, entries, serials)) == 1
     world.owner.settle()
-    world.owner.flush(-1, 3)
+    world.owner.flush(-1, TierFlag.BOTH)
     assert len(world.session.repin(Pins, None, entries, serials)) == 0
     world.store(world.session, 0, page(9))
     assert first_of(world)[0] == entries, "the test needs the same entry"
@@ -113,14 +113,14 @@ def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
         with copying(world.session, pins, out, copied):
             threading.Event().wait(float(random.uniform(0.0, 0.01)))
             pins.release()
-            assert not pins.held
-            if world.owner.flush(-1, 3) == (1, 0):
+            assert not pins.pinned
+            if world.owner.flush(-1, TierFlag.BOTH) == (1, 0):
                 world.store(world.session, 1, page(2, size))
             else:
                 kept += 1
         assert copied == [0] or (copied == [1] and (out == 1).all())
         world.owner.settle()
-        assert world.owner.flush(-1, 3) == (1, 0), "the page is still pinned after the copy"
+        assert world.owner.flush(-1, TierFlag.BOTH) == (1, 0), "the page is still pinned after the copy"
     assert kept, "no copy was in progress: the test proves nothing"
     world.memory.close()
 

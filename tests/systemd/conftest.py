@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from service_world import World
-from systemd_machine import Machine, why_not
+from systemd_machine import Machine, skip_reason
 
 
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
     """Yields a booted machine."""
-    reason = why_not()
+    reason = skip_reason()
     if reason:
         pytest.skip(reason)
     with Machine() as machine:

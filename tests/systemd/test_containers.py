@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from running_daemon import RunningDaemon, eventually
-from systemd_machine import BOOT, ENVIRON, PYTHON, REPOSITORY, why_not
+from systemd_machine import BOOT, ENVIRON, PYTHON, REPOSITORY, skip_reason
 from word_pages import PAGE_BYTES, keys, page
 
 STRANGER = 4712
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
+pytestmark = pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "it can run")
 
 
 class Container:

@@ -13,6 +13,7 @@ from typing import Any
 import lmdb
 import pytest
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, doubt, writer
 from pagetier.tiers.lmdb.read_priority import Patience, Turns
@@ -173,7 +174,7 @@ def test_a_failing_state_file_rejects_pages(tmp_path: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(tier._journal, "_write", fail)
-        written = tier.write([b"k" * 32], [outgoing(1)])
+        written = tier.write([b"k" * KEY_BYTES], [outgoing(1)])
     assert written.stored == (False,)
     assert "No space left" in written.reasons[0]
     assert written.undropped

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier
 from tier_pages import (
@@ -78,7 +79,7 @@ def test_contents_list_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
             for kind, packed in zip("QQI", (held.sizes, held.stamps, held.spaces), strict=True)
         ]
         for at, (size, stamp, space) in enumerate(zip(*arrays, strict=True)):
-            found[held.keys[32 * at : 32 * at + 32]] = (size, stamp, held.table[space])
+            found[held.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]] = (size, stamp, held.table[space])
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
 
 

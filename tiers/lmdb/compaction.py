@@ -12,6 +12,7 @@ import lmdb
 import msgspec
 import numpy as np
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import PAGE
@@ -107,7 +108,7 @@ def _copy_pages(source: Environment, target: Environment) -> None:
     memory: list[memoryview] = []
     for batch in reader.listed(source):
         spaces = source.spaces
-        for key in (batch.keys[at : at + 32] for at in range(0, len(batch.keys), 32)):
+        for key in (batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)):
             header = reader.raw(source, key, lambda count: _frames(memory, count, frame))
             if header is None or header.space not in spaces:
                 continue

@@ -11,7 +11,8 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.tiers.base import KEY_BYTES, DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
+from pagetier.shm._core import KEY_BYTES
+from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.environment import Environment, Transaction

@@ -19,13 +19,13 @@ from typing import Final
 import msgspec
 import xxhash
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 
 FORMAT: Final = 1
 PLAIN: Final = 0  # the only codec so far
 HEADER_BYTES: Final = 40
 
-_DIGEST_BYTES: Final = 32
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
 _RUN: Final = struct.Struct("<II")
@@ -88,7 +88,7 @@ def fits(header: Header, stride: int, file_pages: int) -> bool:
 def makes_sense(space: Space) -> bool:
     """Returns whether a namespace from the disk is valid; a damaged one may contain anything."""
     numbers_fit = 0 <= space.page_tokens < _U32 and 0 <= space.window < _U32 and 0 <= space.group < _U8
-    return len(space.digest) == _DIGEST_BYTES and numbers_fit
+    return len(space.digest) == KEY_BYTES and numbers_fit
 
 
 def frame_key(key: bytes, number: int) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pagetier.tiers.base import KEY_BYTES, Incoming, Outgoing
+from pagetier.shm._core import KEY_BYTES
+from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker_protocol import Read, Write
 

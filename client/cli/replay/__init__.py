@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from pagetier.shm._core import SLOTS
+
 _WORD_BYTES = 8
-_MOST_CLIENTS = 56  # slots of an index
 # The first line keeps click from joining the others.
 _EXIT_CODES = """\b
 Exit codes:
@@ -33,10 +34,8 @@ def _check_together(options: dict[str, Any]) -> None:
         raise click.UsageError("--arena starts a private daemon, --socket names a running one: they exclude each other")
     if options["disk"] is not None and options["arena"] is None:
         raise click.UsageError("--disk needs --arena: it configures the private daemon")
-    if options["disk"] is not None and options["clients"] == _MOST_CLIENTS:
-        raise click.UsageError(
-            f"with --disk there are at most {_MOST_CLIENTS - 1} clients: the disk worker takes one slot"
-        )
+    if options["disk"] is not None and options["clients"] == SLOTS:
+        raise click.UsageError(f"with --disk there are at most {SLOTS - 1} clients: the disk worker takes one slot")
     for option in ("--disk-path", "--disk-write"):
         if options[option[2:].replace("-", "_")] is not None and options["disk"] is None:
             raise click.UsageError(f"{option} needs --disk")
@@ -47,7 +46,7 @@ def _check_together(options: dict[str, Any]) -> None:
 @click.option(
     "--clients",
     metavar="N",
-    type=click.IntRange(1, _MOST_CLIENTS),
+    type=click.IntRange(1, SLOTS),
     default=1,
     show_default=True,
     help="Number of processes that share the requests; each one attaches separately.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.client.cli.replay.report import CounterDeltas
-from pagetier.shm._core import Observer, ShmError
+from pagetier.shm._core import IndexHeader, Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Observe
 from pagetier.shm.segment_files import observe_and_close
@@ -32,7 +32,7 @@ class DaemonCounters:
     @property
     def disk_frames(self) -> int:
         """The frames of the disk tier; 0 without one."""
-        return self._observer.header()["disk_frames"]
+        return self._observer.header().disk_frames
 
     def deltas(self) -> CounterDeltas:
         """Returns the changes since this object was made.
@@ -45,11 +45,11 @@ class DaemonCounters:
             now = observe(self._socket).header()
         except (LinkError, ShmError):
             return done
-        return done if now["segments_id"] == header["segments_id"] else _combined(done, operator.add, _counters_in(now))
+        return done if now.segments_id == header.segments_id else _combined(done, operator.add, _counters_in(now))
 
 
-def _counters_in(header: dict[str, int]) -> CounterDeltas:
-    return CounterDeltas(**{field: header[field] for field in CounterDeltas.__struct_fields__})
+def _counters_in(header: IndexHeader) -> CounterDeltas:
+    return CounterDeltas(**{field: getattr(header, field) for field in CounterDeltas.__struct_fields__})
 
 
 def _combined(left: CounterDeltas, how: Callable[[int, int], int], right: CounterDeltas) -> CounterDeltas:

@@ -175,7 +175,7 @@ class PrivateDaemon:
     def _disk_is_open(self) -> bool:
         """Returns whether the disk tier is open. Raises DaemonError if it cannot be used."""
         try:
-            text = observe(self.socket).disk_text()
+            text = observe(self.socket).disk_status()
         except (LinkError, ShmError):
             return False
         disk = msgspec.json.decode(text, type=_DiskState) if text else _DiskState("")

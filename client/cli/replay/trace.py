@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.keys import KEY_BYTES, Namespace
+from pagetier.client.keys import Namespace
+from pagetier.shm._core import KEY_BYTES
 
 _ID_BYTES = 8
 _GZIP_MAGIC = b"\x1f\x8b"

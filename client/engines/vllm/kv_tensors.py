@@ -17,6 +17,7 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
 from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.tables import token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
@@ -54,9 +55,7 @@ def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
     tokens, smaller = cache.page.tokens, cache.cache.block_tokens
     ratio = tokens // smaller
     table: npt.NDArray[np.int32] = np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
-    pages = np.zeros((len(ids), 3), np.int64)
-    pages[:, 0] = np.arange(0, len(ids) * tokens, tokens)
-    pages[:, 2] = tokens
+    pages = token_rows(np.arange(0, len(ids) * tokens, tokens), 0, tokens)
     return SlotMap(tokens, smaller, table, pages, np.equal(ids, 0).astype(np.uint8))
 
 

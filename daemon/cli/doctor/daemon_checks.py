@@ -134,5 +134,5 @@ def check_leftovers() -> Iterator[Result]:
 def _leftover(found: FoundSegments) -> str:
     name = shlex.quote(found.name)
     whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
-    heir = "the build that created them" if found.head.why_not else "the next daemon of that name"
+    heir = "the build that created them" if found.head.unusable_reason else "the next daemon of that name"
     return f"{whose}: {heir} takes them over; pagetierd --name {name} --give-back, as that user or root, releases them"

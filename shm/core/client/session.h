@@ -15,13 +15,13 @@
  * UINT16_MAX times as a miss. */
 typedef struct {
     uint16_t pins, frames;
-} pt_held;
+} pt_own_pins;
 
 typedef struct {
     pt_view view;
     uint32_t slot;
     pthread_mutex_t lock;
-    pt_held *held; /* for each entry; guarded by lock, as are frames and bounded */
+    pt_own_pins *own_pins; /* for each entry; guarded by lock, as are frames and bounded */
     uint64_t frames; /* frames of all pinned pages */
     bool bounded; /* a match ended because it would have pinned too many frames */
     pt_counts *counts;
@@ -31,7 +31,7 @@ typedef struct {
 static inline void pt_prefetch_pin(pt_session *s, uint32_t entry)
 {
     pt_prefetch_write(&s->view.locks[entry]);
-    pt_prefetch_write(&s->held[entry]);
+    pt_prefetch_write(&s->own_pins[entry]);
 }
 
 static inline void pt_count(pt_a64 *counter, uint64_t by)
@@ -64,11 +64,11 @@ static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
  * pt_keep. The caller holds the lock. */
 static inline enum pt_state pt_try(pt_session *s, uint32_t entry)
 {
-    return s->held[entry].pins ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
+    return s->own_pins[entry].pins ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));
 }
 
 /* Counts the frames of an entry that is about to be pinned. Returns false if they exceed the limit. */
-static inline bool pt_hold_frames(pt_session *s, uint32_t entry)
+static inline bool pt_count_own_frames(pt_session *s, uint32_t entry)
 {
     uint32_t frames = s->view.entries[entry].frame_count;
     uint64_t most = atomic_load_explicit(&s->view.header->pin_frames, memory_order_relaxed);
@@ -78,18 +78,18 @@ static inline bool pt_hold_frames(pt_session *s, uint32_t entry)
         return false;
     }
     s->frames += frames;
-    s->held[entry].frames = (uint16_t)frames;
+    s->own_pins[entry].frames = (uint16_t)frames;
     return true;
 }
 
 /* Counts the pin of pt_try, or clears it. Returns whether it was counted. The caller has held the lock since pt_try. */
 static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 {
-    pt_held *held = &s->held[entry];
-    wanted = wanted && (held->pins ? held->pins < UINT16_MAX : pt_hold_frames(s, entry));
+    pt_own_pins *own = &s->own_pins[entry];
+    wanted = wanted && (own->pins ? own->pins < UINT16_MAX : pt_count_own_frames(s, entry));
     if (wanted)
-        held->pins++;
-    else if (!held->pins)
+        own->pins++;
+    else if (!own->pins)
         pt_unpin(&s->view.locks[entry].word, s->slot);
     return wanted;
 }
@@ -97,9 +97,9 @@ static inline bool pt_keep(pt_session *s, uint32_t entry, bool wanted)
 /* Releases one pin. The caller holds the lock and has a pin on the entry. */
 static inline void pt_release_one(pt_session *s, uint32_t entry)
 {
-    pt_held *held = &s->held[entry];
-    if (--held->pins == 0) {
-        s->frames -= held->frames;
+    pt_own_pins *own = &s->own_pins[entry];
+    if (--own->pins == 0) {
+        s->frames -= own->frames;
         pt_unpin(&s->view.locks[entry].word, s->slot);
     }
 }

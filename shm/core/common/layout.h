@@ -41,7 +41,7 @@
 #define PT_DEAD_WRITER 0xfeu /* in place of a slot: the writer died; its part is useful only if another writer lives */
 #define PT_DETACHED_WRITER 0xfdu /* in place of a slot: the writer detached */
 #define PT_NAME_BYTES 56u
-#define PT_TEXT_BYTES 2048u
+#define PT_STATUS_BYTES 2048u
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics must be lock-free to be shared between processes");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "32-bit atomics must be lock-free to be shared between processes");
@@ -79,7 +79,7 @@ enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
     PT_MARK_ORDERED = 2, /* a write was commanded to the disk tier, and the tier has not answered yet */
-    PT_MARK_SPARED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
+    PT_MARK_SKIPPED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */
@@ -148,7 +148,7 @@ typedef struct {
     /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too late; disk_lost: pages
      * that left the arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
-        disk_flushed, disk_lost, disk_spared, disk_damaged;
+        disk_flushed, disk_lost, disk_skipped, disk_damaged;
 } pt_daemon_counts;
 
 /* The first page of the index. Offsets are in bytes from the start of the index. */
@@ -178,8 +178,8 @@ typedef struct {
     /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd
      * or has changed, the text was written at the same time and is not valid. */
     pt_a32 disk_version;
-    uint32_t disk_text_bytes;
-    char disk_text[PT_TEXT_BYTES];
+    uint32_t disk_status_bytes;
+    char disk_status[PT_STATUS_BYTES];
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 

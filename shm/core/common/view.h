@@ -72,7 +72,7 @@ static inline void pt_plan(pt_header *h, const pt_geometry *g)
 }
 
 /* Returns the reason why this build cannot use these segments, or NULL. `have` has the sizes of the files. */
-static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *l, pt_sizes have)
+static inline const char *pt_unusable_reason(const pt_header *h, const pt_locks_header *l, pt_sizes have)
 {
     pt_header plan = {0};
     if (have.index < sizeof(pt_header) || h->magic != PT_MAGIC)
@@ -96,7 +96,7 @@ static inline const char *pt_why_not(const pt_header *h, const pt_locks_header *
 }
 
 /* Returns the view of mapped segments. The caller guarantees that the header was filled by pt_plan or accepted by
- * pt_why_not. `arena` may be NULL. */
+ * pt_unusable_reason. `arena` may be NULL. */
 static inline pt_view pt_view_of(void *index, void *locks, void *arena)
 {
     uint8_t *at = index;

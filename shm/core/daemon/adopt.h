@@ -41,7 +41,7 @@ static inline void pt_forget_derived(pt_owner *o)
     h->free_entries = h->free_frames = h->open_entries = 0;
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
-    h->disk_text_bytes = 0;
+    h->disk_status_bytes = 0;
     if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
         h->next_serial = 1;
     PT_POINT("adopt.forgetting");

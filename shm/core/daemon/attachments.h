@@ -39,15 +39,15 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
 }
 
 /* Tells whether the process still writes the filling with this serial. */
-typedef bool pt_holds(const void *context, uint64_t serial);
+typedef bool pt_lists_serial(const void *context, uint64_t serial);
 
-static inline void pt_release_unlisted_parts(pt_owner *o, uint32_t slot, pt_holds *holds, const void *context)
+static inline void pt_release_unlisted_parts(pt_owner *o, uint32_t slot, pt_lists_serial *lists, const void *context)
 {
     const pt_view *v = &o->view;
     for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next) {
         pt_entry *e = &v->entries[entry];
         for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
-            if (e->writers[part] == slot && !holds(context, e->serial))
+            if (e->writers[part] == slot && !lists(context, e->serial))
                 pt_part_abandon(v, entry, part);
     }
 }

@@ -117,7 +117,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
         switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
-            e->marks |= PT_MARK_SPARED; /* written again, it would evict a warmer page, which would be written again, and so on */
+            e->marks |= PT_MARK_SKIPPED; /* written again, it would evict a warmer page, which would be written again, and so on */
             pt_relist(o, entry, now);
             gone = true;
             break;

@@ -10,7 +10,7 @@ static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
     enum pt_state state = pt_true_state(o, entry);
-    e->marks &= (uint8_t)~(PT_MARK_ORDERED | PT_MARK_SPARED);
+    e->marks &= (uint8_t)~(PT_MARK_ORDERED | PT_MARK_SKIPPED);
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_take_off_disk(o, entry);
     pt_unlist(o, entry);
@@ -70,7 +70,7 @@ static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64
     o->disk.rule = rule;
     PT_POINT("rule.set");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
-        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SPARED;
+        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SKIPPED;
         pt_relist(o, entry, now);
     }
 }
@@ -89,10 +89,10 @@ static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
 }
 
 typedef struct {
-    uint64_t pages, bytes, spared;
+    uint64_t pages, bytes, skipped;
 } pt_sum;
 
-/* Counts the pages in memory that still have to be written, including those that are being written, and in `spared` the
+/* Counts the pages in memory that still have to be written, including those that are being written, and in `skipped` the
  * pages that are only in memory and will not be written. */
 static inline pt_sum pt_unwritten(pt_owner *o)
 {
@@ -104,7 +104,7 @@ static inline pt_sum pt_unwritten(pt_owner *o)
         bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e);
         sum.pages += wanted;
         sum.bytes += wanted ? e->size : 0;
-        sum.spared += !wanted;
+        sum.skipped += !wanted;
     }
     return sum;
 }

@@ -69,7 +69,7 @@ static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
 static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
 {
     pt_entry *e = &o->view.entries[entry];
-    e->marks = (uint8_t)((e->marks | PT_MARK_TOUCHED) & ~PT_MARK_SPARED);
+    e->marks = (uint8_t)((e->marks | PT_MARK_TOUCHED) & ~PT_MARK_SKIPPED);
     pt_unlist(o, entry);
     PT_POINT("evict.warmer");
     pt_list(o, entry, tick);

@@ -18,7 +18,7 @@ static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uin
         pt_drop_from_disk(o, entry);
         PT_POINT("flush.off_disk");
         if (o->disk.rule == PT_WRITE_THROUGH)
-            e->marks |= PT_MARK_SPARED; /* otherwise it would be written again at once */
+            e->marks |= PT_MARK_SKIPPED; /* otherwise it would be written again at once */
         pt_relist(o, entry, now);
         o->view.header->counters.disk_flushed++;
     }

@@ -159,7 +159,7 @@ static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
 
 static inline bool pt_wants_writing(const pt_owner *o, pt_entry *e)
 {
-    if (!o->disk.open || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_SPARED)
+    if (!o->disk.open || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_SKIPPED)
         return false;
     return (o->disk.rule != PT_WRITE_SECOND || e->marks & PT_MARK_TOUCHED) &&
            pt_frames_for(&o->view, e->size) <= o->view.header->disk_frames;

@@ -22,7 +22,7 @@ static inline bool pt_sum_ready(void *context, uint32_t entry)
 }
 
 /* Returns how many frames can become free before the first unwritten page has to be evicted, counted up to about `enough`. */
-static inline uint64_t pt_frames_ahead(const pt_owner *o, uint64_t enough)
+static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint64_t enough)
 {
     pt_candidate unwritten = pt_coldest_of(o, o->unwritten);
     pt_ready_sum sum = {o, o->view.header->free_frames, enough, 0};
@@ -48,7 +48,7 @@ static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint64_t now)
 }
 
 /* Commands writes: at most `limit` pages and about `frames` frames. Stores the entries in `entries` and returns their number. */
-static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
+static inline uint32_t pt_start_writes(pt_owner *o, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
 {
     uint32_t count = 0;
     for (uint64_t used = 0; count < limit && used < frames;) {
@@ -69,13 +69,13 @@ static inline uint32_t pt_order_writes(pt_owner *o, uint64_t frames, uint32_t li
 enum pt_write_result {
     PT_WRITE_FAILED = 0, /* it will not be tried again */
     PT_WRITE_DONE = 1,
-    PT_WRITE_SPARED = 2, /* it was excluded from writing after all */
+    PT_WRITE_SKIPPED = 2, /* it was excluded from writing after all */
     PT_WRITE_AGAIN = 3, /* no write was attempted */
 };
 
 /* Ends a write. `order` is its position among the writes that end together: the first is the first to be evicted from the
  * disk. */
-static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
+static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
 {
     pt_entry *e = &o->view.entries[entry];
     pt_daemon_counts *counters = &o->view.header->counters;
@@ -88,9 +88,9 @@ static inline void pt_end_order(pt_owner *o, uint32_t entry, enum pt_write_resul
         pt_put_on_disk(o, entry, now + order);
         counters->disk_written++;
         counters->disk_written_bytes += e->size;
-    } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SPARED) {
-        e->marks |= PT_MARK_SPARED;
-        counters->disk_spared++;
+    } else if (result == PT_WRITE_FAILED || result == PT_WRITE_SKIPPED) {
+        e->marks |= PT_MARK_SKIPPED;
+        counters->disk_skipped++;
     }
     pt_list(o, entry, pt_true_tick(o, entry, now));
     PT_POINT("order.relisted");

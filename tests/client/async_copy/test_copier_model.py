@@ -165,7 +165,7 @@ class CopyingMachine(EngineMachine):
         assert self.process.copier.close(0)
         self.world.owner.settle()
         assert self.world.owner.open_entries == 0
-        assert self.world.owner.evict(24, 100) >= 0 and self.world.owner.header()["used_frames"] == 0
+        assert self.world.owner.evict(24, 100) >= 0 and self.world.owner.header().used_frames == 0
         assert self.process.session.retire()
 
 

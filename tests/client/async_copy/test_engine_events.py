@@ -100,7 +100,7 @@ def test_only_the_store_that_waits_for_a_failed_event_is_cancelled(
     assert store.wait(LONG_S).refused == 4 and other.wait(LONG_S).stored == 4
     assert engine.load(engine.keys(prompt, 4), slots_of(4)).pages == 0
     assert engine.copier.store(engine.keys(prompt, 4), slots_of(4)).wait(LONG_S).stored == 4
-    assert eventually(lambda: daemon.header()["open_entries"] == 0)
+    assert eventually(lambda: daemon.header().open_entries == 0)
 
 
 class Exiting:

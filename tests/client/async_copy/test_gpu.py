@@ -104,7 +104,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_transfers_does_not_disturb_ot
                     _stored_and_loaded(mine, slots)
                 engine.kill()
             _stored_and_loaded(mine, slots)
-            assert eventually(lambda: daemon.header()["open_entries"] == 0)
+            assert eventually(lambda: daemon.header().open_entries == 0)
             assert daemon.findings() == []
 
 

@@ -70,7 +70,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
     known = engine.keys(1, 4)
     assert engine.copier.store(known, short).wait(LONG_S).stored == 4
     copied = engine.copier.store(engine.keys(2, 4), short, after=gate)
-    assert eventually(lambda: daemon.header()["open_entries"] == 4)
+    assert eventually(lambda: daemon.header().open_entries == 4)
 
     chains, others = chains_of(engine, 1000, STORES), chains_of(engine, 2000, 20)
     daemon.signal(signal.SIGSTOP)
@@ -91,7 +91,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
     daemon.signal(signal.SIGCONT)
     other = Engine(client, 1, COPYING)
     assert eventually(lambda: stored_again(other, 3), LONG_S)
-    assert eventually(lambda: daemon.header()["open_entries"] == 0, LONG_S), "pages that are granted late are released"
+    assert eventually(lambda: daemon.header().open_entries == 0, LONG_S), "pages that are granted late are released"
     assert daemon.findings() == [] and other.copier.close(LONG_S)
 
 

@@ -34,7 +34,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 def empty(daemon: RunningDaemon) -> bool:
-    return daemon.header()["open_entries"] == 0
+    return daemon.header().open_entries == 0
 
 
 def test_pages_come_back_in_other_blocks_of_another_engine(client: Client) -> None:

@@ -46,7 +46,7 @@ def test_a_cache_in_host_memory_is_stored_and_loaded() -> None:
         with client.match(keys) as match:
             load = reader.load(match, slots)
         assert load.pages == 5 and load.wait(2, LONG_S) and load.wait_ended(LONG_S)
-        assert sum(slot["counts"]["loaded_pages"] for slot in daemon.slots()) == 5
+        assert sum(slot.counts.loaded_pages for slot in daemon.slots()) == 5
         assert writer.close(LONG_S) and reader.close(LONG_S) and reader.close(LONG_S)
     for layer in range(3):
         assert np.array_equal(loaded[layer][:, :10], stored[layer][:, :10])

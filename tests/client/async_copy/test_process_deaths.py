@@ -32,7 +32,7 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 
 
 def empty(daemon: RunningDaemon) -> bool:
-    return daemon.header()["open_entries"] == 0
+    return daemon.header().open_entries == 0
 
 
 def granted(client: Client) -> int:
@@ -145,7 +145,7 @@ def test_a_restarted_daemon_keeps_granted_pages_of_copies_in_flight() -> None:
         daemon.kill()
         daemon.start()
         assert eventually(lambda: client.attached) and daemon.findings() == []
-        assert daemon.header()["open_entries"] == 20
+        assert daemon.header().open_entries == 20
         gate.set()
         assert store.wait(LONG_S).stored == 20 and daemon.findings() == []
 

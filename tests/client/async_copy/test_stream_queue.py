@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-import numpy as np
 import pytest
 
 from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
@@ -15,6 +14,7 @@ from fake_device import EngineEvent, FakeStream
 from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
+from pagetier.kernels.layout.tables import token_rows
 
 PAGE = 6016
 COPYING = CopySettings(chunk=2 * PAGE, depth=2, reserve_timeout=1.0)
@@ -59,7 +59,7 @@ def copies(stream: FakeStream) -> list[Copy]:
 
 
 def pages_of(copy: Copy) -> list[int]:
-    return [int(position) // 4 for position in copy.transfer.slots.pages[:, 0]]
+    return [int(position) // 4 for position in copy.transfer.slots.pages["position"]]
 
 
 # ---- stores
@@ -221,7 +221,8 @@ def test_invalid_arguments_raise_at_once(world: World) -> None:
     with pytest.raises(ValueError, match="blocks of 2 pages for 3 keys"):
         process.copier.store(keys_of(1, 3), slots)
     with pytest.raises(ValueError, match="page 0 has only some"):
-        process.copier.store(keys_of(1, 2), msgspec.structs.replace(slots, pages=slots.pages - np.array([0, 0, 1])))
+        pages = token_rows(slots.pages["position"], 0, slots.pages["end"] - 1)
+        process.copier.store(keys_of(1, 2), msgspec.structs.replace(slots, pages=pages))
     with pytest.raises(ValueError, match="the device is cuda:0"):
         other = type("Other", (), {"name": "cuda:0"})()
         AsyncCopier(process, process.cache.paged, other, COPYING)

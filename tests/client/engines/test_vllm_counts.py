@@ -48,7 +48,7 @@ class Scene:
 
     def _now(self) -> Counted:
         counts = self.daemon._observer().counts()
-        return Counted(*(counts[name] for name in ("lookups", "memory_tokens", "disk_tokens", "missed_tokens")))
+        return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
 
     def begin(self) -> None:
         """Starts counting for counted()."""
@@ -208,9 +208,9 @@ def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) 
             run_step(engine, worker, chance)
         reported.update(half.counters.taken())
         counts = daemon._observer().counts()
-        assert engine.queries == 40 == counts["lookups"]
-        assert 0 < engine.external_hits == reported["memory_tokens"] == counts["memory_tokens"]
-        assert counts["disk_tokens"] == 0 < counts["missed_tokens"]
+        assert engine.queries == 40 == counts.lookups
+        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory_tokens
+        assert counts.disk_tokens == 0 < counts.missed_tokens
         half.close()
 
 

@@ -49,11 +49,11 @@ class Host(NamedTuple):
 
     def pins(self) -> int:
         """Returns the pins of both clients."""
-        return sum(slot["pins"] for slot in self.daemon.slots())
+        return sum(slot.pins for slot in self.daemon.slots())
 
     def settled(self) -> bool:
         """Returns whether no reservation is open."""
-        return not self.daemon.header()["open_entries"]
+        return not self.daemon.header().open_entries
 
 
 @pytest.fixture(scope="module")

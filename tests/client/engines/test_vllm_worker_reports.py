@@ -104,4 +104,4 @@ def test_close_ends_all_copies(daemon: RunningDaemon) -> None:
         worker.store([store_command(worker, 0, (1, 2, 3))])
         worker.close()
         assert not client.attached
-    assert eventually(lambda: not daemon.header()["open_entries"])
+    assert eventually(lambda: not daemon.header().open_entries)

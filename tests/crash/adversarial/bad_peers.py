@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import (
     BUILD,
@@ -190,8 +191,8 @@ def _drain(peer: socket.socket, nbytes: int) -> bool:
 
 def asking(path: Path) -> None:
     """Sends the most expensive requests over one connection."""
-    space = Space(b"h" * 32, "hostile", 16)
-    keys = os.urandom(32 * 1000)
+    space = Space(b"h" * KEY_BYTES, "hostile", 16)
+    keys = os.urandom(KEY_BYTES * 1000)
     reserve = Reserve(1, space, 0, 1, keys, struct.pack("<Q", 1 << 16) * 1000)
     _flood(path, Attach(BUILD, 7, "asking"), Check(1), Flush(2, None), reserve, Fetch(3, keys, 1e6), Save(4))
 

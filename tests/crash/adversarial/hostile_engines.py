@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from core_records import lock_words
 from pagetier.client import Client, Keys, Match, Reservation
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
@@ -25,9 +26,6 @@ from running_daemon import namespace
 
 PAGE: Final = 64 << 10
 PAGES: Final = 64
-_AT_LOCKS: Final = 2 * 4096
-_LOCK_WORDS: Final = 4  # u64 of each entry: word, parts, tick, seal
-_PINS: Final = (1 << 56) - 1
 
 
 @cache
@@ -82,18 +80,17 @@ def gives_up(path: Path) -> None:
             begun()
 
 
-def mapped_words(path: Path) -> tuple[npt.NDArray[np.uint64], int]:
+def mapped_words(path: Path) -> tuple[npt.NDArray[np.void], int]:
     """Returns the lock words, by entry and writable, and the slot."""
     link = Link(path, 20.0)
     greeting = link.greet(Attach(BUILD, 13, "scribbler"), 20.0)
     _KEPT.append(link)
     index, locks, arena = greeting.descriptors
-    entries = Observer(index, locks).header()["entries"]
+    entries = Observer(index, locks).header().entries
     segment = mmap.mmap(locks, 0)
     for descriptor in (index, locks, arena):
         os.close(descriptor)
-    words = np.frombuffer(segment, np.uint64, entries * _LOCK_WORDS, _AT_LOCKS)
-    return words.reshape(entries, _LOCK_WORDS), greeting.welcome.slot
+    return lock_words(segment, entries), greeting.welcome.slot
 
 
 _KEPT: list[Link] = []
@@ -102,8 +99,9 @@ _KEPT: list[Link] = []
 def pin_all(path: Path) -> None:
     """Sets its own bit in every lock word, again and again."""
     words, slot = mapped_words(path)
+    pins: npt.NDArray[np.uint64] = words["word"]
     while True:
-        words[:, 0] |= np.uint64(1 << slot)
+        pins |= np.uint64(1 << slot)
         begun()
         time.sleep(0.0005)
 
@@ -111,10 +109,11 @@ def pin_all(path: Path) -> None:
 def scribbles(path: Path) -> None:
     """Writes random values to lock words, parts, ticks and seals of all entries."""
     words, _ = mapped_words(path)
+    names = words.dtype.names or ()
     random = np.random.default_rng(8)
     while True:
-        entries, columns = random.integers(0, len(words), 50), random.integers(0, _LOCK_WORDS, 50)
-        words[entries, columns] = random.integers(0, 1 << 64, 50, np.uint64, endpoint=False)
+        for entry, name in zip(random.integers(0, len(words), 50), random.choice(names, 50), strict=True):
+            words[name][entry] = random.integers(0, 1 << 64, dtype=np.uint64, endpoint=False)
         begun()
         time.sleep(0.001)
 

@@ -26,9 +26,9 @@ def daemon() -> Iterator[RunningDaemon]:
 def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: RunningDaemon, act: str) -> None:
     with Honest(daemon.socket, FRAME) as honest, harm("hostile_engines", act, daemon.socket):
         assert honest.wait_for(ROUNDS), honest.served
-        (hostile,) = (slot for slot in daemon.slots() if slot["name"] == "hostile")
-        assert hostile["pinned_bytes"] <= SHARE * FRAMES * FRAME
-        assert daemon.header()["used_frames"] <= FRAMES
+        (hostile,) = (slot for slot in daemon.slots() if slot.name == "hostile")
+        assert hostile.pinned_bytes <= SHARE * FRAMES * FRAME
+        assert daemon.header().used_frames <= FRAMES
         assert daemon.findings() == []
     served = honest.served
     assert (served.wrong, served.refused) == (0, 0), served

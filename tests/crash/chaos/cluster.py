@@ -119,7 +119,7 @@ class Cluster:
         elif serving.stopped:
             self.slot_reuse.daemon_stopped(now)
         else:
-            self.slot_reuse.observe(serving.pid, {slot["pid"] for slot in observer.slots()}, now)
+            self.slot_reuse.observe(serving.pid, {slot.pid for slot in observer.attachments_with_pins()}, now)
 
     def end_engines(self, observer: Observer) -> None:
         """Kills all engines at once and waits until the daemon has released their slots.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from oracle.checker import WORKER_NAME
+from pagetier.shm._core import AttachmentRecord, IndexHeader
 
 
 class Counters(Protocol):
     """The counters of an index, as an Observer reads them."""
 
-    def header(self) -> dict[str, int]:
+    def header(self) -> IndexHeader:
         """Returns the numbers in the header of the index."""
 
-    def slots(self) -> list[dict[str, Any]]:
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
         """Returns the attached processes."""
 
 
@@ -40,7 +41,7 @@ class EvictionAccounting:
     """An upper limit for the number of pages that left the cache for good, from samples of the counters.
 
     A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
-    was not to be written (`disk_spared`, or `disk_evicted` if it left the disk before), or was not written in time
+    was not to be written (`disk_skipped`, or `disk_evicted` if it left the disk before), or was not written in time
     (`disk_lost`). While no disk is open the page may be lost: all pages that left memory between two samples count,
     unless the same worker had its disk open all the time. The result is never less than the number of lost pages; it
     may be more.
@@ -58,7 +59,7 @@ class EvictionAccounting:
         A worker has its slot before its disk opens and until it closes, so the order of reading matters.
         """
         disk = self._disk_in_use()
-        evicted = self._observer.header()["evicted"]
+        evicted = self._observer.header().evicted
         if not self._open_until_now():
             self._lost += evicted - self._evicted
         self._disk, self._evicted = disk, evicted
@@ -68,7 +69,7 @@ class EvictionAccounting:
         """The largest number of pages that may have been lost until now."""
         self.sample()
         header = self._observer.header()
-        return self._lost + header["disk_lost"] + header["disk_evicted"] + header["disk_spared"]
+        return self._lost + header.disk_lost + header.disk_evicted + header.disk_skipped
 
     def _open_until_now(self) -> bool:
         now = self._disk_in_use()
@@ -80,7 +81,7 @@ class EvictionAccounting:
 
         The slots are read first, so that an open disk belongs to the worker that had a slot.
         """
-        workers = [slot["pid"] for slot in self._observer.slots() if slot["name"] == WORKER_NAME]
+        workers = [slot.pid for slot in self._observer.attachments_with_pins() if slot.name == WORKER_NAME]
         header = self._observer.header()
         worker = int(workers[0]) if len(workers) == 1 else 0
-        return _Disk(worker, header["incarnation"], open=header["disk_frames"] > 0)
+        return _Disk(worker, header.incarnation, open=header.disk_frames > 0)

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from chaos.round_counts import Tally
 from chaos.scenario import EXPIRY_S, Scene
 from oracle.checker import WORKER_NAME, Kind, Losses, Violation
 from oracle.samples import Caps, Sample, end_of, segments_bytes
+from pagetier.shm._core import AttachmentRecord
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import eventually
 
@@ -65,9 +66,9 @@ class FinalAudit:
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
         settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
-        tally.pages.update({name: header[name] for name in COUNTED})
+        tally.pages.update({name: getattr(header, name) for name in COUNTED})
         before = self._audit("before", Auditor.check_all)
-        pages = sorted(taken["entries"] - taken["free_entries"] for taken in (header, self._daemon.header()))
+        pages = sorted(taken.entries - taken.free_entries for taken in (header, self._daemon.header()))
         later = list(self._after_deaths(tally))
         went, may_go = self._gone() - gone, self._may_go(since, tally)
         if self._scene.disk:
@@ -109,13 +110,13 @@ class FinalAudit:
 
     def _settle(self) -> None:
         """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
-        eventually(lambda: not self._daemon.header()["open_entries"], EXPIRY_S + 2.0)
+        eventually(lambda: not self._daemon.header().open_entries, EXPIRY_S + 2.0)
         eventually(lambda: not self._other_slots(), 2.0)
         if self._scene.disk:
             eventually(self._saved, _PATIENCE_S)
 
-    def _other_slots(self) -> list[dict[str, Any]]:
-        return [slot for slot in self._daemon.slots() if slot["name"] != WORKER_NAME]
+    def _other_slots(self) -> list[AttachmentRecord]:
+        return [slot for slot in self._daemon.slots() if slot.name != WORKER_NAME]
 
     def _saved(self) -> bool:
         with self._daemon._observing() as (link, _):

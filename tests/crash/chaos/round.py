@@ -115,7 +115,7 @@ class Round:
         if not self.scene.warm:
             return True
         header = self._observer.header()
-        return header["disk_written"] >= self.scene.warm and (self.scene.roomy or header["disk_read"] > 0)
+        return header.disk_written >= self.scene.warm and (self.scene.roomy or header.disk_read > 0)
 
     def _sample(self) -> None:
         disk = self._cluster.daemon.disk if self.scene.disk else None

@@ -20,8 +20,10 @@ from chaos.report import Report
 from chaos.round_counts import Tally
 from chaos.scenario import SCENES, chain_of, pick
 from chaos.slot_reuse import SlotReuse
+from core_records import attachment_with, header_with
 from oracle.checker import WORKER_NAME, Kind, Violation
 from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm._core import KEY_BYTES, AttachmentRecord, IndexHeader
 
 
 @pytest.fixture
@@ -109,14 +111,14 @@ class Counters:
     """The counters of a daemon, as an observer sees them."""
 
     def __init__(self) -> None:
-        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_spared", "disk_frames"), 0)
+        self.numbers = dict.fromkeys(("evicted", "disk_lost", "disk_evicted", "disk_skipped", "disk_frames"), 0)
         self.worker = 0
 
-    def header(self) -> dict[str, int]:
-        return {"incarnation": 1, **self.numbers}
+    def header(self) -> IndexHeader:
+        return header_with(incarnation=1, **self.numbers)
 
-    def slots(self) -> list[dict[str, object]]:
-        return [{"name": WORKER_NAME, "pid": self.worker}] if self.worker else []
+    def attachments_with_pins(self) -> list[AttachmentRecord]:
+        return [attachment_with(WORKER_NAME, pid=self.worker)] if self.worker else []
 
     def happens(self, worker: int, frames: int, **more: int) -> None:
         self.worker, self.numbers["disk_frames"] = worker, frames
@@ -225,7 +227,7 @@ def test_prompts_share_prefixes_and_progress_with_the_run() -> None:
 
 
 def test_a_report_lists_broken_promises() -> None:
-    tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * 32)])
+    tally = Tally(rounds=1, violations=[Violation(Kind.LOST, "for a reason", b"k" * KEY_BYTES)])
     tally.deaths.update({"engine": 2, "rank": 3, "daemon": 4, "engine, by itself": 5})
     tally.pages.update({"evicted": 77})
     tally.returned += [0.5, 0.5, 0.5, 1.5]

@@ -87,12 +87,12 @@ def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: R
         other = stack.enter_context(daemon.client())
         engines = [stack.enter_context(namespaced(daemon.socket)) for _ in range(3)]
         assert [said(engine, str(number)) for number, engine in enumerate(engines)] == ["1 1 8 8"] * 3
-        slots = [slot for slot in daemon.slots() if slot["pins"] == 8]
-        assert len({slot["pid"] for slot in slots}) == 3, "the daemon distinguishes the engines"
+        slots = [slot for slot in daemon.slots() if slot.pins == 8]
+        assert len({slot.pid for slot in slots}) == 3, "the daemon distinguishes the engines"
         os.kill(pid_of(engines[1]), signal.SIGKILL)
         engines[1].wait(10)
         second = Second(daemon)
-        assert second.sees(lambda: sum(slot["pins"] for slot in daemon.slots()) == 16)
+        assert second.sees(lambda: sum(slot.pins for slot in daemon.slots()) == 16)
         assert second.sees(lambda: store(other, prompt(1001)).stored == 8), (
             "the reservation of the dead engine is released"
         )
@@ -131,14 +131,14 @@ def test_a_process_keeps_its_pins_after_exec_until_it_ends(daemon: RunningDaemon
             assert not [to for to in descriptors if daemon.name in to], "the new program inherits no segment"
             assert daemon.name not in Path(f"/proc/{child.pid}/maps").read_text()
             time.sleep(0.6)  # longer than the quarantine
-            assert {slot["pid"]: slot["pins"] for slot in daemon.slots()}[child.pid] == 8, (
+            assert {slot.pid: slot.pins for slot in daemon.slots()}[child.pid] == 8, (
                 "its GPU may still access the pages"
             )
             assert store(client, prompt(1)).pending == 8
             child.kill()
             second = Second(daemon)
         assert second.sees(lambda: store(client, prompt(1)).stored == 8)
-        assert not any(slot["pins"] for slot in daemon.slots())
+        assert not any(slot.pins for slot in daemon.slots())
 
 
 def test_deaths_of_processes_of_an_earlier_daemon_are_noticed(daemon: RunningDaemon) -> None:
@@ -152,12 +152,12 @@ def test_deaths_of_processes_of_an_earlier_daemon_are_noticed(daemon: RunningDae
         assert other.reported() == 8
         daemon.kill()
         daemon.start()
-        assert {slot["pid"] for slot in daemon.slots() if slot["pins"]} == {sleeper.pid, other.pid}
+        assert {slot.pid for slot in daemon.slots() if slot.pins} == {sleeper.pid, other.pid}
         for child in (other, sleeper):
             child.kill()
             second = Second(daemon)
-            assert second.sees(lambda pid=child.pid: pid not in {slot["pid"] for slot in daemon.slots()})  # type: ignore[misc]
-        assert not any(slot["pins"] for slot in daemon.slots())
+            assert second.sees(lambda pid=child.pid: pid not in {slot.pid for slot in daemon.slots()})  # type: ignore[misc]
+        assert not any(slot.pins for slot in daemon.slots())
         assert client.wait_attached(10) and eventually(lambda: store(client, prompt(1)).stored == 8)
 
 
@@ -195,8 +195,8 @@ def test_a_process_that_does_not_detach_leaves_nothing(daemon: RunningDaemon, en
             child.wait()
             second = Second(daemon)
             assert second.sees(lambda: len(daemon.slots()) == 1)
-        assert second.sees(lambda: daemon.header()["used_frames"] == 8)
-        assert not any(slot["pins"] for slot in daemon.slots())
+        assert second.sees(lambda: daemon.header().used_frames == 8)
+        assert not any(slot.pins for slot in daemon.slots())
 
 
 # --- who sleeps over what follows ------------------------------------------------------------------------------------
@@ -234,10 +234,10 @@ def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: b
             daemon.start()
             assert other.wait_attached(10)
         newcomers = [stack.enter_context(daemon.client()) for _ in range(5)]
-        assert eventually(lambda: daemon.header()["doomed"] == 8 or daemon.header()["dropped"] == 8, 5)
+        assert eventually(lambda: daemon.header().doomed == 8 or daemon.header().dropped == 8, 5)
         for newcomer in newcomers:
             fill(newcomer, 100 + newcomer.session.slot * 10, 4)  # type: ignore[union-attr]
-        assert len({slot["slot"] for slot in daemon.slots()} | {0}) == 7
+        assert len({slot.slot for slot in daemon.slots()} | {0}) == 7
         sleeper.signal(signal.SIGCONT)
         assert sleeper.ask(None) == (0, 8), "its store is reported as late, and its pinned pages are unchanged"
         for newcomer in newcomers:
@@ -245,7 +245,7 @@ def test_a_stopped_process_keeps_its_slot_and_its_reserved_frames(daemon_dies: b
             assert all(found(other, prompt(number)) in (0, 8) for number in range(first, first + 4))
         assert found(other, prompt(1)) == 0
         assert sleeper.ask(None) == (8, 8)
-        assert eventually(lambda: daemon.header()["open_entries"] == 0)
+        assert eventually(lambda: daemon.header().open_entries == 0)
 
 
 def test_a_process_stopped_over_a_restart_touches_only_the_old_segments(daemon: RunningDaemon) -> None:
@@ -256,7 +256,7 @@ def test_a_process_stopped_over_a_restart_touches_only_the_old_segments(daemon: 
         first.close()
         sleeper = stack.enter_context(attached(daemon.socket, _sleep_over))
         assert sleeper.reported() == 8
-        old = next(slot["slot"] for slot in daemon.slots() if slot["pid"] == sleeper.pid)
+        old = next(slot.slot for slot in daemon.slots() if slot.pid == sleeper.pid)
         sleeper.signal(signal.SIGSTOP)
         daemon.stop()
         daemon.start()
@@ -267,6 +267,6 @@ def test_a_process_stopped_over_a_restart_touches_only_the_old_segments(daemon: 
         sleeper.signal(signal.SIGCONT)
         sleeper.ask(None)
         assert [found(newcomers[1], prompt(100 + number)) for number in range(FRAMES // 8)] == [8] * (FRAMES // 8)
-        assert eventually(lambda: daemon.header()["open_entries"] == 0)
-        assert not any(slot["pins"] for slot in daemon.slots())
+        assert eventually(lambda: daemon.header().open_entries == 0)
+        assert not any(slot.pins for slot in daemon.slots())
         assert sleeper.ask(None) == (8, 8)

@@ -72,11 +72,11 @@ def test_a_rank_may_die_while_others_write_the_same_page(daemon: RunningDaemon, 
             ask_all(ranks[:1], None)
         ask_all(ranks[1:], None)
         ranks[0].kill()
-        assert Second(daemon).sees(lambda: daemon.header()["doomed"] == 8)
-        assert daemon.header()["used_frames"] == 8, "the other ranks still write to the frames"
+        assert Second(daemon).sees(lambda: daemon.header().doomed == 8)
+        assert daemon.header().used_frames == 8, "the other ranks still write to the frames"
         ask_all(ranks[1:], None)
         assert ask_all(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
-        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 0)
+        assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
         assert found(reader, keys) == 0
         assert store(reader, keys).stored == 8
         assert found(reader, keys) == 8
@@ -129,9 +129,9 @@ def test_finished_parts_of_dead_ranks_are_released(daemon: RunningDaemon) -> Non
         ranks = storing(stack, daemon, 2)
         for number in range(6):
             assert ranks[number % 2].ask((number, 0, 8)) == 8
-        assert daemon.header()["used_frames"] == 48
+        assert daemon.header().used_frames == 48
         kill_all(ranks)
-        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 0)
+        assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
         for number in range(FRAMES // 8):
             assert store(other, prompt(100 + number)).stored == 8
 
@@ -160,11 +160,11 @@ def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: Runni
             assert rank.ask((1, index, 4)) == 8 and rank.ask((2, index, 4)) == 8
         kill_all([first])
         assert Second(daemon).sees(lambda: len(daemon.slots()) == 3)
-        assert daemon.header()["used_frames"] == 16
+        assert daemon.header().used_frames == 16
         assert last.ask((1, 2, 4)) == 8 and last.ask((1, 3, 4)) == 8
         assert found(reader, prompt(1)) == 8
         kill_all([joined])
-        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8), "only the complete page stays"
+        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8), "only the complete page stays"
         assert found(reader, prompt(1)) == 8
 
 
@@ -178,7 +178,7 @@ def test_a_rank_that_detached_does_not_count_as_dead(daemon: RunningDaemon) -> N
         next_ones = storing(stack, daemon, 1)
         kill_all([left, *next_ones])
         assert Second(daemon).sees(lambda: len(daemon.slots()) == 2)
-        assert daemon.header()["used_frames"] == 8
+        assert daemon.header().used_frames == 8
         assert last.ask((1, 1, 2)) == 8
         assert found(reader, prompt(1)) == 8
 
@@ -193,7 +193,7 @@ def test_finished_parts_of_ranks_that_died_without_a_daemon_are_released(daemon:
         daemon.kill()
         kill_all([dead])
         daemon.start()
-        assert Second(daemon).sees(lambda: daemon.header()["used_frames"] == 8)
+        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8)
         assert eventually(lambda: store(reader, prompt(1)).stored == 8)
         assert found(reader, prompt(1)) == 8
 
@@ -252,7 +252,7 @@ def test_pages_of_a_dead_scheduler_are_exact_or_a_miss(daemon: RunningDaemon) ->
         scheduler.send(None)
         handovers.append(scheduler.ask(1))
         scheduler.kill()
-        assert Second(daemon).sees(lambda: not any(slot["pins"] for slot in daemon.slots()))
+        assert Second(daemon).sees(lambda: not any(slot.pins for slot in daemon.slots()))
         for number in range(100, 100 + FRAMES // 8 - 1):
             assert store(other, prompt(number)).stored == 8
         adopted = []

@@ -15,18 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, DiskDaemon, Engine
+from disk_daemon import DiskDaemon, Engine
 from eventually import Second
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
 from killable_process import attached
 from pagetier.client import Client, Outcome
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
     Check,
     Fetch,
     Fetched,
+    FetchOutcome,
     Findings,
     Flush,
     Flushed,
@@ -82,16 +84,16 @@ def test_a_writer_that_dies_before_its_commit_is_never_served(daemon: RunningDae
 
 
 def test_an_error_gets_a_response_and_delays_no_later_request(daemon: RunningDaemon) -> None:
-    space = Space(b"d" * 32, "space", 16)
+    space = Space(b"d" * KEY_BYTES, "space", 16)
     with Peer(daemon.socket) as peer:
         peer.ask(Attach(BUILD, 1, "asks nonsense"))
         peer.send(
             Reserve(1, space, 0, 1, b"a key of another length", bytes(8)),
-            Reserve(2, space, 7, 3, bytes(32), PAGE.to_bytes(8, "little")),
-            Reserve(3, Space(b"too short", "space", 16), 0, 1, bytes(32), PAGE.to_bytes(8, "little")),
+            Reserve(2, space, 7, 3, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
+            Reserve(3, Space(b"too short", "space", 16), 0, 1, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
             Fetch(4, b"no key", 1.0),
             Flush(5, None, "no such tier"),
-            Reserve(6, space, 0, 1, bytes(32), PAGE.to_bytes(8, "little")),
+            Reserve(6, space, 0, 1, bytes(KEY_BYTES), PAGE.to_bytes(8, "little")),
             Check(7),
         )
         answers: dict[int, Reserved | Fetched | Flushed | Findings] = {}
@@ -114,7 +116,7 @@ def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
         time.sleep(0.1)
         daemon.kill_worker(signal.SIGKILL)
         second = Second(daemon)
-        assert set(engine.answer().outcomes) <= {HERE, ABSENT}
+        assert set(engine.answer().outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}
         assert not second.is_over
 
 
@@ -194,13 +196,13 @@ def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: R
             assert store(client, prompt(number)).stored == 8
         with attached(daemon.socket, _match_and_stay) as reader:
             assert reader.ask(everything) == FRAMES
-            owners = {slot["pid"]: slot["pins"] for slot in daemon.slots() if slot["pins"]}
+            owners = {slot.pid: slot.pins for slot in daemon.slots() if slot.pins}
             assert owners == {reader.pid: FRAMES}, "each pin names its owner"
             assert store(client, prompt(50)).refused == 8
             reader.kill()
             second = Second(daemon)
         assert second.sees(lambda: store(client, prompt(51)).stored == 8)
-        assert not any(slot["pins"] for slot in daemon.slots())
+        assert not any(slot.pins for slot in daemon.slots())
 
 
 # --- 6: a corrupt page from disk is served ---------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
-from disk_daemon import ABSENT, HERE, WAIT_S, DiskDaemon, Engine
+from disk_daemon import WAIT_S, DiskDaemon, Engine
+from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
 from running_daemon import eventually
@@ -109,8 +110,8 @@ def test_a_page_with_misplaced_frames_gets_a_response() -> None:
         on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
         # One request, because the first drop ends the worker and empties the disk.
         outcomes = engine.fetch(on_disk, 10)
-        assert set(outcomes) == {HERE, ABSENT}, daemon.reported()
-        assert outcomes.count(HERE) > len(on_disk) // 2
+        assert set(outcomes) == {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}, daemon.reported()
+        assert outcomes.count(FetchOutcome.IN_MEMORY) > len(on_disk) // 2
         assert daemon.findings() == []
         engine.goes_on(1000)
 
@@ -123,10 +124,10 @@ def test_an_unexpected_error_of_a_reader_is_logged(tmp_path: Path, monkeypatch: 
             patch.setenv("PYTHONPATH", str(tmp_path))
             daemon.open()
         with Engine(daemon) as engine:
-            assert engine.fetch(numbers[:1]) == [ABSENT]
+            assert engine.fetch(numbers[:1]) == [FetchOutcome.ABSENT]
             daemon.wait_open(1)
             assert "proven sound" in daemon.report().opened
-            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
         assert len(daemon.lines("no disk tier: SystemError: a cursor stumbles")) == 1
 
 

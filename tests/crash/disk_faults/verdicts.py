@@ -99,7 +99,7 @@ def _saved(scene: Scene) -> Saved:
 
 def _in_memory(scene: Scene) -> int:
     scene.ask(Flush(1, None, "memory"))
-    return scene.header()["used_frames"]
+    return scene.header().used_frames
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -113,13 +113,13 @@ class Begun(msgspec.Struct, frozen=True):
 
 def begun(scene: Scene) -> Begun:
     """Returns the current state."""
-    return Begun(scene.worker(), _gone(scene), scene.header()["evicted"], scene.numbers(1)[0])
+    return Begun(scene.worker(), _gone(scene), scene.header().evicted, scene.numbers(1)[0])
 
 
 def _gone(scene: Scene) -> int:
     """Returns the number of pages that left both tiers by the daemon's counters, if the disk was open all the time."""
     header = scene.header()
-    return sum(header[name] for name in ("disk_lost", "disk_spared", "disk_evicted", "disk_damaged"))
+    return header.disk_lost + header.disk_skipped + header.disk_evicted + header.disk_damaged
 
 
 def settle(scene: Scene, since: Begun) -> None:
@@ -147,4 +147,4 @@ def _may_go(scene: Scene, since: Begun) -> Losses:
     gone = _gone(scene) - since.gone
     if scene.worker() == since.worker:
         return Losses(at_most=max(0, gone))
-    return Losses(at_most=max(0, gone + scene.header()["evicted"] - since.evicted), since=time.monotonic_ns())
+    return Losses(at_most=max(0, gone + scene.header().evicted - since.evicted), since=time.monotonic_ns())

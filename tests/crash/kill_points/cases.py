@@ -213,13 +213,13 @@ def _resume(pid: int) -> None:
 def _is_released(scene: Scene, operation: Operation, pid: int) -> bool:
     """Returns whether no pin, reservation or slot belongs to a dead process, and no pin to a finished one."""
     living = {engine.process.pid for engine in operation.engines()}
-    attached = {slot["pid"] for slot in scene.daemon.observer().slots()}
+    attached = {slot.pid for slot in scene.daemon.observer().attachments_with_pins()}
     gone = pid in living or pid in (scene.daemon.pid, scene.worker()) or pid not in attached
     return gone and scene.quiet() and not scene.pins(but=living)
 
 
 def _holdings(scene: Scene) -> str:
-    return f"{scene.daemon.observer().slots()} {scene.header()}"
+    return f"{scene.daemon.observer().attachments_with_pins()} {scene.header()}"
 
 
 def _end(scene: Scene, operation: Operation) -> None:

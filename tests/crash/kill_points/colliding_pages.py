@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from pagetier.client import Keys
+from pagetier.shm._core import KEY_BYTES
 from running_daemon import namespace
 
 FRAME: Final = 16 << 10
@@ -29,5 +30,5 @@ def key_of(number: int) -> bytes:
 
 def keys_of(numbers: Iterable[int]) -> Keys:
     """Returns a chain of pages."""
-    keys = np.frombuffer(b"".join(map(key_of, numbers)), np.uint8).reshape(-1, 32)
+    keys = np.frombuffer(b"".join(map(key_of, numbers)), np.uint8).reshape(-1, KEY_BYTES)
     return SPACE.keys_of_hashes(keys ^ np.frombuffer(SPACE.digest, np.uint8))

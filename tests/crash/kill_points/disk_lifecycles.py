@@ -79,7 +79,7 @@ class StartWithSmallerDisk(StartWithDisk):
     def until_on_disk(self, count: int) -> None:
         del count
         self.scene.rest()
-        assert eventually(lambda: self.scene.header()["disk_pages"] >= self.scene.header()["pages"])
+        assert eventually(lambda: self.scene.header().disk_pages >= self.scene.header().pages)
 
     def act(self) -> None:
         self.scene.daemon.launch("--disk-size", SMALL)

@@ -53,9 +53,7 @@ class WithDisk(Operation):
 
     def until_on_disk(self, count: int) -> None:
         """Waits until `count` pages are on disk."""
-        assert eventually(lambda: self.scene.quiet() and self.scene.header()["disk_pages"] >= count), (
-            self.scene.header()
-        )
+        assert eventually(lambda: self.scene.quiet() and self.scene.header().disk_pages >= count), self.scene.header()
 
     def verify(self) -> bool:
         """Returns whether the pages are found, also those that a dead engine was storing again."""
@@ -72,7 +70,7 @@ class WithDisk(Operation):
 
     def _leave_memory(self) -> bool:
         self.scene.ask(Flush(1, None, "memory"))
-        return not self.scene.header()["used_frames"]
+        return not self.scene.header().used_frames
 
 
 class WriteBehind(WithDisk):
@@ -84,7 +82,7 @@ class WriteBehind(WithDisk):
         self.engine.send_command("store", self.fresh)
 
     def done(self) -> bool:
-        return super().done() and self.scene.header()["disk_pages"] >= len(self.pages) + KNOWN + _FEW
+        return super().done() and self.scene.header().disk_pages >= len(self.pages) + KNOWN + _FEW
 
 
 class Prefetch(WithDisk):
@@ -193,11 +191,11 @@ class FillDisk(WithDisk):
         self.engine.send_command("store", self.scene.numbers(_FEW))
 
     def done(self) -> bool:
-        return super().done() and self.scene.header()["disk_evicted"] > self.evicted
+        return super().done() and self.scene.header().disk_evicted > self.evicted
 
     def prepare(self) -> None:
         super().prepare()
-        self.evicted = self.scene.header()["disk_evicted"]
+        self.evicted = self.scene.header().disk_evicted
 
 
 class FillDiskBadly(WithDisk):
@@ -210,7 +208,7 @@ class FillDiskBadly(WithDisk):
     def prepare(self) -> None:
         self.scene.renew()
         self.pages = []
-        self.keep = self.scene.header()["disk_frames"]
+        self.keep = self.scene.header().disk_frames
         self.engine = self.scene.engine()
 
     keeps_pages = False
@@ -220,7 +218,7 @@ class FillDiskBadly(WithDisk):
         self.engine.send_command("fill", self.scene.numbers(3), 4 * FRAME)
 
     def done(self) -> bool:
-        return super().done() and self.scene.header()["disk_frames"] < self.keep
+        return super().done() and self.scene.header().disk_frames < self.keep
 
 
 class FillIndex(WithDisk):

@@ -213,7 +213,7 @@ class ComeAndGo(Operation):
 
     def _slots_are_free(self) -> bool:
         """Returns whether the engine has exactly the slot that it is attached with."""
-        pids = Counter(slot["pid"] for slot in self.scene.daemon.observer().slots())
+        pids = Counter(slot.pid for slot in self.scene.daemon.observer().attachments_with_pins())
         return all(pids[pid] <= 1 for pid in self.pids_of_engines())
 
 
@@ -234,7 +234,7 @@ class Bury(Operation):
             engine.process.kill()
 
     def done(self) -> bool:
-        attached = {slot["pid"] for slot in self.scene.daemon.observer().slots()}
+        attached = {slot.pid for slot in self.scene.daemon.observer().attachments_with_pins()}
         return self.scene.quiet() and attached.isdisjoint(engine.process.pid for engine in self.dying)
 
 
@@ -266,10 +266,10 @@ class DropIdle(Operation):
         self.engine.send_command("store_plainly", self.scene.numbers(_FEW))
 
     def done(self) -> bool:
-        return super().done() and not self.scene.header()["pages"]
+        return super().done() and not self.scene.header().pages
 
     def lost(self) -> int:
-        return self.scene.header()["flushed"]
+        return self.scene.header().flushed
 
 
 OF_ENGINES: Final = (

@@ -18,7 +18,7 @@ from kill_points.fork_client import ForkClient, ForkedProcess
 from oracle.checker import Losses, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
-from pagetier.shm._core import Observer
+from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.protocol import Flush
 from running_daemon import START_S, RunningDaemon, eventually
 
@@ -180,7 +180,7 @@ class Scene:
         result = self.onlooker.store(keys_of(numbers), timeout=timeout)
         return result.stored + result.present
 
-    def header(self) -> dict[str, int]:
+    def header(self) -> IndexHeader:
         """Returns the current header of the index, with or without a daemon."""
         return self.daemon.observer().header()
 
@@ -190,7 +190,7 @@ class Scene:
 
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
-        return b'"standing":"open"' in (self.daemon.observer().disk_text() or b"")
+        return b'"standing":"open"' in (self.daemon.observer().disk_status() or b"")
 
     def until_disk_is_open(self) -> None:
         """Waits until the disk tier is open, if the scene has one."""
@@ -206,12 +206,12 @@ class Scene:
 
     def worker(self) -> int:
         """Returns the pid of the disk worker; 0 if there is none."""
-        slots = self.daemon.observer().slots()
-        return next((int(slot["pid"]) for slot in slots if slot["name"] == "disk tier"), 0)
+        slots = self.daemon.observer().attachments_with_pins()
+        return next((int(slot.pid) for slot in slots if slot.name == "disk tier"), 0)
 
     def quiet(self) -> bool:
         """Returns whether no page is being written."""
-        return not self.header()["open_entries"]
+        return not self.header().open_entries
 
     def rest(self) -> None:
         """Waits until no page is being written."""
@@ -219,8 +219,8 @@ class Scene:
 
     def pins(self, but: Iterable[int] = ()) -> int:
         """Returns the pins of all attached processes, except of the disk worker and the processes in `but`."""
-        slots = self.daemon.observer().slots()
-        return sum(slot["pins"] for slot in slots if slot["pid"] not in but and slot["name"] != "disk tier")
+        slots = self.daemon.observer().attachments_with_pins()
+        return sum(slot.pins for slot in slots if slot.pid not in but and slot.name != "disk tier")
 
     def dismiss(self) -> None:
         """Ends all engines of the case."""
@@ -235,7 +235,7 @@ class Scene:
         def dropped() -> bool:
             self.ask(Flush(1, None))
             header = self.header()
-            return not header["used_frames"] and not header["disk_pages"]
+            return not header.used_frames and not header.disk_pages
 
         assert eventually(dropped, START_S), self.daemon.log.read_text()
         self.dropping(since)
@@ -262,7 +262,7 @@ class Scene:
 
     def _gone(self) -> int:
         header = self.header()
-        return sum(header[name] for name in ("evicted", "disk_evicted", "disk_damaged") if name in header)
+        return header.evicted + header.disk_evicted + header.disk_damaged
 
     def _wake(self) -> None:
         """Resumes processes that are still stopped because a case failed."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import Pins
+from pagetier.shm._core import KEY_BYTES, Pins
 from pagetier.shm.geometry import Geometry
 
 _ENTRIES = 1_000_000
@@ -22,14 +22,14 @@ def _stored(memory: Memory) -> bytes:
     owner = memory.adopted()
     slot = attach(owner, 1)
     session = memory.session(slot)
-    space = owner.space(bytes(32), "adoption", 16, 0, 0)
-    keys = np.random.default_rng(7).bytes(32 * _ENTRIES)
+    space = owner.space(bytes(KEY_BYTES), "adoption", 16, 0, 0)
+    keys = np.random.default_rng(7).bytes(KEY_BYTES * _ENTRIES)
     sizes = np.full(_AT_ONCE, _FRAME, "<u8").tobytes()
     for first in range(0, _ENTRIES, _AT_ONCE):
-        chain = keys[32 * first : 32 * (first + _AT_ONCE)]
+        chain = keys[KEY_BYTES * first : KEY_BYTES * (first + _AT_ONCE)]
         _, entries, serials = owner.reserve(slot, space, 0, 1, DAY_NS, chain, sizes)
         assert session.publish(entries, serials, 0).count(1) == _AT_ONCE
-    return keys[: 32 * _AT_ONCE]
+    return keys[: KEY_BYTES * _AT_ONCE]
 
 
 def test_a_million_pages_are_adopted_in_half_a_second() -> None:
@@ -42,7 +42,7 @@ def test_a_million_pages_are_adopted_in_half_a_second() -> None:
         began = time.thread_time()
         owner.adopt(1)
         taken.append(time.thread_time() - began)
-        assert owner.header()["pages"] == _ENTRIES
+        assert owner.header().pages == _ENTRIES
         del owner
     with memory.session(0).match(Pins, None, keys) as pins:
         assert len(pins) == _AT_ONCE

@@ -1,4 +1,4 @@
-"""Runs `python -m load`: 56 engines on one machine. Exits with 1 if a promise was broken or an engine starved."""
+"""Runs `python -m load`: an engine for each slot. Exits with 1 if a promise was broken or an engine starved."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from chaos.cleanup import sweep
 from load.load_run import Load, Outcome
 from load.shared_counters import Column
 from measure import machine
+from pagetier.shm._core import SLOTS
 
 _FAILED: Final = 1
 
 
 @click.command()
-@click.option("--engines", type=int, default=56, help="Attached processes; the default is the number of slots.")
+@click.option("--engines", type=int, default=SLOTS, help="Attached processes; the default is the number of slots.")
 @click.option(
     "--seconds", type=float, default=30.0, help="Duration of the measurement, after all engines have started."
 )

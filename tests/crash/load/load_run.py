@@ -120,7 +120,7 @@ class Load:
         self._start()
         self._pass_time(_PATIENCE_S, lambda: bool(np.all(self._counters.numbers()[:, Column.REQUESTS])))
         refusal = self._one_too_many()
-        counters, times, evicted = self._counters.numbers(), self._times.counts(), self._observer.header()["evicted"]
+        counters, times, evicted = self._counters.numbers(), self._times.counts(), self._observer.header().evicted
         began, daemon, processes = time.monotonic(), *self._turns()
         self._pass_time(seconds, lambda: False)
         self._pass_time(_LONGEST_S, lambda: self._requests() >= requests + counters[:, Column.REQUESTS].mean())
@@ -129,7 +129,7 @@ class Load:
             now.since(then, took) for now, then in zip(self._turns(), (daemon, processes), strict=True)
         )
         done, timed = self._counters.numbers() - counters, self._times.counts() - times
-        evicted = self._observer.header()["evicted"] - evicted
+        evicted = self._observer.header().evicted - evicted
         self._end()
         self._judge_shares(done)
         return Outcome(
@@ -228,7 +228,7 @@ class Load:
 
         def judge() -> None:
             records = read_journals(self._journals)
-            gone = Losses(at_most=header["evicted"])
+            gone = Losses(at_most=header.evicted)
             found = findings(records, may_go=gone, samples=self._samples, caps=caps, end=end)
             path.write_bytes(msgspec.json.encode(found))
 

@@ -10,8 +10,9 @@ import pytest
 from oracle.checker import Kind, Losses, findings
 from oracle.journal import Record, Reported
 from oracle.samples import Attachment, Caps, EndState, Sample
+from pagetier.shm._core import KEY_BYTES
 
-PAGE, OTHER = b"p" * 32, b"o" * 32
+PAGE, OTHER = b"p" * KEY_BYTES, b"o" * KEY_BYTES
 WELL = EndState(
     integrity=(), frames=10, used_frames=4, free_frames=6, pages=4, open_entries=0, attached=(Attachment(5, "a", 0),)
 )

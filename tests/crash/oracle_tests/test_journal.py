@@ -10,8 +10,9 @@ import pytest
 
 from forked_child import kill, spawn
 from oracle.journal import Journal, Reported, read_journal, read_journals
+from pagetier.shm._core import KEY_BYTES
 
-KEYS = [bytes([number]) * 32 for number in range(5)]
+KEYS = [bytes([number]) * KEY_BYTES for number in range(5)]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     def write_for_ever() -> None:
         journal = Journal.of_this_process(tmp_path)
         for number in range(10**9):
-            journal.write(Reported.STORING, number.to_bytes(32, "little"))
+            journal.write(Reported.STORING, number.to_bytes(KEY_BYTES, "little"))
 
     child = spawn(write_for_ever)
     time.sleep(0.05)

@@ -12,6 +12,7 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from oracle.page_contents import wrong
+from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
 from pagetier.tiers.lmdb import recovery
 from power_loss.constants import FRAME, SEED, Terms, key_of
@@ -68,7 +69,7 @@ class PageReader:
         sizes: dict[bytes, int] = {}
         for held in self.tier.contents():
             for at in range(len(held)):
-                key = held.keys[32 * at : 32 * at + 32]
+                key = held.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]
                 if key in sizes:
                     self.blame(Kind.INTEGRITY, "the page is listed twice", key)
                 sizes[key] = int.from_bytes(held.sizes[8 * at : 8 * at + 8], "little")

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from oracle.checker import Kind, Violation
-from oracle.journal import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES
 from power_loss import mutants
 from power_loss.constants import Terms
 from power_loss.disk_model import History

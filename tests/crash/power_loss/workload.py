@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from oracle.page_contents import content
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import KEY_BYTES, NO_ROOM, Outgoing, StoredPages
+from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
 from pagetier.tiers.lmdb import LmdbTier
 from power_loss import mutants
 from power_loss.constants import FRAME, SEED, Terms, key_of
 
-SPACES: Final = (Space(b"s" * 32, "first", 16), Space(b"o" * 32, "second", 64, 1, 512))
+SPACES: Final = (Space(b"s" * KEY_BYTES, "first", 16), Space(b"o" * KEY_BYTES, "second", 64, 1, 512))
 TERMS: Final = Terms(cap=3 << 20)
 SMALLER: Final = Terms(cap=1792 << 10)
 _AN_ACT: Final = 10_000

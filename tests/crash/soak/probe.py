@@ -17,6 +17,7 @@ from chaos.engine import TIMEOUT_S, EngineContext
 from chaos.scenario import LARGE, SMALL, chain_of
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
+from pagetier.shm._core import KEY_BYTES
 from soak.latency_histogram import Times
 
 _PROMPTS: Final = range(1, 8)
@@ -72,7 +73,7 @@ class Probe:
         due = time.monotonic()
         while True:
             self._time_match(keys)
-            self._time_reserve(Keys(keys.namespace, secrets.token_bytes(32)))
+            self._time_reserve(Keys(keys.namespace, secrets.token_bytes(KEY_BYTES)))
             if time.monotonic() >= due:
                 due = time.monotonic() + _SAMPLE_EVERY_S
                 self._be_an_engine(keys)

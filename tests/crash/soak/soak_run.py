@@ -123,7 +123,7 @@ class Soak:
         self.warm = self._is_full()
 
     def _is_full(self) -> bool:
-        return self._observer.header()["disk_evicted"] > 0
+        return self._observer.header().disk_evicted > 0
 
     def _measure(self, schedule: Schedule, progress: Progress) -> None:
         plan, began = self.plan, time.monotonic()
@@ -177,10 +177,10 @@ class Soak:
             readers=readers(daemon.disk),
             disk=sample.disk,
             shm=sample.shm,
-            used_frames=header["used_frames"],
-            pages=header["pages"],
-            slots=len(self._observer.slots()),
-            open_entries=header["open_entries"],
+            used_frames=header.used_frames,
+            pages=header.pages,
+            slots=len(self._observer.attachments_with_pins()),
+            open_entries=header.open_entries,
         )
 
     def _hang_worker(self) -> None:

@@ -18,6 +18,7 @@ import pytest
 from chaos.round_counts import Tally
 from oracle.checker import Kind
 from oracle.journal import Reported
+from pagetier.shm._core import KEY_BYTES
 from seeded_random import chance
 from soak.chart import Line, Panel, chart, from_zero, in_ratios
 from soak.chart_panels import picture
@@ -32,7 +33,7 @@ from soak.slope_test import Growth, Point, judged, slope_of, thinned
 from soak.slowdown_test import Windows, drift
 
 HOUR = 3600.0
-KEY, OTHER = b"k" * 32, b"o" * 32
+KEY, OTHER = b"k" * KEY_BYTES, b"o" * KEY_BYTES
 
 
 def walk(rng: np.random.Generator, lives: int, slope: float, noise: float = 0.3) -> list[Point]:

@@ -102,12 +102,12 @@ def test_a_restart_that_would_fail_is_a_warning() -> None:
         header = daemon.header()
         as_it_is = Config(
             name=daemon.name,
-            arena=ArenaOptions(size=header["arena_bytes"], frame_size=header["frame_bytes"]),
-            index=IndexOptions(entries=header["entries"], namespaces=header["spaces"]),
+            arena=ArenaOptions(size=header.arena_bytes, frame_size=header.frame_bytes),
+            index=IndexOptions(entries=header.entries, namespaces=header.spaces),
         )
         with daemon_at(daemon.socket) as reached:
             assert "restart" not in [result.what for result in check_daemon(reached, as_it_is)]
-            other = structs.replace(as_it_is, index=IndexOptions(entries=header["entries"], namespaces=99))
+            other = structs.replace(as_it_is, index=IndexOptions(entries=header.entries, namespaces=99))
             (found,) = [result.text for result in check_daemon(reached, other) if result.what == "restart"]
             assert "this configuration asks for" in found and "99 namespaces" in found
             assert "a restart with it creates new segments" in found

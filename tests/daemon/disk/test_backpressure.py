@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from index_with_disk import EVICTED, FRAME, Place
+from index_with_disk import FRAME, Place
 from pagetier.daemon.disk.backpressure import BackPressure
+from pagetier.shm._core import WriteRule
 
 PATIENCE_S = 0.05
 
@@ -19,7 +20,7 @@ PATIENCE_S = 0.05
 def place() -> Iterator[Place]:
     """Yields a place in which six of eight frames have pages that are not on disk yet."""
     made = Place()
-    made.owner.disk_open(64, EVICTED)
+    made.owner.disk_open(64, WriteRule.EVICTED)
     for number in range(6):
         made.store(f"page{number}")
     yield made

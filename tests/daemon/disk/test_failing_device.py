@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.protocol import FetchOutcome
 from running_daemon import eventually
 
 FRAMES = 16
@@ -91,12 +92,12 @@ def test_reads_that_fail_are_misses() -> None:
         worker = daemon.worker()
         with faults(worker, "preadv,preadv2,pread64:error=EIO"):
             outcomes = engine.fetch(range(8), 5)
-            assert set(outcomes) <= {HERE, ABSENT}
+            assert set(outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}
             engine.goes_on(1000)
             engine.places(range(4 * FRAMES))
         daemon.wait_open()
         for number in range(8):
-            assert engine.fetch([number], 10) in ([HERE], [ABSENT])
+            assert engine.fetch([number], 10) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
         assert engine.places(range(8))["memory"] > 0
         assert daemon.findings() == []
 
@@ -113,7 +114,7 @@ def test_a_stalled_disk_delays_no_engine() -> None:
             engine.goes_on(1000)
             assert time.monotonic() - began < 5
             assert daemon.findings() == []
-        assert eventually(lambda: engine.fetch(range(8)) == [HERE] * 8), daemon.reported()
+        assert eventually(lambda: engine.fetch(range(8)) == [FetchOutcome.IN_MEMORY] * 8), daemon.reported()
         assert engine.places(range(8)) == {"memory": 8}
 
 
@@ -148,7 +149,7 @@ def test_a_file_system_that_fills_up() -> None:
             engine.goes_on(5000)
             for number in range(first):
                 if engine.where(number) == "disk":
-                    assert engine.fetch([number], 10) in ([HERE], [ABSENT])
+                    assert engine.fetch([number], 10) in ([FetchOutcome.IN_MEMORY], [FetchOutcome.ABSENT])
                     engine.where(number)
             assert daemon.findings() == []
             assert len(daemon.log.read_text().splitlines()) < 60, daemon.reported()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, NO_ROOM, NOT_YET, DiskDaemon, Engine, keys_of
-from pagetier.shm.protocol import Fetch, Fetched
+from disk_daemon import DiskDaemon, Engine, keys_of
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from running_daemon import RunningDaemon, eventually
 
 FRAMES = 32
@@ -33,7 +33,7 @@ def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine
     numbers = evicted(daemon, engine, 0, 12)
     before = daemon.snapshot()
     assert engine.available_pages(numbers) == (0, 12)
-    assert engine.fetch(numbers) == [HERE] * 12
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 12
     assert engine.available_pages(numbers) == (12, 12)
     assert engine.places(numbers) == {"memory": 12}
     after = daemon.snapshot()
@@ -43,10 +43,10 @@ def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine
 
 def test_a_prefix_in_memory_and_the_rest_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 100, 10)
-    assert engine.fetch(numbers[:4]) == [HERE] * 4
+    assert engine.fetch(numbers[:4]) == [FetchOutcome.IN_MEMORY] * 4
     assert engine.available_pages(numbers) == (4, 10)
-    assert engine.fetch(numbers) == [HERE] * 10
-    assert engine.fetch(numbers) == [HERE] * 10  # at once, because it is in memory
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 10
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 10  # at once, because it is in memory
 
 
 def test_two_fetches_of_the_same_pages_share_the_reading(daemon: DiskDaemon, engine: Engine) -> None:
@@ -55,34 +55,36 @@ def test_two_fetches_of_the_same_pages_share_the_reading(daemon: DiskDaemon, eng
     with Engine(daemon) as other:
         for asking in (engine, other):
             asking.ask_fetch(numbers)
-        assert [list(asking.answer().outcomes) for asking in (engine, other)] == [[HERE] * 10] * 2
+        assert [list(asking.answer().outcomes) for asking in (engine, other)] == [[FetchOutcome.IN_MEMORY] * 10] * 2
         assert other.places(numbers) == {"memory": 10}
     assert daemon.snapshot().disk_work.read - before == 10
 
 
 def test_a_timeout_of_zero_is_answered_at_once_and_the_pages_are_still_read(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 300, 8)
-    assert set(engine.fetch(numbers, 0)) <= {HERE, NOT_YET}
+    assert set(engine.fetch(numbers, 0)) <= {FetchOutcome.IN_MEMORY, FetchOutcome.PENDING}
     assert eventually(lambda: engine.available_pages(numbers) == (8, 8))
     numbers = evicted(daemon, engine, 320, 8)
     for odd in (-1.0, float("nan")):
-        assert set(engine.fetch(numbers, odd)) <= {HERE, NOT_YET}
-    assert set(engine.fetch(numbers, float("inf"))) == {HERE}
+        assert set(engine.fetch(numbers, odd)) <= {FetchOutcome.IN_MEMORY, FetchOutcome.PENDING}
+    assert set(engine.fetch(numbers, float("inf"))) == {FetchOutcome.IN_MEMORY}
 
 
 def test_a_timeout_that_is_too_short(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 400, 8)
     engine.ask_fetch(numbers, 1e-9)
     answer = engine.answer()
-    assert set(answer.outcomes) <= {HERE, NOT_YET}
-    assert bool(answer.reason) is (NOT_YET in answer.outcomes)
+    assert set(answer.outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.PENDING}
+    assert bool(answer.reason) is (FetchOutcome.PENDING in answer.outcomes)
     assert eventually(lambda: engine.available_pages(numbers) == (8, 8))
 
 
 def test_unknown_keys_are_absent_and_so_is_what_follows_them(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 500, 6)
-    assert engine.fetch([90_000, 90_001]) == [ABSENT] * 2
-    assert engine.fetch([*numbers[:3], 90_000, *numbers[3:]]) == [HERE] * 3 + [ABSENT] * 4
+    assert engine.fetch([90_000, 90_001]) == [FetchOutcome.ABSENT] * 2
+    assert (
+        engine.fetch([*numbers[:3], 90_000, *numbers[3:]]) == [FetchOutcome.IN_MEMORY] * 3 + [FetchOutcome.ABSENT] * 4
+    )
     assert engine.available_pages(numbers) == (3, 6)
     assert engine.fetch([]) == []
 
@@ -90,8 +92,8 @@ def test_unknown_keys_are_absent_and_so_is_what_follows_them(daemon: DiskDaemon,
 def test_more_than_the_arena_holds_comes_as_a_prefix(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = evicted(daemon, engine, 600, 2 * FRAMES)
     outcomes = engine.fetch(numbers)
-    came = outcomes.index(NO_ROOM)
-    assert outcomes == [HERE] * came + [NO_ROOM] * (len(numbers) - came)
+    came = outcomes.index(FetchOutcome.NO_ROOM)
+    assert outcomes == [FetchOutcome.IN_MEMORY] * came + [FetchOutcome.NO_ROOM] * (len(numbers) - came)
     assert 0 < came <= FRAMES
     assert engine.available_pages(numbers) == (came, len(numbers))
     assert engine.places(numbers[:came]) == {"memory": came}
@@ -106,8 +108,8 @@ def test_pages_in_use_leave_no_room_for_others(daemon: DiskDaemon, engine: Engin
     with engine.session.match(Pins, None, keys_of(held)) as pins:
         outcomes = engine.fetch(numbers)
         assert len(pins) == FRAMES
-        assert outcomes == [NO_ROOM] * 4
-    assert engine.fetch(numbers) == [HERE] * 4
+        assert outcomes == [FetchOutcome.NO_ROOM] * 4
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 4
 
 
 @pytest.mark.parametrize("length", [1, 31, 33, 63])
@@ -120,7 +122,7 @@ def test_keys_of_a_wrong_length_are_rejected_with_a_reason(engine: Engine, lengt
 
 def test_the_same_key_many_times(daemon: DiskDaemon, engine: Engine) -> None:
     (number,) = evicted(daemon, engine, 800, 1)
-    assert engine.fetch([number] * 50) == [HERE] * 50
+    assert engine.fetch([number] * 50) == [FetchOutcome.IN_MEMORY] * 50
 
 
 def test_without_a_disk_pages_that_are_not_in_memory_are_absent() -> None:
@@ -129,7 +131,7 @@ def test_without_a_disk_pages_that_are_not_in_memory_are_absent() -> None:
         began = time.monotonic()
         engine.ask_fetch(range(6))
         answer = engine.answer()
-        assert list(answer.outcomes) == [HERE] * 4 + [ABSENT] * 2
+        assert list(answer.outcomes) == [FetchOutcome.IN_MEMORY] * 4 + [FetchOutcome.ABSENT] * 2
         assert "the disk tier is not open" in answer.reason
         assert time.monotonic() - began < 5
-        assert engine.fetch(range(4), 0) == [HERE] * 4
+        assert engine.fetch(range(4), 0) == [FetchOutcome.IN_MEMORY] * 4

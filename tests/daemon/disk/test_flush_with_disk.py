@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from disk_away import disk_away
-from disk_daemon import HERE, SPACE, DiskDaemon, Engine, in_both
+from disk_daemon import SPACE, DiskDaemon, Engine, in_both
 from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.protocol import FetchOutcome
 from running_daemon import RunningDaemon
 from terminal import pagetier_on_terminal
 
@@ -33,7 +34,7 @@ def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: E
     result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
     assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
     assert "all namespaces: 8 pages, 468.8 KiB\n8 pages dropped" in result.output
-    assert engine.fetch(numbers) == [HERE] * 8
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
 
 
 def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from disk_away import disk_away
-from disk_daemon import ABSENT, HERE, SPACE, WAIT_S, DiskDaemon, Engine, in_both
+from disk_daemon import SPACE, WAIT_S, DiskDaemon, Engine, in_both
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.shm.protocol import Flush, Flushed
+from pagetier.shm.protocol import FetchOutcome, Flush, Flushed
 from running_daemon import eventually, namespace
 
 FRAMES = 16
@@ -35,7 +35,7 @@ def test_pages_flushed_while_the_disk_is_down_do_not_come_back(
         assert "Error: the disk tier is not open" in result.output
         engine.store([7])
     assert engine.places(numbers) == {"nowhere": 7, "memory": 1}
-    assert engine.fetch(numbers[:7]) == [ABSENT] * 7
+    assert engine.fetch(numbers[:7]) == [FetchOutcome.ABSENT] * 7
     daemon.stop()
     daemon.open()
     assert daemon.snapshot().tiers.disk.pages == 1
@@ -55,7 +55,7 @@ def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
     with daemon.client() as client, disk_away(daemon):
         client.store(namespace().keys(range(16)), [bytes(1)])
         assert "1 page dropped" in daemon.pagetier("flush", "--namespace", namespace().name, "--yes").output
-    assert engine.fetch(numbers) == [HERE] * 8
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
 
 
 def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemon, engine: Engine) -> None:
@@ -65,7 +65,7 @@ def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemo
     with daemon._observing() as (first, _), daemon._observing() as (second, _):
         for link in (first, second):  # for the second request the index has no page left
             link.send(Flush(1, None), WAIT_S)
-            assert eventually(lambda: daemon.header()["pages"] == 0)
+            assert eventually(lambda: daemon.header().pages == 0)
         os.kill(stopped, signal.SIGKILL)
         for link, pages in ((first, 8), (second, 0)):
             (answer,) = link.read(WAIT_S)

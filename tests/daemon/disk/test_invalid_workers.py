@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, Engine, TroubledDaemon
+from disk_daemon import Engine, TroubledDaemon
 from fake_worker import impostor
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.protocol import FetchOutcome
 
 
 def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
@@ -24,7 +25,7 @@ def test_a_worker_that_cannot_start_is_retried_with_growing_pauses(
         assert len(daemon.lines("no disk tier")) <= report.restarts + 2
         assert report.restarts < 8
         engine.store(range(4))
-        assert engine.fetch(range(6)) == [HERE] * 4 + [ABSENT] * 2
+        assert engine.fetch(range(6)) == [FetchOutcome.IN_MEMORY] * 4 + [FetchOutcome.ABSENT] * 2
         assert "down: its worker ended with exit code 3" in daemon.doctor()
         assert "down, its worker ended" in " ".join(daemon.pagetier("stats").output.split())
 
@@ -69,7 +70,7 @@ def test_a_worker_that_sends_invalid_reports_is_ended(
     with TroubledDaemon() as daemon, Engine(daemon) as engine:
         engine.store(range(12))
         assert daemon.until(lambda disk: disk.restarts >= 2 or disk.standing is Standing.OPEN), daemon.reported()
-        assert engine.fetch([7, 99]) == [HERE, ABSENT]
+        assert engine.fetch([7, 99]) == [FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT]
         assert daemon.findings() == []
 
 
@@ -81,7 +82,7 @@ def test_the_daemon_serves_without_a_disk_while_a_worker_is_silent(
         engine.store(range(40))
         assert daemon.report().standing is Standing.STARTING
         assert "being opened" in daemon.pagetier("flush", "--to-disk").output
-        assert engine.fetch([999]) == [ABSENT]
+        assert engine.fetch([999]) == [FetchOutcome.ABSENT]
         began = time.monotonic()
         daemon.stop()
         assert time.monotonic() - began < 10

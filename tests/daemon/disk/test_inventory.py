@@ -13,12 +13,11 @@ from numbered_pages import GEOMETRY, content_of, key_of, store
 from pagetier.daemon.disk import inventory
 from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.disk.worker_process import check
-from pagetier.shm._core import Owner
+from pagetier.shm._core import KEY_BYTES, Owner, TierFlag, WriteRule
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.worker_protocol import HasRead, InventoryPart, Opened, Report, Wrote
 
-SPACE, OTHER = Space(b"s" * 32, "one\x1b", 16), Space(b"o" * 32, "other", 32, 1, 512)
-THROUGH = 1
+SPACE, OTHER = Space(b"s" * KEY_BYTES, "one\x1b", 16), Space(b"o" * KEY_BYTES, "other", 32, 1, 512)
 
 
 @pytest.fixture
@@ -51,33 +50,33 @@ def load(owner: Owner, *batches: InventoryPart) -> None:
     for batch in batches:
         check(batch)
         collected.add(batch)
-    assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // 32
+    assert len(collected) == sum(map(len, (batch.keys for batch in batches))) // KEY_BYTES
     assert asyncio.run(collected.load_into_index(lambda _: False)) == b""
 
 
 def dropped(owner: Owner) -> set[bytes]:
     drops = owner.disk_drops()
-    return {drops[at : at + 32] for at in range(0, len(drops), 32)}
+    return {drops[at : at + KEY_BYTES] for at in range(0, len(drops), KEY_BYTES)}
 
 
 def test_an_empty_tier(owner: Owner) -> None:
-    owner.disk_open(100, THROUGH)
+    owner.disk_open(100, WriteRule.THROUGH)
     load(owner)
-    assert owner.header()["disk_pages"] == 0
+    assert owner.header().disk_pages == 0
 
 
 def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
-    owner.disk_open(1000, THROUGH)
+    owner.disk_open(1000, WriteRule.THROUGH)
     load(owner, part_of([1, 2, 3], spaces=[0, 1, 0]), part_of([4, 5], spaces=[1, 1]))
-    assert owner.header()["disk_pages"] == 5
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 2, "other": 3}
+    assert owner.header().disk_pages == 5
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 2, "other": 3}
     assert dropped(owner) == set()
 
 
 def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(owner: Owner) -> None:
     numbers = list(range(20))
     frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
-    owner.disk_open(frames // 2, THROUGH)
+    owner.disk_open(frames // 2, WriteRule.THROUGH)
     stamps = [(7 * number) % 20 for number in numbers]
     load(owner, part_of(numbers, stamps))
     gone = dropped(owner)
@@ -96,9 +95,9 @@ def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamp
 
 def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
     numbers = list(range(3 * GEOMETRY.entries))
-    owner.disk_open(10_000, THROUGH)
+    owner.disk_open(10_000, WriteRule.THROUGH)
     load(owner, part_of(numbers))
-    assert owner.header()["disk_pages"] == GEOMETRY.entries
+    assert owner.header().disk_pages == GEOMETRY.entries
     assert dropped(owner) == set(map(key_of, numbers[: -GEOMETRY.entries]))
 
 
@@ -107,10 +106,10 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     session = memory.session(slot)
     store(owner, session, [1, 2])
     owner.settle()
-    owner.disk_open(1000, THROUGH)
+    owner.disk_open(1000, WriteRule.THROUGH)
     load(owner, part_of([1, 2, 3]))
     header = owner.header()
-    assert (header["pages"], header["disk_pages"]) == (2, 3)
+    assert (header.pages, header.disk_pages) == (2, 3)
     assert owner.unwritten()[0] == 0
     session.retire()
     owner.reap(slot)
@@ -118,7 +117,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
 
 def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
-    owner.disk_open(1000, THROUGH)
+    owner.disk_open(1000, WriteRule.THROUGH)
     collected = Inventory(owner)
     collected.add(part_of(list(range(10))))
     turns = 0
@@ -132,66 +131,66 @@ def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, m
 
     asyncio.run(run())
     assert turns >= 4
-    assert owner.header()["disk_pages"] == 10
+    assert owner.header().disk_pages == 10
 
 
 def test_a_namespace_flushed_during_loading_is_not_loaded_further(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 4)
-    owner.disk_open(1000, THROUGH)
+    owner.disk_open(1000, WriteRule.THROUGH)
     collected = Inventory(owner)
     collected.add(part_of(list(range(10)), spaces=[0, 1] * 5))
     flushed: set[bytes] = set()
 
     async def run() -> bytes:
         telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
-        while not owner.header()["disk_pages"]:
+        while not owner.header().disk_pages:
             await asyncio.sleep(0)
         flushed.add(OTHER.digest)
-        assert owner.flush(1, 3) == (2, 0)
+        assert owner.flush(1, TierFlag.BOTH) == (2, 0)
         return await telling
 
     drops = asyncio.run(run())
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 5, "other": 0}
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 5, "other": 0}
     assert drops == b"".join(map(key_of, range(1, 10, 2)))
 
 
 def test_an_inventory_may_have_more_namespaces_than_the_index(owner: Owner) -> None:
-    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
-    owner.disk_open(1000, THROUGH)
+    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8))
+    owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of(list(range(8)), spaces=list(range(8)))
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert owner.header()["disk_pages"] + len(dropped(owner)) == 8
-    assert owner.header()["disk_pages"] >= GEOMETRY.spaces - 1
+    assert owner.header().disk_pages + len(dropped(owner)) == 8
+    assert owner.header().disk_pages >= GEOMETRY.spaces - 1
 
 
 def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
     """Regression: a record was given to the next namespace before the first page of its own was loaded."""
-    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8))
-    owner.disk_open(1000, THROUGH)
+    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8))
+    owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of(list(range(8)), spaces=list(range(8)))
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
     assert there == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
 
 
 def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
     """Regression: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
-    table = (SPACE, *(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(8)))
-    owner.disk_open(1000, THROUGH)
+    table = (SPACE, *(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8)))
+    owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of([1, 2, 3])
     load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert {space["name"]: space["disk_pages"] for space in owner.spaces()} == {"one?": 3}
+    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 3}
 
 
 def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     owner: Owner, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 1)
-    table = tuple(Space(bytes([number]) * 32, f"space {number}", 16) for number in range(1, 5))
-    owner.disk_open(1000, THROUGH)
+    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(1, 5))
+    owner.disk_open(1000, WriteRule.THROUGH)
     part = part_of(list(range(4)), spaces=list(range(4)))
     collected = Inventory(owner)
     collected.add(InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
@@ -205,7 +204,7 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
         owner.reap(slot)
 
     asyncio.run(run())
-    there = {space["name"]: space["disk_pages"] for space in owner.spaces() if space["disk_pages"]}
+    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
     assert set(there.values()) == {1} and len(there) == 3
 
 
@@ -214,16 +213,16 @@ def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     [
         Opened(-1, None),  # type: ignore[arg-type]
         Opened(1 << 50, None),  # type: ignore[arg-type]
-        InventoryPart(bytes(31), b"", b"", b"", ()),
-        InventoryPart(bytes(32), bytes(8), bytes(8), bytes(4), ()),
-        InventoryPart(bytes(32), bytes(8), bytes(8), bytes(4), (SPACE,)),
-        InventoryPart(bytes(32), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
-        InventoryPart(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
-        InventoryPart(bytes(32), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(32), "", -1),)),
+        InventoryPart(bytes(KEY_BYTES - 1), b"", b"", b"", ()),
+        InventoryPart(bytes(KEY_BYTES), bytes(8), bytes(8), bytes(4), ()),
+        InventoryPart(bytes(KEY_BYTES), bytes(8), bytes(8), bytes(4), (SPACE,)),
+        InventoryPart(bytes(KEY_BYTES), b"\xff" * 8, bytes(8), bytes(4), (SPACE,)),
+        InventoryPart(bytes(KEY_BYTES), b"\1" + bytes(7), bytes(8), bytes(4), (Space(b"short", "", 16),)),
+        InventoryPart(bytes(KEY_BYTES), b"\1" + bytes(7), bytes(8), bytes(4), (Space(bytes(KEY_BYTES), "", -1),)),
         Wrote(1, b"\xff", "", 0),
         HasRead(1, -1, b"", b"", ""),
         HasRead(1, 0, b"\2", b"", ""),
-        HasRead(1, 0, b"\1", bytes(31), ""),
+        HasRead(1, 0, b"\1", bytes(KEY_BYTES - 1), ""),
     ],
 )
 def test_an_invalid_report_is_rejected(report: Report) -> None:

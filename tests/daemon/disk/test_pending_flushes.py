@@ -8,8 +8,9 @@ import pytest
 
 from pagetier.daemon.disk import pending_flushes
 from pagetier.daemon.disk.pending_flushes import PendingFlushes
+from pagetier.shm._core import KEY_BYTES
 
-ONE, OTHER = b"1" * 32, b"2" * 32
+ONE, OTHER = b"1" * KEY_BYTES, b"2" * KEY_BYTES
 
 
 def test_a_flush_is_remembered_until_its_order_is_completed() -> None:
@@ -73,7 +74,7 @@ def test_too_many_flushed_namespaces_count_as_all() -> None:
         noted.wait(None, 1, reasons.append)
         assert noted.among(ONE) and noted.among(OTHER)
         noted.done(1, "")
-        noted.keep([number.to_bytes(32, "little") for number in range(pending_flushes._MOST)], reasons.append)
+        noted.keep([number.to_bytes(KEY_BYTES, "little") for number in range(pending_flushes._MOST)], reasons.append)
         assert not noted.among(ONE)
         noted.keep([OTHER], reasons.append)
         assert noted.among(ONE)

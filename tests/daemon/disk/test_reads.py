@@ -14,13 +14,12 @@ import pytest
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import FRAME, GEOMETRY, key_of
 from pagetier.daemon.disk.reads import DiskReads
-from pagetier.shm._core import Owner
-from pagetier.shm.protocol import Fetch, Fetched
+from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from pagetier.tiers.worker_protocol import Command, HasRead, Read
 
 PAGES = 40
 KEYS = b"".join(map(key_of, range(PAGES)))
-HERE, NOT_YET, ABSENT = 0, 1, 2
 
 
 class Disk:
@@ -29,8 +28,8 @@ class Disk:
     def __init__(self, memory: Memory, owner: Owner) -> None:
         self._commands: list[Command] = []
         self._owner = owner
-        owner.disk_open(1000, 0)
-        space = owner.space(bytes(32), "test", 16, 0, 0)
+        owner.disk_open(1000, WriteRule.EVICTED)
+        space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
         self.fetches = DiskReads(owner, DAY_NS, self._commands.append, asyncio.get_running_loop())
@@ -99,10 +98,10 @@ def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(mem
         await disk.ask(KEYS, timeout)
         before = kept()
         for _ in range(100):
-            assert set((await disk.ask(KEYS, timeout)).outcomes) == {NOT_YET}
+            assert set((await disk.ask(KEYS, timeout)).outcomes) == {FetchOutcome.PENDING}
         assert kept() - before < 100 * 100
         assert disk.read_all() == PAGES
-        assert set((await disk.ask(KEYS, timeout)).outcomes) == {HERE}
+        assert set((await disk.ask(KEYS, timeout)).outcomes) == {FetchOutcome.IN_MEMORY}
 
     with_disk(memory, test)
 
@@ -116,7 +115,7 @@ def test_a_repeated_key_is_read_once(memory: Memory) -> None:
         await asyncio.sleep(0)
         assert kept() - before < 20_000 * 10
         assert disk.read_all() == 1
-        assert (await waiting).outcomes == bytes([HERE]) * 20_000
+        assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * 20_000
 
     with_disk(memory, test)
 
@@ -125,20 +124,23 @@ def test_a_waiting_request_is_answered_after_another_timed_out(memory: Memory) -
     async def test(disk: Disk) -> None:
         waiting = asyncio.ensure_future(disk.ask(KEYS + key_of(99), math.inf))
         await asyncio.sleep(0)
-        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {NOT_YET}
+        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
-        assert (await waiting).outcomes == bytes([HERE]) * PAGES + bytes([ABSENT])
+        assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * PAGES + bytes([FetchOutcome.ABSENT])
 
     with_disk(memory, test)
 
 
 def test_the_end_of_a_worker_answers_only_waiting_requests(memory: Memory) -> None:
     async def test(disk: Disk) -> None:
-        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {NOT_YET}
+        assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
         await asyncio.sleep(0)
         disk.fetches.lost()
         answer = await waiting
-        assert (set(answer.outcomes), answer.reason) == ({ABSENT}, "the disk worker ended while it read the page")
+        assert (set(answer.outcomes), answer.reason) == (
+            {FetchOutcome.ABSENT},
+            "the disk worker ended while it read the page",
+        )
 
     with_disk(memory, test)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd
 from running_daemon import eventually
 
@@ -46,7 +47,7 @@ def test_a_stop_writes_what_is_unwritten() -> None:
         assert daemon.report().clean
         with Engine(daemon) as engine:
             assert engine.available_pages(range(FRAMES - 2)) == (0, FRAMES - 2)
-            assert engine.fetch(range(FRAMES // 2)) == [HERE] * (FRAMES // 2)
+            assert engine.fetch(range(FRAMES // 2)) == [FetchOutcome.IN_MEMORY] * (FRAMES // 2)
             assert engine.places(range(FRAMES - 2)) == {"memory": FRAMES // 2, "disk": FRAMES // 2 - 2}
             assert engine.where(100) == "disk"
 
@@ -135,7 +136,7 @@ def test_a_hand_over_keeps_memory_and_disk() -> None:
             assert places["nowhere"] == 0
             assert places["memory"] >= FRAMES - 2
             assert places["disk"] >= 2 * FRAMES
-            assert engine.fetch(numbers[:8]) == [HERE] * 8
+            assert engine.fetch(numbers[:8]) == [FetchOutcome.IN_MEMORY] * 8
             assert engine.places(numbers[:8]) == {"memory": 8}
 
 
@@ -153,13 +154,13 @@ def test_a_killed_daemon_takes_its_worker_along_and_the_next_finds_everything() 
                 assert engine.places(numbers)["nowhere"] == 0
             engine.close()
             engine.attach()
-            assert engine.fetch(numbers[:8]) == [HERE] * 8
+            assert engine.fetch(numbers[:8]) == [FetchOutcome.IN_MEMORY] * 8
             assert engine.places(numbers[:8]) == {"memory": 8}
         assert eventually(lambda: workers(daemon) == [daemon.worker()]), "slots of the dead come back"
 
 
 def workers(daemon: DiskDaemon) -> list[int]:
-    return [slot["pid"] for slot in daemon.slots() if slot["name"] == "disk tier"]
+    return [slot.pid for slot in daemon.slots() if slot.name == "disk tier"]
 
 
 def test_a_daemon_killed_while_it_reads_and_writes() -> None:
@@ -177,7 +178,7 @@ def test_a_daemon_killed_while_it_reads_and_writes() -> None:
                 assert daemon.findings() == []
                 assert engine.available_pages(numbers[:10])[1] == 10
                 # Pages of a dead process are unavailable for the time of store.quarantine.
-                assert eventually(lambda: engine.fetch(numbers[:10]) == [HERE] * 10)
+                assert eventually(lambda: engine.fetch(numbers[:10]) == [FetchOutcome.IN_MEMORY] * 10)
                 assert engine.places(numbers[:10]) == {"memory": 10}
 
 
@@ -209,7 +210,7 @@ def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
         assert daemon.findings() == []
         with Engine(daemon) as engine:
             assert engine.places(numbers[-FRAMES:])["nowhere"] == 0
-            assert engine.fetch(numbers[-2 * FRAMES : -FRAMES])[0] == HERE
+            assert engine.fetch(numbers[-2 * FRAMES : -FRAMES])[0] == FetchOutcome.IN_MEMORY
         if size == "128MiB":
             assert kept.pages == len(numbers)
             return

@@ -110,7 +110,7 @@ def test_twenty_dead_workers_leave_nothing_behind(
     }
     assert watcher.failures == []
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
-    assert segments.owner.takers() == []
+    assert segments.owner.attachments() == []
     assert (children(), open_descriptors()) == before
 
 
@@ -230,7 +230,7 @@ def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can(
     watcher = supervised(segments, test, tmp_path)
     gc.collect()
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
-    assert segments.owner.takers() == []
+    assert segments.owner.attachments() == []
     assert (children(), open_descriptors()) == before
 
 
@@ -245,8 +245,8 @@ def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -
     watcher = supervised(segments, test, tmp_path)
     assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
     assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
-    for taker in segments.owner.takers():
-        segments.owner.reap(taker["slot"])
+    for attachment in segments.owner.attachments():
+        segments.owner.reap(attachment.slot)
 
 
 def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, DiskDaemon, Engine, content_of
+from disk_daemon import DiskDaemon, Engine, content_of
 from pagetier.daemon.disk.status import DiskReport
+from pagetier.shm.protocol import FetchOutcome
 from running_daemon import eventually
 
 FRAMES = 16
@@ -74,7 +75,7 @@ def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
         assert places["disk"] <= disk.pages
         for number in range(96):  # all pages that the index lists can be read
             if engine.where(number) == "disk":
-                assert engine.fetch([number]) == [HERE]
+                assert engine.fetch([number]) == [FetchOutcome.IN_MEMORY]
 
 
 def test_files_of_another_format_are_rebuilt_with_one_line() -> None:
@@ -100,7 +101,7 @@ def test_a_host_restart_that_was_clean_keeps_everything() -> None:
         change_state(daemon, boot="another boot", clean=True)
         assert found(daemon).opened == "as it was left"
         with Engine(daemon) as engine:
-            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
 
 
 def test_a_host_restart_that_was_not_clean_proves_it_sound() -> None:
@@ -109,7 +110,7 @@ def test_a_host_restart_that_was_not_clean_proves_it_sound() -> None:
         change_state(daemon, boot="another boot", clean=False)
         assert found(daemon).opened.startswith("after an unclean host restart: proven sound in ")
         with Engine(daemon) as engine:
-            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
             assert engine.places(numbers) == {"memory": 8}
 
 
@@ -152,7 +153,7 @@ def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
             engine.close()
             engine.attach()
         outcomes = engine.fetch(range(6))
-        assert outcomes == [HERE] * 3 + [ABSENT] + [HERE] * 2
+        assert outcomes == [FetchOutcome.IN_MEMORY] * 3 + [FetchOutcome.ABSENT] + [FetchOutcome.IN_MEMORY] * 2
         assert engine.available_pages(range(6)) == (3, 3)
         assert engine.where(3) == "nowhere"
         assert daemon.snapshot().disk_work.damaged == 1
@@ -162,7 +163,7 @@ def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
         assert len(daemon.lines("cannot read a page")) == 1
         assert engine.store([3]) == b"\0"
         engine.store_through(daemon, range(1000, 1000 + 2 * FRAMES))
-        assert engine.fetch([3]) == [HERE]
+        assert engine.fetch([3]) == [FetchOutcome.IN_MEMORY]
         assert engine.where(3) == "memory"
 
 
@@ -178,7 +179,7 @@ def test_a_lowered_cap_holds_at_once() -> None:
         with Engine(daemon) as engine:
             assert engine.where(numbers[-1]) == "disk"
             assert engine.where(numbers[0]) == "nowhere"
-            assert engine.fetch(numbers[-8:]) == [HERE] * 8
+            assert engine.fetch(numbers[-8:]) == [FetchOutcome.IN_MEMORY] * 8
             engine.goes_on(1000)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import HERE, DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import DiskDaemon, Engine, TroubledDaemon
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.protocol import FetchOutcome
 
 FRAMES = 16
 ROOT = os.geteuid() == 0
@@ -80,7 +81,7 @@ def test_the_folder_is_read_only() -> None:
             subprocess.run(["umount", "--lazy", daemon.disk], check=True)
         daemon.wait_open()
         with Engine(daemon) as engine:
-            assert engine.fetch(numbers) == [HERE] * 8
+            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
             assert engine.places(numbers) == {"memory": 8}
 
 

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import ABSENT, HERE, NOT_YET, REFUSED, DiskDaemon, Engine
+from disk_daemon import DiskDaemon, Engine
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.protocol import FetchOutcome
 from running_daemon import eventually
 
 FRAMES = 32
@@ -42,7 +44,7 @@ def test_a_killed_worker_is_soon_back_and_memory_never_misses(daemon: DiskDaemon
         assert engine.places(warm) == {"memory": 8}
         assert time.monotonic() - began < 20
     assert eventually(lambda: engine.available_pages(numbers) == (0, 8))
-    assert engine.fetch(numbers) == [HERE] * 8
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
     assert daemon.worker() != pid
     assert daemon.report().restarts == restarts + 1
     assert len(daemon.lines("killed by signal 9")) == daemon.log.read_text().count("killed by signal 9") >= 1
@@ -56,11 +58,11 @@ def test_a_fetch_ends_when_the_worker_dies(daemon: DiskDaemon, engine: Engine) -
     engine.store([30_000])  # by now the daemon has received the fetch
     daemon.kill_worker()
     answer = engine.answer()
-    assert list(answer.outcomes) == [ABSENT] * 8
+    assert list(answer.outcomes) == [FetchOutcome.ABSENT] * 8
     assert "the disk worker ended" in answer.reason
-    assert engine.fetch(numbers) in ([ABSENT] * 8, [HERE] * 8)
+    assert engine.fetch(numbers) in ([FetchOutcome.ABSENT] * 8, [FetchOutcome.IN_MEMORY] * 8)
     daemon.wait_open(restarts + 1)
-    assert engine.fetch(numbers) == [HERE] * 8
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
 
 
 def test_a_stopped_worker_delays_no_engine(daemon: DiskDaemon, engine: Engine) -> None:
@@ -69,12 +71,12 @@ def test_a_stopped_worker_delays_no_engine(daemon: DiskDaemon, engine: Engine) -
     began = time.monotonic()
     engine.ask_fetch(numbers, 0.3)
     answer = engine.answer()
-    assert list(answer.outcomes) == [NOT_YET] * 8
+    assert list(answer.outcomes) == [FetchOutcome.PENDING] * 8
     assert "the timeout passed" in answer.reason
     assert time.monotonic() - began < 10
     for first in range(40_000, 40_000 + 4 * FRAMES, 4):  # several times the arena: no store is rejected
-        assert REFUSED not in engine.store(range(first, first + 4))
+        assert ReserveOutcome.REFUSED_FULL not in engine.store(range(first, first + 4))
         assert engine.places(range(first, first + 4)) == {"memory": 4}
     assert daemon.findings() == []
     daemon.kill_worker(signal.SIGCONT)
-    assert eventually(lambda: engine.fetch(numbers) == [HERE] * 8)
+    assert eventually(lambda: engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8)

@@ -12,9 +12,9 @@ from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk import write_behind as module
-from pagetier.daemon.disk.write_behind import RULES, WriteBehind
+from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import Owner, Session
+from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 
 YEAR_NS = 366 * 86_400 * 10**9
@@ -30,7 +30,7 @@ class Scene:
         self.write_behind = WriteBehind(
             owner, DiskOptions(size=1 << 30, write="through"), Budget(0), self._commands.append
         )
-        owner.disk_open(1000, RULES["through"])
+        owner.disk_open(1000, WriteRule.THROUGH)
         self.write_behind.begin(b"", newest)
 
     def store(self, *numbers: int) -> None:
@@ -126,7 +126,7 @@ def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, mon
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == FULL, "the page is in memory only"
     for space in scene.owner.spaces():
-        scene.owner.flush(space["number"], 3)
+        scene.owner.flush(space.number, TierFlag.BOTH)
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == ""
 
@@ -150,6 +150,6 @@ def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     before = scene.stamps()
     scene.write_behind.lost()
     scene.owner.disk_close()
-    scene.owner.disk_open(1000, RULES["through"])
+    scene.owner.disk_open(1000, WriteRule.THROUGH)
     scene.write_behind.begin(b"", max(before) + YEAR_NS)
     assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm._core import ReserveOutcome
 
 DAY_S = 86_400
-GRANTED, PRESENT, REFUSED = 0, 1, 3
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
 
-def note(budget: Budget, outcomes: list[int], chains: list[int], size: int = 10) -> None:
+def note(budget: Budget, outcomes: list[ReserveOutcome], chains: list[int], size: int = 10) -> None:
     pages = len(outcomes)
     budget.note(bytes(outcomes), struct.pack(f"<{pages}I", *chains), struct.pack(f"<{pages}Q", *[size] * pages))
 
@@ -40,7 +40,7 @@ def test_without_a_limit_everything_is_allowed() -> None:
 
 def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
     budget = Budget(100, Clock())
-    note(budget, [GRANTED] * 4, [1] * 4)
+    note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
     assert left(budget) == 100
     assert all(budget.allows(1, 10) for _ in range(4))
     assert left(budget) == 60
@@ -48,8 +48,8 @@ def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
 
 def test_a_run_pays_for_those_before_it() -> None:
     budget = Budget(100, Clock())
-    note(budget, [GRANTED] * 3, [1] * 3)
-    note(budget, [PRESENT, PRESENT, GRANTED], [1, 1, 2])
+    note(budget, [ReserveOutcome.GRANTED] * 3, [1] * 3)
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 1, 2])
     assert budget.allows(2, 10)
     assert left(budget) == 100 - 30 - 10
     assert budget.allows(1, 10)
@@ -58,11 +58,11 @@ def test_a_run_pays_for_those_before_it() -> None:
 
 def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() -> None:
     budget = Budget(50, Clock())
-    note(budget, [GRANTED] * 6, [1] * 6)
-    note(budget, [PRESENT, GRANTED], [1, 2])
+    note(budget, [ReserveOutcome.GRANTED] * 6, [1] * 6)
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 2])
     assert not budget.allows(1, 10)
     assert not budget.allows(2, 10)
-    note(budget, [GRANTED] * 5, [3] * 5)
+    note(budget, [ReserveOutcome.GRANTED] * 5, [3] * 5)
     assert budget.allows(3, 10)
     report = budget.report()
     assert report is not None
@@ -72,7 +72,7 @@ def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() 
 def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
     clock = Clock()
     budget = Budget(100, clock)
-    note(budget, [GRANTED] * 10, [1] * 10)
+    note(budget, [ReserveOutcome.GRANTED] * 10, [1] * 10)
     assert budget.allows(1, 10)
     assert left(budget) == 0
     clock.now += DAY_S / 4
@@ -84,15 +84,15 @@ def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
 def test_unknown_runs_are_not_written() -> None:
     budget = Budget(100, Clock())
     assert not budget.allows(99, 10)
-    note(budget, [PRESENT, GRANTED], [99, 1])
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [99, 1])
     assert not budget.allows(1, 10)
-    note(budget, [PRESENT, GRANTED], [0, 2])
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [0, 2])
     assert not budget.allows(2, 10), "its prefix was stored before this daemon started"
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:
     budget = Budget(100, Clock())
-    note(budget, [PRESENT, REFUSED], [0, 0])
+    note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.REFUSED_FULL], [0, 0])
     note(budget, [], [])
     assert left(budget) == 100
 
@@ -121,7 +121,9 @@ def test_allowed_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str,
             new = pages - len(known)
             if new > 0:
                 runs += 1
-                note(budget, [PRESENT] * len(known) + [GRANTED] * new, known + [runs] * new)
+                note(
+                    budget, [ReserveOutcome.PRESENT] * len(known) + [ReserveOutcome.GRANTED] * new, known + [runs] * new
+                )
                 chains[which] += [runs] * new
         elif what == "write":
             budget.allows(which, 10)
@@ -146,13 +148,13 @@ def _was_allowed(budget: Budget, run: int) -> bool:
 def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours() -> None:
     clock = Clock()
     budget = Budget(100, clock)
-    note(budget, [GRANTED] * 4, [1] * 4)
+    note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
     assert budget.allows(1, 10)
     budget.spend(90)
     assert left(budget) == 0
-    note(budget, [GRANTED], [2])
+    note(budget, [ReserveOutcome.GRANTED], [2])
     assert not budget.allows(2, 10)
     clock.now += DAY_S / 2
-    note(budget, [GRANTED], [3])
+    note(budget, [ReserveOutcome.GRANTED], [3])
     assert left(budget) == 20
     assert budget.allows(3, 10)

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from disk_daemon import HERE, REFUSED, WAIT_S, DiskDaemon, Engine
+from disk_daemon import WAIT_S, DiskDaemon, Engine
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.protocol import FetchOutcome
 from running_daemon import eventually
 
 FRAMES = 32
@@ -17,7 +19,7 @@ CLEAN_FRAMES = 8  # a quarter of the frames
 def unwritten(daemon: DiskDaemon) -> int:
     """Returns the number of stored pages that are not written yet; reads from disk are granted room, too."""
     header = daemon.header()
-    return header["granted"] - sum(header[f"disk_{outcome}"] for outcome in ("read", "written", "spared", "lost"))
+    return header.granted - header.disk_read - header.disk_written - header.disk_skipped - header.disk_lost
 
 
 def wait_for_writes(daemon: DiskDaemon, room: int) -> None:
@@ -28,14 +30,14 @@ def wait_for_writes(daemon: DiskDaemon, room: int) -> None:
 def store_and_wait(daemon: DiskDaemon, engine: Engine, numbers: Iterable[int], room: int) -> None:
     """Stores one page after the other, no faster than the disk writes."""
     for number in numbers:
-        assert REFUSED not in engine.store([number])
+        assert ReserveOutcome.REFUSED_FULL not in engine.store([number])
         wait_for_writes(daemon, room)
 
 
 def store_each(engine: Engine, numbers: Iterable[int]) -> None:
     """Stores one page after the other."""
     for number in numbers:
-        assert REFUSED not in engine.store([number])
+        assert ReserveOutcome.REFUSED_FULL not in engine.store([number])
 
 
 def test_evict_writes_the_coldest_ahead_of_need() -> None:
@@ -48,7 +50,7 @@ def test_evict_writes_the_coldest_ahead_of_need() -> None:
         time.sleep(0.3)
         assert daemon.snapshot().tiers.disk.pages < 20
         assert engine.available_pages([0])[0] in (0, 1)
-        assert engine.fetch([0]) == [HERE]
+        assert engine.fetch([0]) == [FetchOutcome.IN_MEMORY]
         store_and_wait(daemon, engine, range(100, 200), FRAMES - CLEAN_FRAMES)
         assert engine.places([*range(FRAMES), *range(100, 200)])["nowhere"] <= 4
         work = daemon.snapshot().disk_work
@@ -78,7 +80,7 @@ def test_second_writes_pages_that_were_used_again() -> None:
         assert engine.places(range(4)) == {"disk": 4}
         assert engine.places(range(100, 104)) == {"nowhere": 4}
         assert daemon.snapshot().disk_work.written < 20
-        assert engine.fetch(range(4)) == [HERE] * 4
+        assert engine.fetch(range(4)) == [FetchOutcome.IN_MEMORY] * 4
 
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
@@ -106,7 +108,7 @@ def test_a_full_disk_drops_the_coldest_pages() -> None:
         assert snapshot.tiers.disk.bytes <= 8 << 20
         assert engine.where(0) == "nowhere"
         assert engine.places(numbers[-40:])["nowhere"] == 0
-        assert engine.fetch(numbers[-40:-30]) == [HERE] * 10
+        assert engine.fetch(numbers[-40:-30]) == [FetchOutcome.IN_MEMORY] * 10
         assert engine.places(numbers[-40:-30]) == {"memory": 10}
 
 

@@ -65,6 +65,6 @@ def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(n
                 keys = namespace(salt=str(prompt)).keys(range(16 * PAGES))
                 assert client.store(keys, [bytes(PAGE)] * PAGES).stored == PAGES
                 until_written(daemon)
-            assert daemon.header()["evicted"] > 0
+            assert daemon.header().evicted > 0
             assert group.kills == 0, daemon.log.read_text()
             assert "disk_down" not in daemon.log.read_text()

@@ -67,7 +67,7 @@ def test_a_restart_with_other_sizes_replaces_empty_segments() -> None:
         daemon.kill()
         daemon.start("--arena-size", "32MiB")
         assert daemon.log.read_text().count("event=leftovers_dropped") == 1
-        assert daemon.header()["arena_bytes"] == 32 << 20
+        assert daemon.header().arena_bytes == 32 << 20
         assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), (
             "an engine attaches to the new segments"
         )
@@ -211,7 +211,7 @@ def test_after_a_stop_of_the_service_unusable_segments_are_dropped(tmp_path: Pat
         keep.rmdir()
         daemon.start("--arena-size", "32MiB")
         assert "event=leftovers_dropped" in daemon.log.read_text()
-        assert daemon.header()["arena_bytes"] == 32 << 20
+        assert daemon.header().arena_bytes == 32 << 20
 
 
 def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:

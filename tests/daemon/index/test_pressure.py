@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
+from core_records import attachment_with, counts_with, header_with
 from pagetier.client import Client, Keys
 from pagetier.daemon.index.pressure import LOG_EVERY_S, PinQuota
+from pagetier.shm._core import AttachmentRecord, IndexHeader
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
@@ -21,28 +22,26 @@ class Index:
 
     def __init__(self, frames: int = 2000) -> None:
         self.frames, self.most = frames, -1
-        self.slots: list[dict[str, Any]] = []
+        self.slots: list[AttachmentRecord] = []
 
-    def header(self) -> dict[str, int]:
-        return {"frames": self.frames, "arena_bytes": self.frames << 20}
+    def header(self) -> IndexHeader:
+        return header_with(frames=self.frames, arena_bytes=self.frames << 20)
 
-    def bound_pins(self, frames: int) -> None:
+    def set_pin_quota(self, frames: int) -> None:
         self.most = frames
 
-    def bounded(self) -> int:
-        return sum(slot["counts"]["bounded"] for slot in self.slots)
+    def matches_at_quota(self) -> int:
+        return sum(slot.counts.bounded for slot in self.slots)
 
-    def takers(self) -> list[dict[str, Any]]:
+    def attachments(self) -> list[AttachmentRecord]:
         return self.slots
 
-    holders = takers
+    attachments_with_pins = attachments
 
     def has(self, slot: int, bounded: int = 0, mib: int = 0, since: int = 1) -> None:
-        self.slots = [other for other in self.slots if other["slot"] != slot]
-        self.slots.append(
-            {"slot": slot, "pid": 100 + slot, "name": f"engine {slot}", "attached_ns": since}
-            | {"counts": {"bounded": bounded}, "pinned_bytes": mib << 20}
-        )
+        self.slots = [other for other in self.slots if other.slot != slot]
+        numbers = {"slot": slot, "pid": 100 + slot, "attached_ns": since, "pinned_bytes": mib << 20}
+        self.slots.append(attachment_with(f"engine {slot}", counts_with(bounded=bounded), **numbers))
 
 
 class Clock:
@@ -131,9 +130,9 @@ def test_a_process_that_pins_all_it_may_leaves_half_to_others(daemon: RunningDae
         most = SHARE // PAGES
         assert [len(match) for match in held] == [PAGES] * most + [0] * (PROMPTS - most)
         assert held[-1].available_pages == 0
-        slot = next(slot for slot in daemon.slots() if slot["name"] == "greedy")
-        assert (slot["pins"], slot["pinned_bytes"]) == (SHARE, SHARE * FRAME)
-        assert slot["counts"]["bounded"] == PROMPTS - most
+        slot = next(slot for slot in daemon.slots() if slot.name == "greedy")
+        assert (slot.pins, slot.pinned_bytes) == (SHARE, SHARE * FRAME)
+        assert slot.counts.bounded == PROMPTS - most
         assert eventually(lambda: daemon.log.read_text().count("event=pins_bounded") == 1)
         pages = SHARE - PAGES
         new = namespace(salt="new").keys(range(16 * pages))

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from core_records import header_with
 from pagetier.client import Client, Part
 from pagetier.daemon.index.quotas import StoreQuota
+from pagetier.shm._core import IndexHeader
 from running_daemon import RunningDaemon, eventually, namespace
 from spawned_process import elsewhere, write_part
 
@@ -21,8 +23,8 @@ class Arena:
     def __init__(self, frames: int, writing: int = 0, finished: int = 0) -> None:
         self.frames, self.writing, self.finished = frames, writing, finished
 
-    def header(self) -> dict[str, int]:
-        return {"frames": self.frames, "frame_bytes": FRAME}
+    def header(self) -> IndexHeader:
+        return header_with(frames=self.frames, frame_bytes=FRAME)
 
     @property
     def open_entries(self) -> int:

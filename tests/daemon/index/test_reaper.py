@@ -43,7 +43,7 @@ class World:
         self.loop.run_until_complete(asyncio.sleep(seconds))
 
     def slots(self) -> list[int]:
-        return sorted(taker["slot"] for taker in self.owner.takers())
+        return sorted(attachment.slot for attachment in self.owner.attachments())
 
 
 @pytest.fixture

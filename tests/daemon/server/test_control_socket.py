@@ -14,6 +14,7 @@ import pytest
 
 from in_process_server import Peer, message, serving
 from pagetier.client import Client
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
@@ -34,8 +35,7 @@ from running_daemon import namespace
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 PATIENCE_S = 1.5
-SPACE = Space(b"d" * 32, "space", 16)
-SLOTS = 56
+SPACE = Space(b"d" * KEY_BYTES, "space", 16)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def attach(token: int = 1, name: str = "peer", serials: bytes = b"") -> Attach:
 
 def reserve(number: int = 1, **fields: Any) -> Reserve:
     """Returns a request for a page of 4,096 bytes, changed by `fields`."""
-    request = {"space": SPACE, "part": 0, "parts": 1, "keys": os.urandom(32), "sizes": struct.pack("<Q", 4096)}
+    request = {"space": SPACE, "part": 0, "parts": 1, "keys": os.urandom(KEY_BYTES), "sizes": struct.pack("<Q", 4096)}
     return Reserve(number, **{**request, **fields})
 
 
@@ -214,8 +214,8 @@ def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monk
         ({"part": -1}, "part -1 of 1"),
         ({"parts": 1 << 40}, "at most 32 parts"),
         ({"space": Space(b"short", "s", 16)}, "a namespace's digest has 32 bytes, not 5"),
-        ({"space": Space(b"d" * 32, "s", -1)}, "pages of -1 tokens"),
-        ({"space": Space(b"d" * 32, "s", 16, 1 << 20)}, "group 1048576"),
+        ({"space": Space(b"d" * KEY_BYTES, "s", -1)}, "pages of -1 tokens"),
+        ({"space": Space(b"d" * KEY_BYTES, "s", 16, 1 << 20)}, "group 1048576"),
         ({"sizes": bytes(8)}, "a page of 0 bytes cannot be stored"),
         ({"sizes": struct.pack("<Q", 1 << 63)}, f"a page of {1 << 63} bytes never fits, and waiting does not help"),
     ],
@@ -234,7 +234,7 @@ def test_an_invalid_request_is_rejected_with_a_reason(path: Path, fields: dict[s
 def test_control_characters_in_names_are_replaced(path: Path) -> None:
     with Peer(path) as peer:
         assert isinstance(peer.ask(attach(name="a\0b\x1b[2J" + "é" * 100)), Welcome)
-        peer.send(reserve(space=Space(b"n" * 32, "x\0\x1by", 16)))
+        peer.send(reserve(space=Space(b"n" * KEY_BYTES, "x\0\x1by", 16)))
         assert isinstance(peer.answer(), Reserved)
         assert peer.ask(Flush(1, "x??y")) == Flushed(1, 0, 1, ["x??y"])
         peer.send(Detach())
@@ -254,7 +254,7 @@ def test_a_full_table_of_namespaces_is_the_reason(path: Path) -> None:
         assert isinstance(peer.ask(attach()), Welcome)
         reasons = []
         for number in range(5):
-            answer = peer.ask(reserve(number, space=Space(bytes([number]) * 32, f"s{number}", 16)))
+            answer = peer.ask(reserve(number, space=Space(bytes([number]) * KEY_BYTES, f"s{number}", 16)))
             assert isinstance(answer, Reserved)
             reasons.append(answer.reason)
         assert reasons[:4] == [""] * 4

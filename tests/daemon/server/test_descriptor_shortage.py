@@ -53,7 +53,7 @@ def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path:
         unwatchable = Peer(Process.of(os.getpid()), os.getuid(), frozenset(), pidfd=-1)
         with pytest.raises(OSError, match="Bad file descriptor"):
             service.attach(unwatchable, Attach(BUILD, 1, "test"))
-        assert segments.owner.takers() == []
+        assert segments.owner.attachments() == []
     finally:
         service.close()
         loop.close()

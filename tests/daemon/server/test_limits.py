@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from in_process_server import Peer, serving
-from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, NOBODY, SAME, LogThrottle
+from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, SAME, UNKNOWN_USER, LogThrottle
 from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     BUILD,
@@ -111,9 +112,9 @@ def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixtu
     now = [0.0]
     ration = LogThrottle(log, lambda: now[0])
     for _ in range(SAME + 4):
-        ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
+        ration.log(logging.WARNING, UNKNOWN_USER, "full", extra=event("test"))
     now[0] += MINUTE_S
-    ration.log(logging.WARNING, NOBODY, "full", extra=event("test"))
+    ration.log(logging.WARNING, UNKNOWN_USER, "full", extra=event("test"))
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 
@@ -143,8 +144,8 @@ def test_many_requests_are_all_answered_in_order(path: Path) -> None:
     with Peer(path) as peer, Peer(path) as other:
         assert isinstance(peer.ask(Attach(BUILD, 1, "much")), Welcome)
         assert isinstance(other.ask(Observe(BUILD)), Welcome)
-        space, sizes = Space(b"d" * 32, "space", 16), struct.pack("<Q", 4096) * 60
-        peer.send(*[Reserve(number, space, 0, 1, bytes(32 * 60), sizes) for number in range(80)])
+        space, sizes = Space(b"d" * KEY_BYTES, "space", 16), struct.pack("<Q", 4096) * 60
+        peer.send(*[Reserve(number, space, 0, 1, bytes(KEY_BYTES * 60), sizes) for number in range(80)])
         assert other.ask(Check(1)) == Findings(1, [])
         answers = [peer.answer() for _ in range(80)]
         assert [answer.number for answer in answers if isinstance(answer, Reserved)] == list(range(80))
@@ -173,7 +174,7 @@ def test_messages_of_an_observer_are_limited(path: Path) -> None:
 
 def test_incomplete_messages_are_limited_over_all_connections_of_a_process(path: Path) -> None:
     """A process that sends too much is disconnected; its other connections continue."""
-    request = pack(Fetch(1, bytes(32 * (REQUEST_LIMIT // 33)), 0.0))
+    request = pack(Fetch(1, bytes(KEY_BYTES * (REQUEST_LIMIT // 33)), 0.0))
     with ExitStack() as stack:
         other, *peers = [stack.enter_context(Peer(path)) for _ in range(2 + MOST_UNFINISHED // len(request))]
         assert all(isinstance(peer.ask(Attach(BUILD, 1, "much")), Welcome) for peer in (other, *peers))

@@ -21,6 +21,7 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -55,7 +56,7 @@ def serves(path: Path) -> bool:
 
 
 def test_peers_may_leave_before_their_response(path: Path) -> None:
-    reserve = Reserve(1, Space(b"d" * 32, "space", 16), 0, 1, bytes(32), struct.pack("<Q", 4096))
+    reserve = Reserve(1, Space(b"d" * KEY_BYTES, "space", 16), 0, 1, bytes(KEY_BYTES), struct.pack("<Q", 4096))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(100):
         with Peer(path) as peer:

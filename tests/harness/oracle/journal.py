@@ -12,7 +12,8 @@ from typing import Final, Self
 
 import msgspec
 
-KEY_BYTES: Final = 32
+from pagetier.shm._core import KEY_BYTES
+
 SERIAL_BYTES: Final = 8
 SUFFIX: Final = ".journal"
 

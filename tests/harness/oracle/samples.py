@@ -69,7 +69,7 @@ def taken(observer: Observer, name: str, disk: Path | None = None) -> Sample:
     header = observer.header()
     shm = _allocated(_SHM.glob(f"{name}.*"))
     on_disk = _allocated(disk.rglob("*")) if disk is not None else 0
-    return Sample(at=time.monotonic_ns(), arena=header["used_frames"] * header["frame_bytes"], shm=shm, disk=on_disk)
+    return Sample(at=time.monotonic_ns(), arena=header.used_frames * header.frame_bytes, shm=shm, disk=on_disk)
 
 
 def _allocated(paths: Iterable[Path]) -> int:
@@ -86,7 +86,7 @@ def _allocated(paths: Iterable[Path]) -> int:
 def segments_bytes(observer: Observer) -> int:
     """Returns the size of the three segments, which is the limit of shared memory."""
     header = observer.header()
-    return sum(header[f"{kind}_bytes"] for kind in ("index", "locks", "arena"))
+    return header.index_bytes + header.locks_bytes + header.arena_bytes
 
 
 def end_of(daemon: RunningDaemon, leftovers: Iterable[str] = ()) -> EndState:
@@ -94,16 +94,16 @@ def end_of(daemon: RunningDaemon, leftovers: Iterable[str] = ()) -> EndState:
 
     The daemon has one second to notice the last actions of processes.
     """
-    eventually(lambda: not daemon.header()["open_entries"], _SETTLING_S)
+    eventually(lambda: not daemon.header().open_entries, _SETTLING_S)
     integrity, header = daemon.findings(), daemon.header()
-    attached = tuple(Attachment(slot["pid"], slot["name"], slot["pins"]) for slot in daemon.slots())
+    attached = tuple(Attachment(slot.pid, slot.name, slot.pins) for slot in daemon.slots())
     return EndState(
         integrity=tuple(integrity),
-        frames=header["frames"],
-        used_frames=header["used_frames"],
-        free_frames=header["free_frames"],
-        pages=header["pages"],
-        open_entries=header["open_entries"],
+        frames=header.frames,
+        used_frames=header.used_frames,
+        free_frames=header.free_frames,
+        pages=header.pages,
+        open_entries=header.open_entries,
         attached=attached,
         leftovers=tuple(leftovers),
     )

@@ -39,7 +39,7 @@ static void damage_and_adopt(place *p)
             misnumber(p);
         else
             damage(p, choose_area(p));
-    if (pt_why_not(p->world->index, p->world->locks, p->world->sizes))
+    if (pt_unusable_reason(p->world->index, p->world->locks, p->world->sizes))
         return; /* rejected, as it should be */
     forget_all(p);
     place_adopt(p, choose_one_in(&p->choices, 2) ? choose_odd(&p->choices) : 0);

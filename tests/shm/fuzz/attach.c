@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     pt_sizes have;
     choices c = {data, bytes};
     choose_header(&c, &h, &l, &have);
-    if (!pt_why_not(&h, &l, have))
+    if (!pt_unusable_reason(&h, &l, have))
         expect_within(&h, have);
     return 0;
 }

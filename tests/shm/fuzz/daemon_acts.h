@@ -164,17 +164,17 @@ static inline void disk_write(place *p)
 {
     uint32_t entries[8], limit = 1 + choose(&p->choices, 8), count = 0;
     if (p->owner.disk.open)
-        count = pt_order_writes(&p->owner, 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
+        count = pt_start_writes(&p->owner, 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
     for (uint32_t i = 0; i < count; i++)
         if (!choose_one_in(&p->choices, 4))
-            pt_end_order(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
+            pt_end_write(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
 }
 
 /* Responds to a command of any time, or to none. */
 static inline void disk_answer(place *p)
 {
     uint32_t entry = choose_one_in(&p->choices, 8) ? (uint32_t)choose_odd(&p->choices) : choose(&p->choices, PLACE_ENTRIES);
-    pt_end_order(&p->owner, entry, (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), 0);
+    pt_end_write(&p->owner, entry, (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), 0);
 }
 
 /* Drops a damaged page: the reader of the page has released it before. */
@@ -191,7 +191,7 @@ static inline void disk_damaged(place *p)
 static inline void disk_questions(place *p)
 {
     pt_unwritten(&p->owner);
-    pt_frames_ahead(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES));
+    pt_frames_before_unwritten(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES));
 }
 
 typedef void act(place *);

@@ -17,7 +17,7 @@ static inline uint32_t choose_keys(place *p, uint8_t *keys)
 /* Expects that the caller has pinned a readable page with the requested key. */
 static inline void expect_pinned(const pt_session *s, uint32_t entry, const uint8_t *key)
 {
-    if (entry >= PLACE_ENTRIES || !s->held[entry].pins)
+    if (entry >= PLACE_ENTRIES || !s->own_pins[entry].pins)
         finding("entry %u was reported as pinned, and is not", entry);
     uint64_t word = atomic_load(&s->view.locks[entry].word);
     if (!(word >> s->slot & 1) || pt_state_of(word) != PT_READABLE)

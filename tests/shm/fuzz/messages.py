@@ -22,6 +22,7 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection, House
 from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import (
     BUILD,
@@ -117,10 +118,10 @@ class Fuzzed:
 
     def _forget(self) -> None:
         owner = self._segments.owner
-        for taker in owner.takers():
-            self._service.detach(taker["slot"])
+        for attachment in owner.attachments():
+            self._service.detach(attachment.slot)
         owner.settle()
-        owner.flush(-1, 3)
+        owner.flush(-1, TierFlag.BOTH)
 
 
 def is_late(request: Any) -> bool:

@@ -68,7 +68,7 @@ static inline void place_attach(place *p, uint32_t engine)
 /* Resets an engine to one without pins. */
 static inline void place_forget(pt_session *s)
 {
-    memset(s->held, 0, PLACE_ENTRIES * sizeof *s->held);
+    memset(s->own_pins, 0, PLACE_ENTRIES * sizeof *s->own_pins);
     s->frames = 0;
 }
 

@@ -22,7 +22,7 @@ static void expect_no_pins(place *p)
         if (p->engines[i].frames)
             finding("%lu frames are still counted as pinned", (unsigned long)p->engines[i].frames);
         for (uint32_t entry = 0; entry < PLACE_ENTRIES; entry++)
-            if (p->engines[i].held[entry].pins)
+            if (p->engines[i].own_pins[entry].pins)
                 finding("entry %u is still counted as pinned", entry);
     }
 }

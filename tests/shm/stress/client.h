@@ -33,13 +33,13 @@ static inline void session_begin(pt_session *s, const world *w, uint32_t slot)
     s->frames = 0;
     s->bounded = false;
     pthread_mutex_init(&s->lock, NULL);
-    s->held = calloc(s->view.entry_count, sizeof *s->held);
+    s->own_pins = calloc(s->view.entry_count, sizeof *s->own_pins);
 }
 
 static inline void session_end(pt_session *s)
 {
     pthread_mutex_destroy(&s->lock);
-    free(s->held);
+    free(s->own_pins);
 }
 
 /* ---- requests to the daemon ---- */

@@ -132,9 +132,9 @@ static void a_failed_write_is_not_retried(void)
     EXPECT(order(&s, 1, &entry) == 0 && pt_unwritten(&s.owner).pages == 0);
     pt_disk_set_rule(&s.owner, PT_WRITE_THROUGH, later(&s));
     EXPECT(pt_unwritten(&s.owner).pages == 1 && order(&s, 1, &entry) == 1);
-    end_order(&s, entry, PT_WRITE_SPARED);
+    end_order(&s, entry, PT_WRITE_SKIPPED);
     EXPECT(evict(&s) && nowhere(&s, "a"));
-    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_spared == 2);
+    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_skipped == 2);
     disk_scene_end(&s);
 }
 
@@ -183,20 +183,20 @@ static void a_written_page_is_evicted_before_an_unwritten_one(void)
     disk_scene_end(&s);
 }
 
-static void frames_ahead_counts_frames_that_can_become_free(void)
+static void frames_before_unwritten_counts_frames_that_can_become_free(void)
 {
     scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
-    EXPECT(pt_frames_ahead(&s.owner, 100) == 100); /* nothing is unwritten */
+    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 100); /* nothing is unwritten */
     store_written(&s, "a");
     store_written(&s, "b");
     pt_answer c = store(&s, "c");
     settle(&s, later(&s));
-    EXPECT(pt_frames_ahead(&s.owner, 100) == 5 + 2 && pt_frames_ahead(&s.owner, 5) == 5);
+    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 5 + 2 && pt_frames_before_unwritten(&s.owner, 5) == 5);
     pt_stamp(&s.owner, c.entry, NOON);
     pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, later(&s));
-    EXPECT(pt_frames_ahead(&s.owner, 100) == 5); /* c is the coldest of all */
+    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 5); /* c is the coldest of all */
     pt_disk_close(&s.owner, later(&s));
-    EXPECT(pt_frames_ahead(&s.owner, 100) == 100);
+    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 100);
     disk_scene_end(&s);
 }
 
@@ -229,7 +229,7 @@ int main(int count, char **arguments)
         writes_in_progress_take_room_on_the_disk,
         only_pages_that_were_used_twice_are_written,
         a_written_page_is_evicted_before_an_unwritten_one,
-        frames_ahead_counts_frames_that_can_become_free,
+        frames_before_unwritten_counts_frames_that_can_become_free,
         pages_on_disk_are_evicted_for_their_entries,
     };
     const uint32_t all = sizeof cases / sizeof cases[0];

@@ -85,14 +85,14 @@ static inline bool nowhere(scene *s, const char *name) { return look(s, name).re
 static inline uint32_t order(scene *s, uint32_t limit, uint32_t *entries)
 {
     settle(s, later(s));
-    uint32_t count = pt_order_writes(&s->owner, UINT64_MAX, limit, later(s), entries);
+    uint32_t count = pt_start_writes(&s->owner, UINT64_MAX, limit, later(s), entries);
     expect_sound(&s->owner, "after an order");
     return count;
 }
 
 static inline void end_order(scene *s, uint32_t entry, enum pt_write_result result)
 {
-    pt_end_order(&s->owner, entry, result, later(s), 0);
+    pt_end_write(&s->owner, entry, result, later(s), 0);
     expect_sound(&s->owner, "after a write");
 }
 

@@ -131,7 +131,7 @@ static void expect_pin(const asked *a, uint32_t page, bool pinned)
 {
     const pt_group *g = &a->group;
     uint32_t entry = entries[a->names[page]];
-    EXPECT(s.other.held[entry].pins == pinned);
+    EXPECT(s.other.own_pins[entry].pins == pinned);
     EXPECT(!(atomic_load(&s.other.view.locks[entry].word) & 1ull << s.other.slot) == !pinned);
     EXPECT(!pinned || (page >= g->first && page < g->first + g->pins && a->seen[page] == entry &&
                        a->serials[page] == s.other.view.entries[entry].serial));
@@ -163,7 +163,7 @@ static void expect_group(inquiry *q, const asked *a, const pt_agreed *agreed)
 static void expect_nothing_pinned(void)
 {
     for (uint32_t entry = 0; entry < 2 * POOL; entry++)
-        EXPECT(!s.other.frames && !s.other.held[entry].pins && !(atomic_load(&s.other.view.locks[entry].word) & PT_PINS));
+        EXPECT(!s.other.frames && !s.other.own_pins[entry].pins && !(atomic_load(&s.other.view.locks[entry].word) & PT_PINS));
 }
 
 static bool try(rng *r)

@@ -117,9 +117,9 @@ static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 static inline void tier_order(tier *t, pt_owner *o, rng *r)
 {
     uint32_t entries[ORDERS], limit = rng_below(r, ORDERS - t->ordered + 1);
-    if (pt_frames_ahead(o, FRAMES) > 2 * FRAMES)
+    if (pt_frames_before_unwritten(o, FRAMES) > 2 * FRAMES)
         finding("more frames come free than there are");
-    uint32_t count = pt_order_writes(o, 1 + rng_below(r, 20), limit, pt_now_ns(), entries);
+    uint32_t count = pt_start_writes(o, 1 + rng_below(r, 20), limit, pt_now_ns(), entries);
     tier_take_drops(t, o);
     for (uint32_t i = 0; i < count; i++) {
         const pt_entry *e = &o->view.entries[entries[i]];
@@ -148,7 +148,7 @@ static inline void tier_write(tier *t, pt_owner *o, rng *r)
     t->orders[at] = t->orders[--t->ordered];
     tier_expect_in_place(t, o, &of);
     tier_take_drops(t, o);
-    pt_end_order(o, of.entry, result, pt_now_ns(), at);
+    pt_end_write(o, of.entry, result, pt_now_ns(), at);
     if (result == PT_WRITE_DONE)
         t->bytes[number_of(of.id)] = page_size(of.id);
     t->written += result == PT_WRITE_DONE;
@@ -161,7 +161,7 @@ static inline void tier_end_any_order(const tier *t, pt_owner *o, rng *r)
     for (uint32_t i = 0; i < t->ordered; i++)
         if (t->orders[i].entry == entry)
             return;
-    pt_end_order(o, entry, PT_WRITE_DONE, pt_now_ns(), 0);
+    pt_end_write(o, entry, PT_WRITE_DONE, pt_now_ns(), 0);
 }
 
 /* ---- reading ---- */

@@ -92,8 +92,8 @@ static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
     w->locks = shared_memory(plan.locks_bytes);
     w->arena = shared_memory(plan.arena_bytes);
     pt_format(w->index, w->locks, &g, seed, "stress");
-    if (pt_why_not(w->index, w->locks, w->sizes))
-        finding("new segments: %s", pt_why_not(w->index, w->locks, w->sizes));
+    if (pt_unusable_reason(w->index, w->locks, w->sizes))
+        finding("new segments: %s", pt_unusable_reason(w->index, w->locks, w->sizes));
     world_name_spaces(w);
     return w;
 }
