@@ -23,6 +23,10 @@ from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
 
+# A worker may take seconds to start on a busy machine. One that is killed because it has not left in time, and is not
+# dead a second later, keeps its pidfd open: the daemon ends then, but this process does not.
+LEAVING_S = 30.0
+
 
 class Watcher:
     def __init__(self) -> None:
@@ -74,7 +78,7 @@ def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitab
         running = Supervisor(segments, options, reaping, asyncio.get_running_loop())
         running.start()
         await test(running, watcher)
-        await running.stop(5.0)
+        await running.stop(LEAVING_S)
 
     asyncio.run(run())
     return watcher
