@@ -123,7 +123,7 @@ def test_planes_that_are_shared_differently() -> None:
     times = np.zeros(page_layout.nbytes, np.int64)
     for rank in range(4):
         transfers = PagedCache(cache, page_layout, Shard(rank, 4)).storing(slots)
-        assert [list(transfer.planes[:, 7]) for transfer in transfers] == [[4, 4], [10]]
+        assert [list(transfer.planes["width"]) for transfer in transfers] == [[4, 4], [10]]
         times += written(transfers, page_layout.nbytes)
     k, v, latent = page_layout.offsets[0]
     wanted = np.zeros(page_layout.nbytes, np.int64)

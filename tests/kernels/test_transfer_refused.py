@@ -77,7 +77,7 @@ def test_stages_of_different_sizes() -> None:
         ((4, 1, 2), 2, 5),
         ((5, 2), 1, 5),
     ):
-        at = PagedCache(cache, page_layout, Shard(0, 1, stage, stages)).loading(slots_of(0, 4)[1]).planes[0, 4]
+        at = PagedCache(cache, page_layout, Shard(0, 1, stage, stages)).loading(slots_of(0, 4)[1]).planes["at"][0]
         assert at == page_layout.offsets[first][0]
 
 
