@@ -14,6 +14,7 @@ Array: TypeAlias = Buffer | npt.NDArray[Any]
 _Bytes: TypeAlias = bytes
 _P = TypeVar("_P", bound=Pins)
 
+MAGIC: int  # the first word of an index
 FORMAT: int  # of the segments
 KEY_BYTES: int
 SLOTS: int  # the most attachments
@@ -219,14 +220,15 @@ class SegmentSizes(NamedTuple):
 
 @final
 class StructLayout(NamedTuple):
-    """The bytes of a struct in C, and the name and offset of each of its fields, which have 64 bits."""
+    """The bytes of a struct in C, and the name, offset and bytes of each of its fields."""
 
     size: int
-    fields: list[tuple[str, int]]
+    fields: tuple[tuple[str, int, int], ...]
 
 PLANE_LAYOUT: StructLayout  # pt_plane (core/client/copy_tables.h)
 TOKENS_LAYOUT: StructLayout  # pt_tokens (core/client/copy_tables.h)
 LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
+HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
     """The segments cannot be used; the message says why."""
@@ -382,7 +384,7 @@ class Session:
 
         Args:
             kind: The class of the pins.
-            groups: (context, keys, page_tokens, needs) of each group; 1 to 64 groups.
+            groups: (context, keys, page_tokens, needs) of each group; 1 to GROUPS groups.
             limit: No hit is longer, in tokens.
 
         Returns:
@@ -631,7 +633,7 @@ class Owner:
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""
     def publish_disk_status(self, text: bytes, /) -> None:
-        """Publishes the status of the disk tier for Observer.disk_status(); at most 2048 bytes."""
+        """Publishes the status of the disk tier for Observer.disk_status(); at most STATUS_BYTES."""
     def check_integrity(self) -> list[str]:
         """Returns descriptions of what is wrong, one sentence each; empty if nothing is."""
     def close(self) -> None:

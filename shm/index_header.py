@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import struct
+from typing import Final
 
 import msgspec
 
-from pagetier.shm._core import FORMAT
+from pagetier.shm._core import FORMAT, HEAD_LAYOUT
+from pagetier.shm._core import MAGIC as _MAGIC
 
-MAGIC = b"pagetier"
-_HEAD = struct.Struct("<8sI12x40s")
+MAGIC: Final = _MAGIC.to_bytes(8, "little")
+_PLACES: Final = {name: slice(offset, offset + size) for name, offset, size in HEAD_LAYOUT.fields}
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -48,6 +49,6 @@ class Head(msgspec.Struct, frozen=True):
 
 def head_of(index: int) -> Head:
     """Returns the head of the index behind a descriptor. Raises OSError."""
-    data = os.pread(index, _HEAD.size, 0).ljust(_HEAD.size, b"\0")
-    magic, number, build = _HEAD.unpack(data)
-    return Head(magic, number, build.rstrip(b"\0").decode(errors="replace"))
+    data = os.pread(index, HEAD_LAYOUT.size, 0).ljust(HEAD_LAYOUT.size, b"\0")
+    magic, number, build = (data[_PLACES[name]] for name in ("magic", "format", "build"))
+    return Head(magic, int.from_bytes(number, "little"), build.rstrip(b"\0").decode(errors="replace"))

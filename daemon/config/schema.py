@@ -32,6 +32,7 @@ from pagetier.daemon.config.value_types import (
     socket_setting,
     users_setting,
 )
+from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.socket_path import default_socket
 
 BATCH_BYTES: Final = 128 << 20
@@ -50,7 +51,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 class ArenaOptions(Section, frozen=True, kw_only=True):
     """The shared memory for pages."""
 
-    size: Annotated[int, size_setting("Size of the arena, rounded down to whole frames.", 4096)] = 1 << 30
+    size: Annotated[int, size_setting("Size of the arena, rounded down to whole frames.", LEAST_FRAME_BYTES)] = 1 << 30
     frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = 1 << 20
     prefault: Annotated[
         Literal["populate", "lazy"],

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
 
 # struct sockaddr_un has 108 bytes for the path and its terminating zero
@@ -49,7 +50,7 @@ def size_setting(help: str, least: int = 0) -> Setting:
 
 def frame_setting(help: str) -> Setting:
     """Returns a setting for the bytes of a frame: a power of two, at least 4096."""
-    plain = size_setting(help, least=4096)
+    plain = size_setting(help, least=LEAST_FRAME_BYTES)
 
     def read(raw: object) -> int:
         nbytes: int = plain.read(raw)

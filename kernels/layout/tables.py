@@ -31,8 +31,9 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 def struct_dtype(layout: StructLayout) -> np.dtype[np.void]:
     """Returns the dtype of an array of structs with this layout."""
-    names, offsets = zip(*layout.fields, strict=True)
-    form: Any = {"names": names, "offsets": offsets, "formats": [np.int64] * len(names), "itemsize": layout.size}
+    names, offsets, sizes = zip(*layout.fields, strict=True)
+    formats = [f"<i{size}" for size in sizes]
+    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": layout.size}
     dtype: np.dtype[np.void] = np.dtype(form)
     return dtype
 

@@ -25,6 +25,14 @@ static void free_object(PyObject *self)
     Py_DECREF(type);
 }
 
+/* Appends an object to a list and releases it. Returns false with an exception set, also if the object is NULL. */
+static bool append_new(PyObject *list, PyObject *item)
+{
+    bool done = item && PyList_Append(list, item) == 0;
+    Py_XDECREF(item);
+    return done;
+}
+
 /* The number of forks. A handle that was created before a fork is unusable in the child, which does not inherit the mappings. */
 static pt_a64 forks;
 static void count_fork(void) { atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed); }

@@ -17,7 +17,7 @@ typedef struct {
 } named_number;
 
 static const named_number limits[] = {
-    {"FORMAT", PT_FORMAT}, {"KEY_BYTES", PT_KEY_BYTES}, {"SLOTS", PT_SLOTS}, {"PARTS", PT_PARTS},
+    {"MAGIC", PT_MAGIC}, {"FORMAT", PT_FORMAT}, {"KEY_BYTES", PT_KEY_BYTES}, {"SLOTS", PT_SLOTS}, {"PARTS", PT_PARTS},
     {"GROUPS", PT_GROUPS}, {"STATUS_BYTES", PT_STATUS_BYTES}, {"LEAST_FRAME_BYTES", PT_PAGE}, {"NO_ENTRY", PT_NONE},
     {"LOCKS_OFFSET", PT_AT_LOCKS}, {NULL, 0},
 };
@@ -58,12 +58,9 @@ static const struct {
 static PyObject *members_of(const named_number *members)
 {
     PyObject *list = PyList_New(0);
-    for (; list && members->name; members++) {
-        PyObject *pair = Py_BuildValue("(sl)", members->name, members->value);
-        if (!pair || PyList_Append(list, pair) < 0)
+    for (; list && members->name; members++)
+        if (!append_new(list, Py_BuildValue("(sl)", members->name, members->value)))
             Py_CLEAR(list);
-        Py_XDECREF(pair);
-    }
     return list;
 }
 

@@ -1,41 +1,62 @@
-/* layouts.h - the layout of structs of which Python builds or reads tables: names and offsets of their 64-bit fields. */
+/* layouts.h - the layout of structs that Python reads or builds itself: the name, the offset and the bytes of each field. */
 #pragma once
 
 #include "records.h"
 
 #include "../core/client/copy_tables.h"
 
-#define FIELD_AT(type, field) {#field, offsetof(type, field)}
+typedef struct {
+    const char *name; /* NULL ends a table */
+    Py_ssize_t offset, size;
+} struct_field;
 
-static const named_number plane_fields[] = {
-    FIELD_AT(pt_plane, base), FIELD_AT(pt_plane, block),     FIELD_AT(pt_plane, token), FIELD_AT(pt_plane, head),
-    FIELD_AT(pt_plane, at),   FIELD_AT(pt_plane, page_head), FIELD_AT(pt_plane, heads), FIELD_AT(pt_plane, width),
-    {NULL, 0},
+#define FIELD_OF(type, field) {#field, offsetof(type, field), sizeof(((type *)NULL)->field)}
+
+static const struct_field plane_fields[] = {
+    FIELD_OF(pt_plane, base), FIELD_OF(pt_plane, block),     FIELD_OF(pt_plane, token), FIELD_OF(pt_plane, head),
+    FIELD_OF(pt_plane, at),   FIELD_OF(pt_plane, page_head), FIELD_OF(pt_plane, heads), FIELD_OF(pt_plane, width),
+    {NULL, 0, 0},
 };
-static const named_number tokens_fields[] = {
-    FIELD_AT(pt_tokens, position), FIELD_AT(pt_tokens, first), FIELD_AT(pt_tokens, end), {NULL, 0},
+static const struct_field tokens_fields[] = {
+    FIELD_OF(pt_tokens, position), FIELD_OF(pt_tokens, first), FIELD_OF(pt_tokens, end), {NULL, 0, 0},
 };
-static const named_number lock_fields[] = {
-    FIELD_AT(pt_lock, word), FIELD_AT(pt_lock, parts), FIELD_AT(pt_lock, tick), FIELD_AT(pt_lock, checksum), {NULL, 0},
+static const struct_field lock_fields[] = {
+    FIELD_OF(pt_lock, word), FIELD_OF(pt_lock, parts), FIELD_OF(pt_lock, tick), FIELD_OF(pt_lock, checksum), {NULL, 0, 0},
+};
+/* The fields that are in the same place in every format. */
+static const struct_field head_fields[] = {
+    FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
 };
 
 static const struct {
     const char *name;
-    const named_number *fields;
+    const struct_field *fields;
     Py_ssize_t size;
 } layouts[] = {
     {"PLANE_LAYOUT", plane_fields, sizeof(pt_plane)},
     {"TOKENS_LAYOUT", tokens_fields, sizeof(pt_tokens)},
     {"LOCK_LAYOUT", lock_fields, sizeof(pt_lock)},
+    {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
+
+/* Returns the fields as a list of tuples, NULL with an exception set. */
+static PyObject *fields_of(const struct_field *field)
+{
+    PyObject *list = PyList_New(0);
+    for (; list && field->name; field++)
+        if (!append_new(list, Py_BuildValue("(snn)", field->name, field->offset, field->size)))
+            Py_CLEAR(list);
+    return list;
+}
 
 static bool add_layouts(PyObject *module)
 {
     bool done = true;
     for (size_t i = 0; done && i < sizeof layouts / sizeof *layouts; i++) {
-        PyObject *fields = members_of(layouts[i].fields);
+        PyObject *list = fields_of(layouts[i].fields), *fields = list ? PyList_AsTuple(list) : NULL;
         PyObject *values = fields ? Py_BuildValue("(nN)", layouts[i].size, fields) : NULL;
         done = add_new(module, layouts[i].name, record_of(StructLayout, values));
+        Py_XDECREF(list);
     }
     return done;
 }

@@ -108,13 +108,6 @@ static PyObject *describe_attachment(const pt_view *v, uint32_t slot, const pinn
                                                      text, counts));
 }
 
-static bool append_new(PyObject *list, PyObject *item)
-{
-    bool done = item && PyList_Append(list, item) == 0;
-    Py_XDECREF(item);
-    return done;
-}
-
 static PyObject *describe_attachments(const pt_view *v, const pinned_by *pins)
 {
     PyObject *list = PyList_New(0);

@@ -60,12 +60,9 @@ static const struct {
 static PyObject *names_of(const char *const *fields)
 {
     PyObject *list = PyList_New(0);
-    for (; list && *fields; fields++) {
-        PyObject *name = PyUnicode_FromString(*fields);
-        if (!name || PyList_Append(list, name) < 0)
+    for (; list && *fields; fields++)
+        if (!append_new(list, PyUnicode_FromString(*fields)))
             Py_CLEAR(list);
-        Py_XDECREF(name);
-    }
     return list;
 }
 

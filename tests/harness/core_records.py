@@ -13,8 +13,9 @@ from pagetier.shm._core import LOCK_LAYOUT, LOCKS_OFFSET, AttachmentCounts, Atta
 
 def lock_words(segment: mmap.mmap, entries: int) -> npt.NDArray[np.void]:
     """Returns the lock words in their mapped segment, writable."""
-    names, offsets = zip(*LOCK_LAYOUT.fields, strict=True)
-    form: Any = {"names": names, "offsets": offsets, "formats": [np.uint64] * 4, "itemsize": LOCK_LAYOUT.size}
+    names, offsets, sizes = zip(*LOCK_LAYOUT.fields, strict=True)
+    formats = [f"<u{size}" for size in sizes]
+    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": LOCK_LAYOUT.size}
     return np.frombuffer(segment, np.dtype(form), entries, LOCKS_OFFSET)
 
 

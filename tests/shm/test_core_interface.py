@@ -69,9 +69,9 @@ def test_the_stub_declares_every_attribute_of_a_class_and_no_other(node: ast.Cla
 )
 def test_a_table_has_the_layout_of_the_struct_in_c(dtype: np.dtype[np.void], layout: StructLayout) -> None:
     """Kernels on a device read the same tables as plain 64-bit numbers, so there is no gap between the fields."""
-    assert dtype.itemsize == layout.size
-    assert [(name, dtype.fields[name][1]) for name in dtype.names] == layout.fields  # type: ignore[index,union-attr]
-    assert [offset for _, offset in layout.fields] == list(range(0, layout.size, 8))
+    found = [(name, dtype.fields[name][1], dtype[name].itemsize) for name in dtype.names]  # type: ignore[index,union-attr]
+    assert (dtype.itemsize, found) == (layout.size, list(layout.fields))
+    assert [(offset, size) for _, offset, size in found] == [(offset, 8) for offset in range(0, layout.size, 8)]
 
 
 @pytest.mark.parametrize(("defined", "header", "begin"), ENUMERATIONS, ids=lambda value: getattr(value, "__name__", ""))

@@ -210,7 +210,7 @@ def test_the_tier_publishes_its_status(disk: Place) -> None:
         disk.owner.publish_disk_status(text)
         assert observer.disk_status() == text
     with pytest.raises(ValueError, match="2049 bytes"):
-        disk.owner.publish_disk_status(b"x" * 2049)
+        disk.owner.publish_disk_status(b"x" * (STATUS_BYTES + 1))
     assert observer.disk_status() == b"\0" * STATUS_BYTES
 
 

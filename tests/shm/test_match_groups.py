@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core_records import increased
 from group_fixtures import EVERYTHING, Chain, Grouped, Location, agreed, key_of
-from pagetier.shm._core import KEY_BYTES, Pins
+from pagetier.shm._core import GROUPS, KEY_BYTES, Pins
 
 M, D, N = Location.MEMORY, Location.DISK, Location.NOWHERE
 MOST_PAGES = 12
@@ -177,7 +177,7 @@ def test_invalid_arguments_are_rejected() -> None:
     session = world.session
     for groups, wrong in (
         ((), "0 groups: there must be 1 to 64"),
-        (((range(1), bytes(KEY_BYTES), 1, 1),) * 65, "65 groups"),
+        (((range(1), bytes(KEY_BYTES), 1, 1),) * (GROUPS + 1), f"{GROUPS + 1} groups"),
         (((range(1), bytes(33), 1, 1),), "33 bytes are no whole number"),
         (((range(1), bytes(KEY_BYTES), 1, 1), (range(1), bytes(KEY_BYTES), 0, 1)), "1 token or more"),
     ):

@@ -16,14 +16,13 @@ from typing import Final, Self
 import msgspec
 
 from pagetier.client.cli.replay.daemon_counters import observe
-from pagetier.shm._core import ShmError
+from pagetier.shm._core import LEAST_FRAME_BYTES, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import BUILD, Attach, Detach
 from pagetier.shm.segments import Leftovers, SegmentRequest, take
 
 _REFUSED: Final = 4
-_LEAST_FRAME: Final = 4096
 _PAUSE_S: Final = 0.01
 _PROBE_S: Final = 1.0
 _STOP_S: Final = 60.0  # includes the writes to a disk tier that is kept
@@ -60,7 +59,7 @@ class DaemonError(Exception):
 
 def frame_bytes(page_bytes: int) -> int:
     """Returns the size of the smallest frame that holds such a page: a power of two."""
-    return max(_LEAST_FRAME, 1 << (page_bytes - 1).bit_length())
+    return max(LEAST_FRAME_BYTES, 1 << (page_bytes - 1).bit_length())
 
 
 class PrivateDisk(msgspec.Struct, frozen=True):
@@ -198,5 +197,5 @@ class PrivateDaemon:
 
 def _remove(name: str) -> None:
     """Removes the segments of a killed daemon by replacing them with the smallest ones and removing those."""
-    smallest = Geometry(frame_bytes=_LEAST_FRAME, frames=1, entries=1, spaces=1)
+    smallest = Geometry(frame_bytes=LEAST_FRAME_BYTES, frames=1, entries=1, spaces=1)
     take(SegmentRequest(name, smallest, BUILD, Leftovers.DISCARD)).remove()
