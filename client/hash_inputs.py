@@ -101,7 +101,7 @@ def _from_buffer(tokens: Any) -> npt.NDArray[np.uint32]:
     except TypeError:
         raise _not_integers(tokens) from None
     if view.itemsize == 1 and not isinstance(tokens, array):
-        raise TypeError("a buffer of bytes is ambiguous: pass an array of the integers that it holds")
+        raise TypeError("a buffer of bytes is ambiguous: pass an array of its integers")
     if view.format.lstrip("@=<>!") not in set("bBhHiIlLqQ"):
         raise _not_integers(tokens)
     return _from_array(np.asarray(view))

@@ -90,15 +90,15 @@ class Rights(IntEnum):
 
     NOTHING = 0
     WATCH = 1  # read the index and the lock words, through read-only descriptors
-    USE = 2  # attach, drop pages, have pages written to disk
-    RULE = 3  # change settings
+    ATTACH = 2  # attach, drop pages, have pages written to disk
+    MANAGE = 3  # change settings
 
 
 def rights_of(peer: Peer | Caller, access: AccessOptions) -> Rights:
     """Returns a peer's rights: all for root and the daemon's own user, for others what the configuration grants."""
     if peer.uid in (os.geteuid(), 0):
-        return Rights.RULE
+        return Rights.MANAGE
     if peer.uid in access.users or not peer.groups.isdisjoint(access.groups):
-        return Rights.USE
+        return Rights.ATTACH
     watches = peer.uid in access.watch_users or not peer.groups.isdisjoint(access.watch_groups)
     return Rights.WATCH if watches else Rights.NOTHING

@@ -49,7 +49,7 @@ _TURN_S = 0.002  # then other connections get their turn
 _MOST_OPEN = 1024  # requests of one peer without a response: beyond these, nothing is read from it
 _NOT_ALLOWED = {
     Rights.WATCH: "this user may only watch: see access.users and access.groups",
-    Rights.USE: "only root and the daemon's own user may change sizes",
+    Rights.ATTACH: "only root and the daemon's own user may change sizes",
 }
 
 
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._end(why)
             return
         self._entered = True
-        if rights >= Rights.USE:
+        if rights >= Rights.ATTACH:
             self._unpacker.limit(GREETING_LIMIT)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
 
     def _handle_if_allowed(self, request: Save | Flush | Check | Resize) -> None:
         rights = self._greeter.rights
-        if rights < (Rights.RULE if isinstance(request, Resize) else Rights.USE):
+        if rights < (Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH):
             self._send(Refusal(_NOT_ALLOWED[rights]))
             return
         match request:

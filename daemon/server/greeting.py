@@ -60,7 +60,7 @@ class Greeter:
     def _authorize_peer(self, request: Attach | Observe, peer: Peer) -> GreetingReply:
         segments = self._service.segments
         self.rights = rights_of(peer, self._access)
-        if self.rights < (Rights.WATCH if isinstance(request, Observe) else Rights.USE):
+        if self.rights < (Rights.WATCH if isinstance(request, Observe) else Rights.ATTACH):
             return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
         if isinstance(request, Observe):
             return GreetingReply(self._service.observe(), segments.read_only_descriptors())

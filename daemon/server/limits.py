@@ -39,7 +39,7 @@ class ConnectionLimits:
 
     def enter(self, caller: Caller, rights: Rights, end: End) -> str:
         """Counts a new connection, which `end` closes. Returns why it is refused and not counted, or ""."""
-        watches = rights < Rights.USE
+        watches = rights < Rights.ATTACH
         why = self._rejection(caller) or (self._watcher_rejection(caller.uid) if watches else "")
         if not why:
             self._of_process[caller.pid] += 1

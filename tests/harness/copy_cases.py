@@ -131,7 +131,7 @@ def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
 
 @st.composite
 def cases(draw: Any) -> Case:
-    """Draws a case. The interpreter takes milliseconds per item, so the tiles are large enough to be few."""
+    """Draws a case with few, large tiles, because the interpreter takes milliseconds per item."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     layers = draw(st.integers(1, 2))
     tensors = draw(st.lists(stored_tensors(layers), min_size=1, max_size=2))

@@ -172,7 +172,7 @@ class Scene:
         return list(range(self._next - count, self._next))
 
     def verify(self, numbers: Iterable[int], disk_s: float = 0.0) -> Verified:
-        """Looks pages up with the observing client."""
+        """Matches, loads and compares pages with the observing client."""
         return self.onlooker.verify(keys_of(numbers), disk_s)
 
     def store(self, numbers: Iterable[int], timeout: float | None = None) -> int:

@@ -20,7 +20,7 @@ from power_loss.losses import Way, choose, choose_names
 from power_loss.mutants import MISTAKES
 from power_loss.recording import can_record, plain, record, recording
 from power_loss.runs import Tally
-from power_loss.workload import ACTS
+from power_loss.workload import LIVES
 from power_loss.write_stream import read_stream
 from running_daemon import namespace
 from seeded_random import chance
@@ -38,10 +38,10 @@ TOO_EARLY = "discards unsound parts after it marked them as clean"
 pytestmark = pytest.mark.skipif(not can_record(), reason="no compiler for the recorder is installed")
 
 
-def recorded_stream(folder: Path, acts: tuple[str, ...] = tuple(ACTS), mistake: str = "") -> Path:
+def recorded_stream(folder: Path, lives: tuple[str, ...] = tuple(LIVES), mistake: str = "") -> Path:
     """Records the workload of a tier in folder/tier and returns the stream."""
-    for act in acts:
-        record("power_loss.workload", folder / "tier", folder / "stream", act, mistake)
+    for life in lives:
+        record("power_loss.workload", folder / "tier", folder / "stream", life, mistake)
     return folder / "stream"
 
 
@@ -78,13 +78,13 @@ def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mistake", OF_WRITERS)
 def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str) -> None:
-    assert tried(recorded_stream(tmp_path.resolve(), ("first",), mistake), 400, "--violations", "1", seed=1).violations
+    assert tried(recorded_stream(tmp_path.resolve(), ("fill",), mistake), 400, "--violations", "1", seed=1).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
 def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
     more = ["--violations", "1", "--mistake", mistake, "--way", way]
-    assert tried(recorded_stream(tmp_path.resolve(), ("first",)), 400, *more, seed=1).violations
+    assert tried(recorded_stream(tmp_path.resolve(), ("fill",)), 400, *more, seed=1).violations
 
 
 def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
 def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:
     more = ["--violations", "1", "--mistake", TOO_EARLY]
     assert tried(
-        recorded_stream(tmp_path.resolve(), ("first",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
+        recorded_stream(tmp_path.resolve(), ("fill",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
     ).violations
 
 

@@ -1,6 +1,6 @@
 """The workload of a disk tier that is recorded: every kind of change to its files, some of them often.
 
-Run as a process with its folder, the name of an act, and the name of a deliberate bug.
+Run as a process with its folder, the name of a life, and the name of a deliberate bug.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from power_loss.constants import FRAME, SEED, Terms, key_of
 SPACES: Final = (Space(b"s" * KEY_BYTES, "first", 16), Space(b"o" * KEY_BYTES, "second", 64, 1, 512))
 TERMS: Final = Terms(cap=3 << 20)
 SMALLER: Final = Terms(cap=1792 << 10)
-_AN_ACT: Final = 10_000
-NUMBERS: Final = {key_of(number): number for act in range(4) for number in range(act * _AN_ACT, act * _AN_ACT + 300)}
+_PAGES_OF_A_LIFE: Final = 10_000
+NUMBERS: Final = {
+    key_of(number): number
+    for life in range(4)
+    for number in range(life * _PAGES_OF_A_LIFE, life * _PAGES_OF_A_LIFE + 300)
+}
 _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 
 
@@ -102,7 +106,7 @@ def outgoing(number: int) -> Outgoing:
     return Outgoing(key_of(number), SPACES[number % 2], size, number, frames)
 
 
-def first_act(recorded: RecordedTier) -> None:
+def fill_and_close(recorded: RecordedTier) -> None:
     """Fills a new tier, with a sync now and then, and closes it."""
     recorded.open(TERMS)
     recorded.store(8)
@@ -117,7 +121,7 @@ def first_act(recorded: RecordedTier) -> None:
     recorded.close()
 
 
-def second_act(recorded: RecordedTier) -> None:
+def shrink_and_die(recorded: RecordedTier) -> None:
     """Opens the tier as it was left, uses it, makes it smaller, uses it, and dies."""
     recorded.open(TERMS)
     recorded.turn_over(1)
@@ -128,7 +132,7 @@ def second_act(recorded: RecordedTier) -> None:
     recorded.turn_over(2)
 
 
-def third_act(recorded: RecordedTier) -> None:
+def reopen_and_distrust(recorded: RecordedTier) -> None:
     """Opens the tier as the dead process left it, and marks it for verification."""
     recorded.open(SMALLER)
     recorded.turn_over(2)
@@ -136,7 +140,7 @@ def third_act(recorded: RecordedTier) -> None:
     recorded.turn_over(1)
 
 
-def fourth_act(recorded: RecordedTier) -> None:
+def verify_and_use(recorded: RecordedTier) -> None:
     """Opens the tier, which has to be verified, and uses it."""
     recorded.open(SMALLER)
     recorded.turn_over(2)
@@ -148,7 +152,12 @@ def _places(held: StoredPages) -> range:
     return range(0, len(held.keys), KEY_BYTES)
 
 
-ACTS: Final = {"first": first_act, "second": second_act, "third": third_act, "fourth": fourth_act}
+LIVES: Final = {
+    "fill": fill_and_close,
+    "shrink": shrink_and_die,
+    "distrust": reopen_and_distrust,
+    "verify": verify_and_use,
+}
 
 
 def _mark(text: str) -> None:
@@ -158,10 +167,10 @@ def _mark(text: str) -> None:
 
 
 def main() -> None:
-    """Runs an act and ends as if killed; its page numbers do not overlap with those of the other acts."""
-    folder, act, mistake = sys.argv[1:]
+    """Runs one life and ends as if killed; its page numbers do not overlap with those of the others."""
+    folder, life, mistake = sys.argv[1:]
     mutants.make(mistake)
-    ACTS[act](RecordedTier(Path(folder), _AN_ACT * list(ACTS).index(act)))
+    LIVES[life](RecordedTier(Path(folder), _PAGES_OF_A_LIFE * list(LIVES).index(life)))
     os._exit(0)
 
 

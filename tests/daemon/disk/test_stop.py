@@ -79,7 +79,7 @@ def test_a_stop_logs_that_the_disk_could_not_be_opened() -> None:
 
 
 def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
-    """The first worker finds the tier damaged, which does not mean that there can be no tier."""
+    """The first worker finds the tier damaged; the next one verifies and opens it."""
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(20)
         for file in daemon.data_files():

@@ -43,16 +43,16 @@ def caller(pid: int = 1, uid: int = 7) -> Caller:
 def enter(gate: ConnectionLimits, peer: Caller) -> tuple[str, list[str]]:
     """Returns why the connection is refused, and the list of reasons for which it is closed later."""
     messages = list[str]()
-    return gate.enter(peer, Rights.USE, messages.append), messages
+    return gate.enter(peer, Rights.ATTACH, messages.append), messages
 
 
 def test_the_oldest_silent_connection_of_a_user_is_closed() -> None:
     gate, messages = ConnectionLimits(10 * MOST_SILENT), [list[str]() for _ in range(MOST_SILENT + 1)]
     ends = [many.append for many in messages]
     for number in range(MOST_SILENT):
-        assert gate.enter(caller(number), Rights.USE, ends[number]) == ""
+        assert gate.enter(caller(number), Rights.ATTACH, ends[number]) == ""
     gate.greeted(caller(0), ends[0])
-    assert gate.enter(caller(1000), Rights.USE, ends[-1]) == ""
+    assert gate.enter(caller(1000), Rights.ATTACH, ends[-1]) == ""
     assert not any(messages), "there was room for one"
     assert enter(gate, caller(1001, uid=8)) == ("", [])
     assert enter(gate, caller(1002)) == ("", [])
@@ -62,19 +62,19 @@ def test_the_oldest_silent_connection_of_a_user_is_closed() -> None:
 def test_connections_are_limited_for_a_process_and_in_total() -> None:
     gate = ConnectionLimits(MOST_OF_PROCESS + 2)
     for _ in range(MOST_OF_PROCESS):
-        assert gate.enter(caller(), Rights.USE, print) == ""
+        assert gate.enter(caller(), Rights.ATTACH, print) == ""
         gate.greeted(caller(), print)
     assert (
-        gate.enter(caller(), Rights.USE, print)
+        gate.enter(caller(), Rights.ATTACH, print)
         == f"this process has {MOST_OF_PROCESS} connections, the most for one process"
     )
-    assert (gate.enter(caller(2), Rights.USE, print), gate.enter(caller(3), Rights.USE, print)) == ("", "")
+    assert (gate.enter(caller(2), Rights.ATTACH, print), gate.enter(caller(3), Rights.ATTACH, print)) == ("", "")
     assert (
-        gate.enter(caller(4), Rights.USE, print)
+        gate.enter(caller(4), Rights.ATTACH, print)
         == f"there are {MOST_OF_PROCESS + 2} connections, the most for this daemon"
     )
     gate.leave(caller(), print)
-    assert gate.enter(caller(), Rights.USE, print) == ""
+    assert gate.enter(caller(), Rights.ATTACH, print) == ""
 
 
 def test_users_who_may_not_attach_have_their_own_limits() -> None:
@@ -88,7 +88,7 @@ def test_users_who_may_not_attach_have_their_own_limits() -> None:
             assert refusal == f"user 0 may not attach and has {MOST_WATCHING} connections"
     refusal = gate.enter(caller(pid=1000, uid=2), Rights.NOTHING, ends[-1])
     assert refusal == f"users who may not attach have {2 * MOST_WATCHING} connections"
-    assert gate.enter(caller(pid=1000, uid=0), Rights.USE, print) == "", (
+    assert gate.enter(caller(pid=1000, uid=0), Rights.ATTACH, print) == "", (
         "the limit is only for users who may not attach"
     )
     gate.leave(caller(pid=0, uid=0), ends[0])

@@ -298,4 +298,4 @@ def test_peers_are_identified_by_the_kernel(path: Path) -> None:
         assert server.uid == os.geteuid()
         assert os.getegid() in server.groups
         assert set(os.getgroups()) <= server.groups
-        assert rights_of(server, AccessOptions()) is Rights.RULE
+        assert rights_of(server, AccessOptions()) is Rights.MANAGE
