@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pagetier.client import Client, Keys
-from pagetier.daemon.index.pressure import LOG_EVERY_S, PinQuota
+from pagetier.daemon.common.log_throttle import MINUTE_S
+from pagetier.daemon.index.pressure import PinQuota
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
@@ -93,7 +94,7 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
     index.has(1, mib=200)
     quota.full()
     assert not caplog.records, "the pins are not the reason for the rejection"
-    clock.now += LOG_EVERY_S
+    clock.now += MINUTE_S
     index.has(2, mib=900)
     for _ in range(100):
         quota.full()
@@ -103,7 +104,7 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
         " process 101 (engine 1) 200 MiB; end one of them or raise arena.size"
     )
     assert line.levelno == logging.WARNING
-    clock.now += LOG_EVERY_S
+    clock.now += MINUTE_S
     quota.full()
     assert len(caplog.records) == 2
 
