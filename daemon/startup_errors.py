@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
 
 from pagetier.daemon.common.exit_codes import Exit
-from pagetier.daemon.common.stdout import end_without_stdout, exit_if_stdout_fails
 from pagetier.daemon.config.cli_options import ConfigCommand
 from pagetier.shm.log_format import event, formatter
-from pagetier.shm.stdio import settle_stderr
+from pagetier.shm.stdio import exit_if_stdout_fails
 
 
 def give_up(code: Exit, error: object) -> NoReturn:
@@ -31,19 +30,13 @@ class DaemonCommand(ConfigCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parses the command line, and answers --help and --version."""
-        settle_stderr()
         try:
-            # A daemon needs no stdout, except for --help and --version.
-            with exit_if_stdout_fails() if sys.stdout else nullcontext():
+            with exit_if_stdout_fails():
                 return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
             if sys.stderr.isatty():
                 raise
             give_up(Exit.USAGE, error.format_message())
-        except click.exceptions.Exit:  # --help or --version
-            if sys.stdout is None:
-                end_without_stdout()
-            raise
 
 
 def _line(code: Exit, error: object) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pagetier.shm.stdio import settle_stderr
+from pagetier.shm.stdio import settle_stdio
 
 _PLAIN: Final = re.compile(r"[!-~]+")
 _PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
@@ -45,7 +45,7 @@ class Journald(logging.Formatter):
 
 def log_to_stderr(level: str) -> None:
     """Logs records of `level` and above to stderr. Discards them if stderr is closed."""
-    settle_stderr()
+    settle_stdio()
     handler = logging.StreamHandler()
     handler.setFormatter(formatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -13,8 +13,8 @@ import click
 
 from pagetier.daemon.cli.registry import CommandLocation, others, own, summary_of
 from pagetier.daemon.common.exit_codes import exit_code_help
-from pagetier.daemon.common.stdout import exit_if_stdout_fails
 from pagetier.daemon.common.version_option import version_option
+from pagetier.shm.stdio import exit_if_stdout_fails
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -1,4 +1,4 @@
-"""Limits log lines that clients can cause: a number per minute and user, and a count of the lines left out.
+"""Limits log lines that can be caused often: a number per minute and user, and a count of the lines left out.
 
 A rejected engine tries again and again: of identical lines the first few are enough.
 """
@@ -27,25 +27,31 @@ class _Minute(msgspec.Struct):
 
 
 class LogThrottle:
-    """Limits one kind of log line.
+    """Limits one kind of log line to `most` lines for each user and minute, and to `SAME` identical ones."""
 
-    The number of lines left out is logged with the first line of the user's next minute.
-    """
-
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic, most: int = LINES) -> None:
         self._log = log
         self._clock = clock
+        self._most = most
         self._minutes: dict[int, _Minute] = {}
 
     def log(self, level: int, uid: int, line: str, *facts: object, extra: Mapping[str, Any]) -> None:
-        """Logs a line, unless the user's limit for this minute is reached."""
-        minute = self._minute(uid)
-        text = line % facts
-        if len(minute.lines) < LINES and minute.lines.count(text) < SAME:
-            minute.lines.append(text)
+        """Logs a line, unless the user's limit for this minute is reached.
+
+        The number of lines left out is logged with the first line of the user's next minute.
+        """
+        if self.allows(uid, line % facts):
             self._log.log(level, line, *facts, extra=extra)
         else:
-            minute.left_out += 1
+            self._minutes[uid].left_out += 1
+
+    def allows(self, uid: int = NOBODY, text: str = "") -> bool:
+        """Returns whether a line may be logged now, and if so, counts it. Lines left out here are not counted."""
+        lines = self._minute(uid).lines
+        if len(lines) >= self._most or lines.count(text) >= SAME:
+            return False
+        lines.append(text)
+        return True
 
     def _minute(self, uid: int) -> _Minute:
         now, minute = self._clock(), self._minutes.get(uid)
@@ -67,11 +73,9 @@ class LogThrottle:
 
 log = logging.getLogger("pagetierd.disk")
 
-QUIET_S: Final = 60.0
-
 
 class FaultLog:
-    """Logs one kind of fault when it begins and when it ends, at most once in `QUIET_S`.
+    """Logs one kind of fault when it begins and when it ends, at most once a minute.
 
     Attributes:
         reason: The reason of the fault as last reported; "" if there is none or it was forgotten.
@@ -80,8 +84,7 @@ class FaultLog:
     def __init__(self, comes: str, goes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._comes = comes
         self._goes = goes
-        self._clock = clock
-        self._logged_at = float("-inf")
+        self._throttle = LogThrottle(log, clock, most=1)
         self._logged = False
         self.reason = ""
 
@@ -92,9 +95,9 @@ class FaultLog:
     def report(self, reason: str) -> None:
         """Logs that the fault began or ended, if that is news. reason: "" for no fault."""
         self.reason = reason
-        if reason and not self._logged and self._clock() - self._logged_at >= QUIET_S:
+        if reason and not self._logged and self._throttle.allows():
             log.warning(self._comes, reason, extra=event("disk_trouble"))
-            self._logged, self._logged_at = True, self._clock()
+            self._logged = True
         elif self._logged and not reason:
             if self._goes:
                 log.info("%s", self._goes, extra=event("disk_well"))

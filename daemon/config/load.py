@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from pagetier.daemon.config.schema import PREFIX, Config, Field, fields, replaced
-from pagetier.daemon.config.toml_lines import KeyLines, line_of_deepest, line_of_long_number
 from pagetier.daemon.config.validate import first_conflict
 from pagetier.daemon.config.value_types import hint
 from pagetier.shm.socket_path import default_socket
@@ -120,41 +119,26 @@ def with_changes(config: Config, texts: Mapping[str, str], location: str) -> Con
     return changed
 
 
-class _File(msgspec.Struct, frozen=True):
-    """A configuration file that was parsed."""
-
-    path: Path
-    lines: KeyLines
-
-    def at(self, *names: str) -> str:
-        """Returns the place of a table or key, for messages."""
-        line = self.lines.line_of(*filter(None, names))
-        return f"{self.path}: line {line}" if line else f"{self.path}"
-
-
 def _from_file(path: Path) -> _SourcedValues:
-    text = _text(path)
-    document = _parse(path, text)
-    file = _File(path, KeyLines(text))
+    document = _parse(path, _text(path))
     given: _SourcedValues = {}
-    for section, table in _tables(file, document):
+    for section, table in _tables(path, document):
         for key, raw in table.items():
-            field = _field_in_file(file, section, key, raw)
-            given[field.path] = _read(field, raw, f"{file.at(section, key)}: {field.path}")
+            field = _field_in_file(path, section, key, raw)
+            given[field.path] = _read(field, raw, f"{path}: {field.path}")
     return given
 
 
-def _tables(file: _File, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tables(path: Path, document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     sections = {field.section for field in fields() if field.section}
     yield "", {key: raw for key, raw in document.items() if key not in sections}
     for section in sorted(sections & document.keys()):
         if not isinstance(document[section], dict):
-            reason = f"{section} = {shown(document[section])}: must be a table, [{section}]"
-            raise ConfigError(f"{file.at(section)}: {reason}")
+            raise ConfigError(f"{path}: {section} = {shown(document[section])}: must be a table, [{section}]")
         yield section, document[section]
 
 
-def _field_in_file(file: _File, section: str, key: str, raw: object) -> Field:
+def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
     for field in fields():
         if (field.section, field.key) == (section, key):
             return field
@@ -162,7 +146,7 @@ def _field_in_file(file: _File, section: str, key: str, raw: object) -> Field:
     is_table = isinstance(raw, dict)
     name = f"{section}.{key}" if section else key
     what = f"unknown table [{name}]" if is_table else f'unknown key "{key}"{inside} (= {shown(raw)})'
-    raise ConfigError(f"{file.at(section, key)}: {what}{_nearest_key(section, key)}")
+    raise ConfigError(f"{path}: {what}{_nearest_key(section, key)}")
 
 
 def _nearest_key(section: str, key: str) -> str:
@@ -177,12 +161,9 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        message = str(error).replace("at end of document", f"at {_place(text)}, the end")
-        raise ConfigError(f"{path}: {message}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: line {line_of_long_number(text)}: a number is too long") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path}: line {line_of_deepest(text)}: brackets are nested too deeply") from error
+        raise ConfigError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: a number is too long, or brackets are nested too deeply") from error
 
 
 def _text(path: Path) -> str:
@@ -193,13 +174,8 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        place = _place(error.object[: error.start].decode())
-        raise ConfigError(f"{path}: not UTF-8 text (at {place})") from error
-
-
-def _place(before: str) -> str:
-    """Returns the line and column of the character that follows `before`, counted from 1."""
-    return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: not UTF-8 text (at line {line})") from error
 
 
 def _from_environment(env: Mapping[str, str]) -> _SourcedValues:

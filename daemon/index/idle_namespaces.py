@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 _NS: Final = 1e9
 _CHECK_EVERY_S: Final = 1.0
-_WARN_EVERY_S: Final = 60.0
 _PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests get their turn: less than a millisecond
 _SPARE: Final = 64  # records that are kept free, if namespaces are idle: new models come with several groups
 _SPARE_PART: Final = 4  # but at most this part of the table
@@ -61,10 +60,11 @@ class IdleNamespaces:
         self._disk = disk
         self._clock = clock
         self._throttle = LogThrottle(log, clock)
+        self._warnings = LogThrottle(log, clock, most=1)
         self._limit = owner.header().spaces
         self._reserve = max(1, min(_SPARE, self._limit // _SPARE_PART))
         self._left = 0  # namespaces to drop before the table is checked again
-        self._due = self._quiet_until = 0.0
+        self._due = 0.0
         self._rejected = False  # since an idle namespace was dropped
         self.follow(index)
 
@@ -120,9 +120,8 @@ class IdleNamespaces:
     def _warn(self) -> None:
         """Logs a warning if stores were rejected and no namespace is idle."""
         rejected, self._rejected = self._rejected, False
-        if not rejected or self._clock() < self._quiet_until:
+        if not rejected or not self._warnings.allows():
             return
-        self._quiet_until = self._clock() + _WARN_EVERY_S
         log.warning(
             "new namespaces rejected, %d used in %s: lower index.namespace_idle or raise index.namespaces"
             " (stop and start)",

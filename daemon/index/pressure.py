@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.index.quotas import share_of
 from pagetier.shm._core import AttachmentRecord, Owner
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-LOG_EVERY_S: Final = 60.0
 _NAMED: Final = 3
 
 
@@ -27,11 +27,10 @@ class PinQuota:
 
     def __init__(self, owner: Owner, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
-        self._clock = clock
         self._arena_bytes = owner.header().arena_bytes
         self._bounded = 0
         self._logged: set[tuple[int, int]] = set()
-        self._quiet_until = -LOG_EVERY_S
+        self._throttle = LogThrottle(log, clock, most=1)
         self.follow(share)
 
     def follow(self, share: float) -> None:
@@ -52,9 +51,8 @@ class PinQuota:
 
         Called when a store was rejected as full.
         """
-        if self._clock() < self._quiet_until:
+        if not self._throttle.allows():
             return
-        self._quiet_until = self._clock() + LOG_EVERY_S
         attachments = sorted(self._owner.attachments_with_pins(), key=lambda one: one.pinned_bytes, reverse=True)
         if sum(one.pinned_bytes for one in attachments) * 2 >= self._arena_bytes:
             self._log_pins(attachments)
@@ -96,15 +94,13 @@ class Shortage:
 
     def __init__(self, owner: Owner, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
-        self._clock = clock
         self._lacked = False
-        self._quiet_until = -LOG_EVERY_S
+        self._throttle = LogThrottle(log, clock, most=1)
 
     def check(self) -> None:
         """Logs a new shortage, at most once a minute. Cheap, for a call a few times a second."""
         before, self._lacked = self._lacked, self._owner.lacks_memory
-        if self._lacked and not before and self._clock() >= self._quiet_until:
-            self._quiet_until = self._clock() + LOG_EVERY_S
+        if self._lacked and not before and self._throttle.allows():
             log.warning(
                 "no memory for more of the arena: pages are evicted early, stores rejected, until /dev/shm has room",
                 extra=event("arena_short"),

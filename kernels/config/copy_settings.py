@@ -16,7 +16,7 @@ _MOST_BYTES: Final = 2**63 - 1
 _MOST_SECONDS: Final = 86400.0
 
 
-class Thresholds(msgspec.Struct, frozen=True):
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The run lengths, in contiguous bytes, at which the next copy path becomes faster.
 
     A run shorter than `kernel_below` is copied by a kernel, one shorter than `staged_below` through the ring on the
@@ -40,7 +40,7 @@ class Thresholds(msgspec.Struct, frozen=True):
             )
 
 
-class CopySettings(msgspec.Struct, frozen=True, kw_only=True):
+class CopySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of asynchronous copies. Raises ValueError for a value that is out of range.
 
     Attributes:

@@ -31,15 +31,16 @@ Exit codes:
     "--write",
     metavar="PATH",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The configuration file to update.  [default: $PAGETIER_COPY_CONFIG, else ~/.config/pagetier/copy.toml]",
+    help="The file for the thresholds.  [default: ~/.config/pagetier/copy.calibrated.toml]",
 )
 @click.option("--dry-run", is_flag=True, help="Measure and print, but do not write.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of tables.")
 def calibrate(**options: Any) -> None:
     """Measure which copy path is fastest at which length, and write the thresholds.
 
-    This takes half a minute, 256 MiB of the GPU's memory and as much of the host's. Run it while the GPU is idle. Only
-    the thresholds are written; all other settings of the file are kept.
+    This takes half a minute, 256 MiB of the GPU's memory and as much of the host's. Run it while the GPU is idle.
+    Engines of this user read the thresholds from the file, those of all users from
+    /etc/pagetier/copy.calibrated.toml. Tables of copy.toml take precedence; delete the file to use the defaults again.
     """
     if options["dry_run"] and options["write"] is not None:
         raise click.UsageError("--dry-run and --write exclude each other")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, thresholds_of, way_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
-from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError, default_place, load_settings, write_settings
+from pagetier.kernels.config.file import SettingsError, calibrated_path, load_settings
 from pagetier.kernels.device import DeviceError
 from pagetier.shm.units import spell_size
 
@@ -56,6 +55,9 @@ def _length(nbytes: int) -> str:
     return "any length" if nbytes >= ALWAYS else spell_size(nbytes)
 
 
+_HEADER: Final = "# Written by pagetier calibrate"
+
+
 class CalibrateExit(IntEnum):
     """The exit codes. click exits with 2 after a usage error."""
 
@@ -68,7 +70,7 @@ class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         device: The index of the GPU.
-        write: The file to update; None for the default one.
+        write: The file for the thresholds; None for the default one.
         dry_run: Whether to measure without writing.
         json: Whether to print JSON instead of tables.
     """
@@ -82,26 +84,28 @@ class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: CalibrateArguments) -> int:
     """Calibrates, prints the result and returns the exit code."""
     try:
-        place = arguments.write or default_place()
-        settings = current_settings(place)
-        measured = _measured(arguments.device, settings)
+        path = None if arguments.dry_run else _replaceable(arguments.write or calibrated_path())
+        measured = _measured(arguments.device, load_settings())
         chosen = {way: thresholds_of(speeds) for way, speeds in measured.speeds.items()}
         _print_result(arguments, measured, chosen)
-        if not arguments.dry_run:
-            _write(place, settings, chosen, measured.device)
+        if path is not None:
+            write(path, chosen, measured.device)
     except (SettingsError, DeviceError, ValueError) as error:
         sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
         return CalibrateExit.WRONG
     return CalibrateExit.OK
 
 
-def current_settings(place: Path) -> CopySettings:
-    """Returns the settings of the file to update; without one, those of the file that it will take precedence over.
-
-    Raises SettingsError if they are invalid.
-    """
-    others = {name: value for name, value in os.environ.items() if name != COPY_VARIABLE}
-    return load_settings(place) if place.exists() else load_settings(None, others)
+def _replaceable(path: Path) -> Path:
+    """Returns the path. Raises SettingsError if there is a file that this command did not write."""
+    try:
+        if path.read_text(errors="replace").startswith(_HEADER):
+            return path
+    except FileNotFoundError:
+        return path
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+    raise SettingsError(f"{path}: not written by pagetier calibrate, so it is not replaced")
 
 
 def _measured(device: int, settings: CopySettings) -> Measured:
@@ -120,8 +124,32 @@ def _print_result(arguments: CalibrateArguments, measured: Measured, chosen: dic
         show(measured, chosen)
 
 
-def _write(place: Path, settings: CopySettings, chosen: dict[str, Thresholds], device: str) -> None:
-    updated = msgspec.structs.replace(settings, stores=chosen["store"], loads=chosen["load"])
+def write(path: Path, chosen: dict[str, Thresholds], device: str) -> None:
+    """Replaces the file by one with these thresholds, and reports whether they are in effect.
+
+    Raises:
+        SettingsError: The file cannot be written.
+    """
     today = datetime.now(UTC).date().isoformat()
-    write_settings(place, updated, f"measured by pagetier calibrate on {device}, {today}")
-    sys.stderr.write(f"pagetier calibrate: thresholds written to {place}\n")
+    text = f"{_HEADER} on {' '.join(device.split())}, {today}; tables of copy.toml take precedence\n"
+    text += _table("stores", chosen["store"]) + _table("loads", chosen["load"])
+    beside = path.with_name(f"{path.name}.new")  # an engine that starts now must read all of a file
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text)
+        beside.replace(path)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
+    sys.stderr.write(f"pagetier calibrate: thresholds written to {path}{_effect(chosen)}\n")
+
+
+def _table(name: str, thresholds: Thresholds) -> str:
+    sizes = msgspec.structs.asdict(thresholds).items()
+    return "\n".join([f"\n[{name}]", *(f'{key} = "{spell_size(nbytes)}"' for key, nbytes in sizes), ""])
+
+
+def _effect(chosen: dict[str, Thresholds]) -> str:
+    now = load_settings()
+    if (now.stores, now.loads) == (chosen["store"], chosen["load"]):
+        return "; delete the file to use the defaults again"
+    return ", but other ones are in effect: copy.toml has its own, or engines do not read this path"

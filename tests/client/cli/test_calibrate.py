@@ -32,11 +32,11 @@ MEASURED = Measured(
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "copy.toml"
-    monkeypatch.setenv(COPY_VARIABLE, str(path))
+    """The folder of the settings of a user who has none."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    return path
+    for name in (COPY_VARIABLE, "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / ".config/pagetier"
 
 
 @pytest.fixture
@@ -62,31 +62,41 @@ def test_thresholds_are_printed_and_written(place: Path, used_settings: list[Cop
     assert "store, Some GPU: one plain copy 50.0 GB/s" in result.stdout
     assert "kernel below 2" in result.stdout
     assert "DMA for the rest" in result.stdout
-    assert f"written to {place}" in result.stderr
-    settings = load_settings(place)
+    path = place / "copy.calibrated.toml"
+    assert result.stderr.endswith(f"thresholds written to {path}; delete the file to use the defaults again\n")
+    settings = load_settings()
     assert settings.loads == Thresholds(0, 0)
     assert settings.stores == thresholds_of(MEASURED.speeds["store"])
-    assert "# measured by pagetier calibrate on Some GPU, 20" in place.read_text()
-    assert used_settings == [CopySettings()]
+    assert path.read_text().startswith("# Written by pagetier calibrate on Some GPU, 20")
+    assert run().exit_code == 0, "its own file is replaced"
+    path.unlink()
+    assert [*place.iterdir()] == []
+    assert used_settings == [CopySettings(), settings]
 
 
-def test_existing_settings_are_used_and_kept(place: Path, used_settings: list[CopySettings]) -> None:
-    place.write_text('programs = 8  # ours\nload_bandwidth = "20GB/s"\n')
-    assert run().exit_code == 0
-    assert used_settings[0].programs == load_settings(place).programs == 8
-    assert "# ours" in place.read_text()
+def test_what_the_user_wrote_is_used_and_kept(place: Path, used_settings: list[CopySettings]) -> None:
+    place.mkdir(parents=True)
+    own = place / "copy.toml"
+    own.write_text("programs = 8  # ours\n[loads]\nstaged_below = 4096\nkernel_below = 0\n")
+    result = run()
+    assert result.exit_code == 0
+    assert "but other ones are in effect: copy.toml has its own" in result.stderr
+    assert used_settings[0].programs == load_settings().programs == 8
+    assert load_settings().loads == Thresholds(0, 4096)
+    assert load_settings().stores == thresholds_of(MEASURED.speeds["store"])
+    before = own.read_text()
+    assert "not written by pagetier calibrate, so it is not replaced" in failed("--write", str(own))
+    assert own.read_text() == before
 
 
-def test_a_new_file_contains_the_settings_of_the_previous_one(
+def test_thresholds_can_be_written_to_another_path(
     place: Path, used_settings: list[CopySettings], tmp_path: Path
 ) -> None:
-    own = tmp_path / ".config/pagetier/copy.toml"
-    own.parent.mkdir(parents=True)
-    own.write_text("depth = 7\n")
-    assert run("--write", str(tmp_path / "deep/new.toml")).exit_code == 0
-    assert load_settings(tmp_path / "deep/new.toml").depth == 7
+    path = tmp_path / "deep/er.toml"
+    result = run("--write", str(path))
+    assert (result.exit_code, "engines do not read this path" in result.stderr) == (0, True)
+    assert load_settings(path).loads == Thresholds(0, 0)
     assert not place.exists()
-    assert own.read_text() == "depth = 7\n"
 
 
 def test_a_dry_run_writes_nothing(place: Path, used_settings: list[CopySettings]) -> None:
@@ -130,15 +140,14 @@ def test_without_torch_one_line_is_printed_and_nothing_written(place: Path, monk
 def test_an_invalid_or_unwritable_file_is_reported(
     place: Path, used_settings: list[CopySettings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.write_text("chunks = 1\n")
-    assert 'did you mean "chunk"' in failed()
-    assert not used_settings
-    assert place.read_text() == "chunks = 1\n"
-    result = run("--write", str(place / "below.toml"))
-    assert result.exit_code == 1
-    assert "cannot be" in result.stderr
-    for name in ("HOME", COPY_VARIABLE):
-        monkeypatch.delenv(name)
+    place.mkdir(parents=True)
+    own = place / "copy.toml"
+    own.write_text("chunks = 1\n")
+    assert f"{own}: Object contains unknown field `chunks`" in failed()
+    assert "cannot be written: Not a directory" in failed("--write", str(own / "below.toml"))
+    assert not used_settings, "nothing was measured"
+    assert [*place.iterdir()] == [own]
+    monkeypatch.delenv("HOME")
     assert "cannot choose a path" in failed()
 
 

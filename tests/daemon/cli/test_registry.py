@@ -16,7 +16,7 @@ from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
 # Modules that a list of commands does not need.
-HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm", "pagetier.client"]
+HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm._core", "pagetier.client"]
 
 LOADED = f"""
 import json, sys

@@ -101,43 +101,15 @@ def test_a_bad_file_is_refused_by_name_key_and_value(text: str, words: list[str]
     ("text", "place"),
     [
         ("[arena]\nsize = = 3\n", "line 2, column 8"),
-        ("[arena]\nsize =", "line 2, column 7"),
-        ('name = "abc', "line 1, column 12"),
-        ("a = 1\n\n[b", "line 3, column 3"),
+        ("[arena]\nsize =", "end of document"),
         ("[arena]\nsize = 1\n[arena]\n", "line 3, column 7"),
     ],
 )
-def test_a_syntax_error_names_line_and_column(text: str, place: str, file: Path) -> None:
+def test_a_syntax_error_names_its_place(text: str, place: str, file: Path) -> None:
     file.write_text(text)
     message = refused(file)
     assert message.startswith(f"{file}: ")
     assert place in message
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ('name = "x"\n\n[arena]\n# size\nsize = "lots"\n', 5),
-        ('arena.frame_size = "4KiB"\narena.size = "lots"\n', 2),
-        ('[log]\nlevel = "info"\n[arena]\nsiez = 1\n', 4),
-        ('[log]\n[arena]\nframe_size = 4096\n"size" = -1\n', 4),
-        ('log = {level = "info"}\narena = {size = "lots"}\n', 2),
-        ('name = "x"\narena = 3\n', 2),
-        ('name = "x"\n[zzz]\n', 2),
-        ('name = "x"\n[ arena . size ]\nx = 1\n', 2),
-        ('[arena]\nsize = 4096\n"size x" = 1\n', 3),
-        ('[arena]\nsize = 4096\n"si\\"ze\\u0020x" = 1\n', 3),
-        ('[arena]\nframe_size = 4096\n"s\\u0069ze" = "lots"\n', 3),
-        ("[arena]\nsize = 4096\n'si\\ze' = 1\n", 3),
-        ('"arena.size" = 1\n[arena]\nsize = 4096\n', 1),
-        ('# a\u2028b\x85\r\n[arena]\r\nsize = "lots"\r\n', 3),
-        ("name = 'x'\n[arena]\n# 7\nsize = " + "9" * 5000 + "\n", 4),
-        ("# it's [\nname = ']'\nx = " + "[" * 3000 + "]" * 3000 + "\ny = [1]", 3),
-    ],
-)
-def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, file: Path) -> None:
-    file.write_text(text)
-    assert refused(file).startswith(f"{file}: line {line}: ")
 
 
 @pytest.mark.parametrize(
@@ -147,10 +119,8 @@ def test_a_value_that_is_refused_is_named_with_its_line(text: str, line: int, fi
         ("x = " + "[" * 3000 + "]" * 3000, "brackets are nested too deeply"),
         ("x = 0x" + "f" * 5000, 'unknown key "x"'),
         ("arena = 0x" + "f" * 5000, "must be a table"),
-        ("[arena]\nsize = 0x" + "f" * 5000, "line 2: arena.size"),
-        ("arena.size" + ".a" * 5000 + " = 1", "line 1: arena.size"),
-        ("log.level" + ".a" * 5000 + " = 1", "line 1: log.level"),
-        ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", "line 2: arena.size"),
+        ("arena.size" + ".a" * 5000 + " = 1", "arena.size: "),
+        ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", "arena.size: "),
     ],
 )
 def test_text_that_the_toml_parser_gives_up_on_is_rejected_like_any_other(text: str, words: str, file: Path) -> None:
@@ -162,7 +132,7 @@ def test_text_that_the_toml_parser_gives_up_on_is_rejected_like_any_other(text: 
 
 def test_a_file_that_is_binary_or_missing_is_rejected(file: Path, tmp_path: Path) -> None:
     file.write_bytes('name = "x"\n# é'.encode("latin-1"))
-    assert "not UTF-8 text (at line 2, column 3)" in refused(file)
+    assert "not UTF-8 text (at line 2)" in refused(file)
     assert refused(tmp_path / "none.toml") == f"{tmp_path}/none.toml: cannot be read: No such file or directory"
     assert "Is a directory" in refused(tmp_path)
     assert "none.toml" in refused(env={"PAGETIER_CONFIG": str(tmp_path / "none.toml")})
@@ -225,7 +195,7 @@ def test_a_conflict_of_two_settings_names_both_and_their_sources(file: Path) -> 
     file.write_text('[arena]\nframe_size = "2MiB"\n')
     message = refused(file, {"PAGETIER_ARENA_SIZE": "1MiB"})
     assert "arena.size = 1MiB (variable PAGETIER_ARENA_SIZE)" in message
-    assert f"arena.frame_size = 2MiB ({file}: line 2: arena.frame_size)" in message
+    assert f"arena.frame_size = 2MiB ({file}: arena.frame_size)" in message
     message = refused(evict_low="0.5")
     assert "evict.low = 0.5 (flag --evict-low)" in message
     assert "evict.high = 0.01 (default)" in message
@@ -247,7 +217,7 @@ def test_metrics_cannot_use_the_control_socket(file: Path) -> None:
 
 def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     file.write_text('disk.path = "/var/cache/x"\n')
-    assert f"disk.path = /var/cache/x ({file}: line 1: disk.path) needs a size: set disk.size" in refused(file)
+    assert f"disk.path = /var/cache/x ({file}: disk.path) needs a size: set disk.size" in refused(file)
     assert "disk.size = 1GiB (flag --disk-size) needs a folder: set disk.path" in refused(disk_size="1GiB")
     assert '"x/y" is not an absolute path' in refused(disk_path="x/y", disk_size="1GiB")
     assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None
@@ -255,7 +225,7 @@ def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
 
 def test_a_disk_size_that_is_impossible_is_rejected(file: Path) -> None:
     file.write_text('[disk]\npath = "/var/cache/x"\nsize = "1MiB"\n')
-    assert f"disk.size = 1MiB ({file}: line 3: disk.size) has no room for a page in each environment" in refused(file)
+    assert f"disk.size = 1MiB ({file}: disk.size) has no room for a page in each environment" in refused(file)
     assert "at least 1MiB for 2 environments of frames of 4KiB" in refused(
         file, arena_frame_size="4KiB", disk_environments="2", disk_size="500KiB"
     )

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pagetier.daemon.index.pressure import LOG_EVERY_S, Shortage
+from pagetier.daemon.common.log_throttle import MINUTE_S
+from pagetier.daemon.index.pressure import Shortage
 from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
 from running_daemon import START_S
 
@@ -110,7 +111,7 @@ def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(caplog: pytes
     shortage = Shortage(arena, lambda: now[0])  # type: ignore[arg-type]
     counts = []
     with caplog.at_level(logging.INFO):
-        for lacks, later in ((False, 0), (True, 0), (True, LOG_EVERY_S), (False, 0), (True, 0), (False, 0), (True, 1)):
+        for lacks, later in ((False, 0), (True, 0), (True, MINUTE_S), (False, 0), (True, 0), (False, 0), (True, 1)):
             arena.lacks_memory, now[0] = lacks, now[0] + later
             shortage.check()
             counts.append(len(caplog.messages))

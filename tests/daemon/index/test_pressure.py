@@ -9,7 +9,8 @@ import pytest
 
 from core_records import attachment_with, counts_with, header_with
 from pagetier.client import Client, Keys
-from pagetier.daemon.index.pressure import LOG_EVERY_S, PinQuota
+from pagetier.daemon.common.log_throttle import MINUTE_S
+from pagetier.daemon.index.pressure import PinQuota
 from pagetier.shm._core import AttachmentRecord, IndexHeader
 from running_daemon import RunningDaemon, eventually, namespace
 
@@ -92,7 +93,7 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
     index.has(1, mib=200)
     quota.full()
     assert not caplog.records, "the pins are not the reason for the rejection"
-    clock.now += LOG_EVERY_S
+    clock.now += MINUTE_S
     index.has(2, mib=900)
     for _ in range(100):
         quota.full()
@@ -102,7 +103,7 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
         " process 101 (engine 1) 200 MiB; end one of them or raise arena.size"
     )
     assert line.levelno == logging.WARNING
-    clock.now += LOG_EVERY_S
+    clock.now += MINUTE_S
     quota.full()
     assert len(caplog.records) == 2
 
