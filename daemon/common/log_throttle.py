@@ -45,7 +45,7 @@ class LogThrottle:
         else:
             self._minutes[uid].left_out += 1
 
-    def allows(self, uid: int = NOBODY, text: str = "") -> bool:
+    def allows(self, uid: int = UNKNOWN_USER, text: str = "") -> bool:
         """Returns whether a line may be logged now, and if so, counts it. Lines left out here are not counted."""
         lines = self._minute(uid).lines
         if len(lines) >= self._most or lines.count(text) >= SAME:
