@@ -70,9 +70,9 @@ def _last_change(memory: mmap.mmap, died: float) -> float:
     places = range(0, PIECE * PIECES, MIB)
     seen, changed = [memory[at] for at in places], 0.0
     while (now := time.monotonic()) < died + WATCH_S:
-        looked = [memory[at] for at in places]
-        if looked != seen:
-            seen, changed = looked, now - died
+        current = [memory[at] for at in places]
+        if current != seen:
+            seen, changed = current, now - died
     return changed
 
 

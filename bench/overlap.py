@@ -60,7 +60,7 @@ class Model:
             x = self.layer(x, number)
         return x
 
-    def run_behind(self, awaited: Callable[[int], bool]) -> Any:
+    def run_layer_by_layer(self, awaited: Callable[[int], bool]) -> Any:
         """Runs each layer when it is loaded."""
         x = self.queries
         for number in range(LAYERS):
@@ -117,12 +117,12 @@ class Engine:
     def by_layer(self) -> None:
         """Computes while the cache is being loaded."""
         load = self.begin()
-        self._check(self.model.run_behind(lambda layer: load.wait(layer, LONG_S)))
+        self._check(self.model.run_layer_by_layer(lambda layer: load.wait(layer, LONG_S)))
 
     def beside_memcpy(self) -> None:
         """Computes while as many bytes are copied without pagetier."""
         self.memcpy.begin()
-        self._check(self.model.run_behind(self.memcpy.wait))
+        self._check(self.model.run_layer_by_layer(self.memcpy.wait))
 
     def all_first(self) -> None:
         """Loads the cache, then computes."""

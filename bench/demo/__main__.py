@@ -70,16 +70,16 @@ class Demo:
 
     def _start(self, title: str) -> None:
         self._screen.say(f"[bold]{title}[/bold]: {shlex.join(self._daemon.command)}")
-        with self._screen.steps() as tell:
-            tell(Step("allocate the memory and start serving"))
+        with self._screen.steps() as show_step:
+            show_step(Step("allocate the memory and start serving"))
             self._daemon.start()
         self._screen.say()
 
     def _engine(self, number: int, what: str) -> Report:
         self._screen.say(f"[bold]Engine {number}[/bold] {what}")
-        with self._screen.steps() as tell:
-            tell(Step("start Python, import torch and transformers"))
-            report = run_engine(Task(str(self._daemon.socket), number), self._folder, tell)
+        with self._screen.steps() as show_step:
+            show_step(Step("start Python, import torch and transformers"))
+            report = run_engine(Task(str(self._daemon.socket), number), self._folder, show_step)
         self._screen.say(summary_of(report))
         return report
 

@@ -30,7 +30,7 @@ class Run(msgspec.Struct, frozen=True, eq=False):
     seconds: float
 
 
-def tell(event: Event) -> None:
+def send_event(event: Event) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -41,7 +41,7 @@ def nothing() -> CachedPrompt:
 
 
 def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedPrompt], what: str) -> Run:
-    tell(Step(what, 0, len(prompt)))
+    send_event(Step(what, 0, len(prompt)))
     began = time.perf_counter()
     cached = begin()
     logits = torch.cat(list(reported(prompts.prefill(prompt, cached.cache, 0), cached.tokens, len(prompt), what)))
@@ -51,10 +51,10 @@ def read(prompts: PromptCache, prompt: torch.Tensor, begin: Callable[[], CachedP
 
 def reported(chunks: Iterator[torch.Tensor], done: int, total: int, what: str) -> Iterator[torch.Tensor]:
     """Yields the logits of each chunk and reports the progress."""
-    tell(Step(what, done, total))
+    send_event(Step(what, done, total))
     for logits in chunks:
         done += len(logits)
-        tell(Step(what, done, total))
+        send_event(Step(what, done, total))
         yield logits
 
 
@@ -71,14 +71,14 @@ def equal_positions(run: Run, reference: Run) -> int:
 
 
 def work(task: Task, client: Client) -> Report:
-    tell(Step("build the model"))
+    send_event(Step("build the model"))
     llama = model.build()
     prompts = PromptCache(client, llama, namespace_of(llama, PAGE_TOKENS, name=model.NAME))
     warm_up(prompts)
     client.wait_attached(WAIT_S)
     prompt = torch.tensor(list(prompt_of(task.engine)))
     run = read(prompts, prompt, lambda: prompts.load(prompt), "read the prompt, with pagetier")
-    tell(Step("store the new pages"))
+    send_event(Step("store the new pages"))
     stored = prompts.store(prompt, run.cached.cache)
     reference = read(prompts, prompt, nothing, "read it again without pagetier")
     return Report(
@@ -98,7 +98,7 @@ def work(task: Task, client: Client) -> Report:
 def main() -> None:
     task = msgspec.json.decode(sys.argv[1], type=Task)
     with Client(task.socket, timeout=WAIT_S, name=f"demo-engine-{task.engine}") as client:
-        tell(work(task, client))
+        send_event(work(task, client))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ class Daemon:
         self._stop()
 
 
-def run_engine(task: Task, folder: Path, tell: Callable[[Step], None]) -> Report:
+def run_engine(task: Task, folder: Path, show: Callable[[Step], None]) -> Report:
     """Runs an engine in a fresh Python and shows its steps. Raises DemoError if it ends without a report."""
     log = folder / f"engine{task.engine}.log"
     argument = msgspec.json.encode(task).decode()
@@ -131,7 +131,7 @@ def run_engine(task: Task, folder: Path, tell: Callable[[Step], None]) -> Report
         ) as process,
     ):
         try:
-            report = _follow(process, tell)
+            report = _follow(process, show)
         except BaseException:
             process.kill()
             raise
@@ -140,12 +140,12 @@ def run_engine(task: Task, folder: Path, tell: Callable[[Step], None]) -> Report
     return report
 
 
-def _follow(process: subprocess.Popen[bytes], tell: Callable[[Step], None]) -> Report | None:
+def _follow(process: subprocess.Popen[bytes], show: Callable[[Step], None]) -> Report | None:
     report = None
     for line in process.stdout or ():
         event = msgspec.json.decode(line, type=Event)
         if isinstance(event, Report):
             report = event
         else:
-            tell(event)
+            show(event)
     return report

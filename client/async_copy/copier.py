@@ -30,7 +30,9 @@ from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 from pagetier.shm._core import Session
 
-_LAYERS_AHEAD: Final = 256  # for loads: a device may block a thread that enqueues more than about a thousand copies
+_LAYERS_IN_ADVANCE: Final = (
+    256  # for loads: a device may block a thread that enqueues more than about a thousand copies
+)
 # An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
 # and a request that is sent in part ends the attachment, so longer requests get some time.
 _SENT_AT_ONCE: Final = 1500
@@ -106,7 +108,7 @@ class AsyncCopier:
         self._backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
-        self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_AHEAD)
+        self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_IN_ADVANCE)
         self._stored, self._loaded = Counts(), Counts()
         for queue, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
             weakref.finalize(self, queue.close).atexit = False

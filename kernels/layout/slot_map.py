@@ -77,7 +77,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         """
         mask = np.asarray(skip, np.bool_)
         if mask.shape != (len(self),):
-            raise ValueError(f"a mask of shape {mask.shape} for {len(self)} pages")
+            raise ValueError(f"the mask has the shape {mask.shape}, and there are {len(self)} pages")
         return msgspec.structs.replace(self, skip=(self.skips | mask).astype(np.uint8))
 
     def some(self, first: int, end: int) -> SlotMap:

@@ -214,7 +214,7 @@ def test_positions_over_62_bits_are_rejected(position: int, count: int, page: in
 
 @pytest.mark.parametrize("skip", [[], [True], [True] * 3, [[True, False]]], ids=str)
 def test_a_mask_of_another_shape_is_rejected(skip: Any) -> None:
-    with pytest.raises(ValueError, match=r"a mask of shape .* for 2 pages"):
+    with pytest.raises(ValueError, match=r"the mask has the shape .*, and there are 2 pages"):
         slot_map([0, 1], 2, 1, 1).without(skip)
 
 
