@@ -112,7 +112,11 @@ def test_a_file_that_is_not_text_is_rejected(tmp_path: Path) -> None:
         load_settings(path)
 
 
-@pytest.mark.parametrize("text", [f"depth = {'7' * 5000}", f"depth = {'[' * 3000}"], ids=["digits", "brackets"])
+@pytest.mark.parametrize(
+    "text",
+    [f"depth = {'7' * 5000}", f"depth = 0x{'f' * 5000}", f"depth = {'[' * 3000}", f"stores.{'a.' * 2000}a = 1"],
+    ids=["digits", "hexadecimal", "brackets", "tables"],
+)
 def test_extreme_files_are_rejected(text: str) -> None:
     assert refused(text).startswith("/x/copy.toml: ")
 
