@@ -136,7 +136,7 @@ class DiskTier:
         now = self._loop.time()
         if now - self._reported_at > _REPORT_EVERY_S:
             self._reported_at = now
-            self._supervisor.send(GetState())
+            self._events.send(GetState())
             self._bulletin.note()
 
     def wait_for_room(self, sizes: bytes, go: Callable[[], None]) -> None:
