@@ -69,11 +69,11 @@ class WorkerEvents:
         self.send: CommandSender = no_worker
         self.supervisor = Supervisor(segments, config.disk, self, loop)
         self.supervisor.populated = config.arena.prefault == "populate"
-        self.budget = Budget(config.disk.budget)
+        self.budget = Budget(config.disk.budget if config.disk.size else 0)
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget)
-        self.fetches = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
+        self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.flushes = PendingFlushes(loop)
-        self.backpressure = BackPressure(self._owner, config.disk.store_timeout, loop)
+        self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.bulletin = StatusPublisher(
             self._owner, self.write_behind, self.budget, self._stalled, lambda: self.supervisor.restarts
         )
@@ -87,7 +87,7 @@ class WorkerEvents:
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
-        self.fetches.begin(slot, send)
+        self.reads.begin(slot, send)
         self.send = send
         self._began = time.monotonic()
         self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
@@ -99,9 +99,9 @@ class WorkerEvents:
             case Wrote():
                 self.write_behind.wrote(report)
                 self.flushes.done(report.number, report.reason)
-                self._release_stores()
+                self.backpressure.release_ready()
             case HasRead():
-                self.fetches.has_read(report)
+                self.reads.has_read(report)
             case Synced():
                 self.write_behind.synced(report)
             case StateReport():
@@ -142,8 +142,8 @@ class WorkerEvents:
         self.send = no_worker
         self.write_behind.lost()
         self.flushes.lost()
-        self._release_stores()
-        self.fetches.lost()
+        self.backpressure.release_ready()
+        self.reads.lost()
         point("disk.lost")
         self._report_down(why)
 
@@ -153,10 +153,6 @@ class WorkerEvents:
             log.info("disk tier closed: %s", why, extra=event("disk_resized"))
         elif not self.supervisor.leaving:
             log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
-
-    def _release_stores(self) -> None:
-        self.backpressure.writing = self.write_behind.writing
-        self.backpressure.release_ready()
 
     def failed(self, why: str) -> None:
         """Implements Watcher.failed()."""
