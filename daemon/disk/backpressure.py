@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -16,45 +17,50 @@ class _WaitingStore(msgspec.Struct, frozen=True, eq=False):
     """A store that waits for the disk, at most until its timer fires."""
 
     frames: int
-    go: Callable[[], None]
+    serve: Callable[[], None]
     timer: asyncio.TimerHandle
 
 
+class DiskWriter(Protocol):
+    """The writer for which stores wait. See WriteBehind."""
+
+    @property
+    def writing(self) -> bool:
+        """Whether pages are being written. Stores do not wait for a disk that is not writing."""
+
+
 class BackPressure:
-    """Queue of stores that wait for the disk, in order of arrival. On the loop's thread only.
+    """Queue of stores that wait for the disk, in order of arrival. On the loop's thread only."""
 
-    Attributes:
-        writing: Whether the disk is writing now. Stores do not wait for a disk that is not.
-    """
-
-    def __init__(self, owner: Owner, patience: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, writer: DiskWriter, patience: float, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
+        self._writer = writer
         self._patience = patience
         self._loop = loop
         self._frame_bytes = owner.header().frame_bytes
         self._waiting: deque[_WaitingStore] = deque()
-        self.writing = False
 
-    def wait_for_room(self, sizes: bytes, go: Callable[[], None]) -> None:
-        """Calls `go` once: at once if no unwritten page has to leave for these pages, else a little later.
+    def serve_when_disk_has_room(self, sizes: bytes, serve: Callable[[], None]) -> None:
+        """Calls `serve` once: at once if no unwritten page has to leave for these pages, else a little later.
 
         Args:
             sizes: The sizes of the pages to store, u64 each.
-            go: Continues the store. It is called after at most `disk.store_timeout` seconds, and at once if that is 0.
+            serve: Serves the store, after at most `disk.store_timeout` seconds, and at once if that is 0.
         """
-        if not self._patience or not self.writing:
-            go()
+        if not self._patience or not self._writer.writing:
+            serve()
             return
         frames = sum(-(-size // self._frame_bytes) for size in array("Q", sizes))
         if not self._waiting and self._room(frames):
-            go()
+            serve()
             return
         timer = self._loop.call_later(self._patience, self._release_first)
-        self._waiting.append(_WaitingStore(frames, go, timer))
+        self._waiting.append(_WaitingStore(frames, serve, timer))
 
     def release_ready(self) -> None:
         """Releases the stores that have room now. Call it after pages were written."""
-        while self._waiting and (not self.writing or self._room(self._waiting[0].frames)):
+        writing = self._writer.writing
+        while self._waiting and (not writing or self._room(self._waiting[0].frames)):
             self._release_first()
 
     def _room(self, frames: int) -> bool:
@@ -65,4 +71,4 @@ class BackPressure:
         if self._waiting:
             first = self._waiting.popleft()
             first.timer.cancel()
-            first.go()
+            first.serve()

@@ -14,7 +14,7 @@ from pagetier.daemon.disk.status import DiskCounters, Standing
 from pagetier.daemon.disk.worker_events import WorkerEvents
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Fetch, Fetched, Saved
+from pagetier.shm.protocol import Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
 from pagetier.tiers.worker_protocol import GetState
@@ -27,7 +27,14 @@ _MORE_WORKERS: Final = 1  # restarts of the worker that a stop waits for
 class DiskTier:
     """The disk tier as the service sees it. On the loop's thread only.
 
-    Without a configured disk its methods have no effect.
+    Without a configured disk it finds no page, delays no store and has no effect.
+
+    Attributes:
+        write_behind: Decides which pages are written.
+        reads: Reads pages from disk for engines.
+        backpressure: Delays stores while the disk catches up.
+        budget: Limits the bytes that are written a day.
+        flush: Writes all pages to disk while a client polls.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
@@ -35,13 +42,13 @@ class DiskTier:
         self._loop = loop
         self._events = events = WorkerEvents(segments, config, loop)
         self._supervisor = events.supervisor
-        self._budget = events.budget
-        self._write_behind = events.write_behind
-        self._fetches = events.fetches
         self._flushes = events.flushes
-        self._backpressure = events.backpressure
         self._bulletin = events.bulletin
-        self._saving = DiskFlush(self._owner, config.disk, self._write_behind, loop)
+        self.write_behind = events.write_behind
+        self.reads = events.reads
+        self.backpressure = events.backpressure
+        self.budget = events.budget
+        self.flush = DiskFlush(self._owner, config.disk, self.write_behind, loop)
         self._reported_at = 0.0
 
     @property
@@ -50,14 +57,9 @@ class DiskTier:
         return self._events.options.size > 0
 
     @property
-    def budgeted(self) -> bool:
-        """Whether the writes have a budget, so that note_granted() must be called."""
-        return self.configured and self._events.options.budget > 0
-
-    @property
     def slots_kept(self) -> int:
         """The number of slots to keep free for the worker: 1 if a disk is configured and has no worker now."""
-        return int(self.configured and self._fetches.slot is None)
+        return int(self.configured and self.reads.slot is None)
 
     def start(self) -> None:
         """Starts the worker if a disk is configured."""
@@ -82,7 +84,7 @@ class DiskTier:
         why = ", ".join(filter(None, (over, self._why_unsaved())))
         await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
         lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
-        log_lost(lost, why or (self._saving.memory_only_reason if lost.skipped else "they were stored during the stop"))
+        log_lost(lost, why or (self.flush.memory_only_reason if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
         if self._bulletin.standing is Standing.NONE and self._owner.header().pages:
@@ -106,7 +108,7 @@ class DiskTier:
     def _why_unsaved(self) -> str:
         if not self._bulletin.is_open:
             return f"the disk tier is not open ({self._bulletin.trouble})"
-        return self._write_behind.stalled() or self._write_behind.trouble
+        return self.write_behind.stalled() or self.write_behind.trouble
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.
@@ -123,30 +125,17 @@ class DiskTier:
 
     # Requests of the service.
 
-    def write_due(self) -> None:
-        """Sends the writes that are due. Called after every reservation."""
-        self._write_behind.write_due()
-
     def tidy(self) -> None:
         """Sends due writes, drops and syncs, and publishes the status. Called a few times a second."""
         if not self.configured:
             return
-        self._saving.end_when_due()
-        self._write_behind.tidy()
+        self.flush.end_when_due()
+        self.write_behind.tidy()
         now = self._loop.time()
         if now - self._reported_at > _REPORT_EVERY_S:
             self._reported_at = now
-            self._supervisor.send(GetState())
+            self._events.send(GetState())
             self._bulletin.note()
-
-    def wait_for_room(self, sizes: bytes, go: Callable[[], None]) -> None:
-        """Calls `go` once, at once or after a short wait for the disk: before a reservation of pages of these sizes."""
-        self._backpressure.writing = self._write_behind.writing
-        self._backpressure.wait_for_room(sizes, go)
-
-    def note_granted(self, outcomes: bytes, entries: bytes, sizes: bytes) -> None:
-        """Records the response to a reservation for the budget."""
-        self._budget.note(outcomes, self._owner.chains(entries), sizes)
 
     def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
         """Drops flushed pages, which have left the index, from disk.
@@ -156,16 +145,12 @@ class DiskTier:
             then: Called once, soon: with "" when the pages have left the disk, else with the reason why they may still
                 be there. This daemon then drops them as soon as the disk is back, and does not find them before.
         """
-        if self.configured and not self._write_behind.ready:
+        if self.configured and not self.write_behind.ready:
             self._flushes.keep(digests, then)
-        elif self.configured and (command := self._write_behind.drop_now()):
+        elif self.configured and (command := self.write_behind.drop_now()):
             self._flushes.wait(digests, command, then)
         else:
             then("")
-
-    def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Reads pages from disk; calls `reply` once, at the latest when the request's timeout has passed."""
-        self._fetches.ask(request, reply)
 
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
@@ -174,17 +159,13 @@ class DiskTier:
                 "there is no disk tier: set disk.path and disk.size" if not self.configured else self._bulletin.trouble
             )
             return Saved(number, 0, 0, synced=False, trouble=why)
-        return self._saving.ask(number)
-
-    def still_asked(self) -> None:
-        """Continues writing all pages: a client's request for the progress is in the queue."""
-        self._saving.go_on()
+        return self.flush.ask(number)
 
     def work(self) -> DiskCounters:
         """Returns the counters for the metrics."""
-        write_behind = self._write_behind
+        write_behind = self.write_behind
         return DiskCounters(
-            self._bulletin.report, write_behind.in_flight, write_behind.at_work.seconds, self._fetches.at_work.seconds
+            self._bulletin.report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
         )
 
     def too_large(self) -> str:

@@ -13,10 +13,11 @@ import msgspec
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import Busy
+from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.shm._core import KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError
-from pagetier.tiers.worker_protocol import Command, HasRead, Read
+from pagetier.tiers.worker_protocol import HasRead, Read
 
 _FETCH_OUTCOME_OF: Final = {
     ReserveOutcome.GRANTED: FetchOutcome.PENDING,
@@ -71,12 +72,10 @@ class DiskReads:
         slot: The worker's slot; None while there is no worker.
     """
 
-    def __init__(
-        self, owner: Owner, ttl_ns: int, send: Callable[[Command], None], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, owner: Owner, ttl_ns: int, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._ttl_ns = ttl_ns
-        self._send = send
+        self._send: CommandSender = no_worker
         self._loop = loop
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -89,6 +88,10 @@ class DiskReads:
         self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")
         self.slot: int | None = None
         self.at_work = Busy()
+
+    def begin(self, slot: int, send: CommandSender) -> None:
+        """Reserves frames for the worker in this slot and sends it the commands from now on."""
+        self.slot, self._send = slot, send
 
     def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Reads the requested pages; calls `reply` once, maybe before it returns."""
@@ -132,7 +135,7 @@ class DiskReads:
 
     def lost(self) -> None:
         """Completes all reads as failed: the worker is gone."""
-        self.slot = None
+        self.slot, self._send = None, no_worker
         self._jobs.clear()
         self._frames_reading = 0
         for serial in list(self._reading):

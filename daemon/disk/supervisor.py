@@ -7,11 +7,11 @@ import os
 from typing import Final, Protocol
 
 from pagetier.daemon.config.schema import DiskOptions
-from pagetier.daemon.disk.worker_process import WorkerProcess
+from pagetier.daemon.disk.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.segments import Segments
-from pagetier.tiers.worker_protocol import Command, Leave, Opened, OpenFailed, Report, Serve, Trust
+from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
 
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
@@ -25,13 +25,13 @@ _TRUST: Final = (Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.NOTHING)
 
 
 class Watcher(Protocol):
-    """The receiver of the supervisor's events, on the loop's thread."""
+    """The receiver of the supervisor's events and of the worker's reports, on the loop's thread."""
 
-    def started(self, slot: int) -> None:
-        """A worker has started in this slot; its reports follow."""
+    def started(self, slot: int, send: CommandSender) -> None:
+        """A worker has started in this slot and takes commands by `send`; its reports follow."""
 
     def hear(self, report: Report) -> None:
-        """The worker sent a report."""
+        """The worker sent a report. Raises ProtocolError if it is invalid now, which ends the worker."""
 
     def ended(self, slot: int, why: str) -> None:
         """The worker has ended and accesses nothing any more."""
@@ -42,6 +42,8 @@ class Watcher(Protocol):
 
 class Supervisor:
     """Runs the worker from start() to stop(). On the loop's thread only.
+
+    Commands and reports pass between the watcher and the worker, without the supervisor.
 
     Attributes:
         leaving: The worker is not restarted when it ends, because the daemon stops.
@@ -61,7 +63,6 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self.leaving = False
         self.renewing = False
-        self._why = ""
         self._crashes = 0
         self._doubt = Trust.AS_LEFT  # what the last failing worker reported, until another one has opened the tier
         self.restarts = 0
@@ -81,17 +82,12 @@ class Supervisor:
         """Whether another worker will follow when this one has ended."""
         return self._task is not None and not self._task.done()
 
-    def send(self, command: Command) -> None:
-        """Sends a command to the worker, if there is one."""
-        if self._worker is not None:
-            self._worker.send(command)
-
     async def stop(self, timeout: float) -> None:
         """Asks the worker to leave, and kills it if it has not ended within `timeout` seconds."""
         self.leaving = True
-        self.send(Leave())
         worker, task = self._worker, self._task
         if worker is not None:
+            worker.send(Leave())
             await asyncio.wait([worker.ended], timeout=timeout)
             worker.kill()
             await asyncio.wait([worker.ended], timeout=_DYING_S)  # a hung disk may keep it from dying
@@ -104,8 +100,8 @@ class Supervisor:
         self._options = options
         worker = self._worker
         if worker is not None:
-            self.renewing, self._why = True, "it is being opened with another size"
-            self.send(Leave())
+            self.renewing = True
+            worker.send(Leave())
             self._loop.call_later(LEAVING_S, self._hurry, worker)
 
     def _hurry(self, worker: WorkerProcess) -> None:
@@ -141,15 +137,15 @@ class Supervisor:
 
     async def _run_once(self) -> None:
         began = self._loop.time()
-        worker = WorkerProcess(self._loop, self._hear)
+        worker = WorkerProcess(self._loop, self._watcher.hear)
         slot = self._attach(worker)
         point("disk.attached")
         if slot < 0:
             worker.kill()
             await worker.ended
             raise OSError("all slots are in use")
-        self._worker, self._why = worker, ""
-        self._watcher.started(slot)
+        self._worker = worker
+        self._watcher.started(slot, worker.send)
         try:
             await self._serve(worker, slot)
             await worker.ended
@@ -157,12 +153,24 @@ class Supervisor:
             self._worker = None
             if worker.ended.done():
                 self._count_crash(worker, self._loop.time() - began)
-                self._watcher.ended(slot, self._why or f"its worker {worker.death}")
+                self._keep_doubt(worker)
+                self._watcher.ended(slot, self._why_ended(worker))
 
     def _count_crash(self, worker: WorkerProcess, lasted: float) -> None:
         if not worker.crashed or lasted > STEADY_S:
             self._crashes = 0
         self._crashes += worker.crashed
+
+    def _keep_doubt(self, worker: WorkerProcess) -> None:
+        if worker.opened:
+            self._doubt = Trust.AS_LEFT
+        if worker.failure is not None:
+            self._doubt = max(self._doubt, worker.failure.trust)
+
+    def _why_ended(self, worker: WorkerProcess) -> str:
+        if worker.failure is not None and worker.failure.reason:
+            return worker.failure.reason
+        return "it is being opened with another size" if self.renewing else f"its worker {worker.death}"
 
     def _attach(self, worker: WorkerProcess) -> int:
         process = worker.process
@@ -189,13 +197,3 @@ class Supervisor:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def _hear(self, report: Report) -> None:
-        match report:
-            case Opened():
-                self._doubt = Trust.AS_LEFT
-            case OpenFailed():
-                self._why, self._doubt = report.reason, max(self._doubt, report.trust)
-                if self._worker is not None:
-                    self._worker.expect_end()
-        self._watcher.hear(report)

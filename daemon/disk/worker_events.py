@@ -17,6 +17,7 @@ from pagetier.daemon.disk.publish_status import StatusPublisher
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.disk.supervisor import Supervisor
+from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.daemon.disk.write_behind import RULES, STALLED_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, UnwrittenPages
@@ -56,6 +57,7 @@ class WorkerEvents:
 
     Attributes:
         options: The settings of the tier that are in force.
+        send: Sends the worker a command; the command is lost if there is no worker.
         refused: The last worker could not open the tier, or could not be started.
         lost: The pages that the tier lacked when its worker ended during a stop.
     """
@@ -64,14 +66,14 @@ class WorkerEvents:
         self._owner: Owner = segments.owner
         self._loop = loop
         self.options = config.disk
+        self.send: CommandSender = no_worker
         self.supervisor = Supervisor(segments, config.disk, self, loop)
         self.supervisor.populated = config.arena.prefault == "populate"
-        send = self.supervisor.send
-        self.budget = Budget(config.disk.budget)
-        self.write_behind = WriteBehind(self._owner, config.disk, self.budget, send)
-        self.fetches = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), send, loop)
+        self.budget = Budget(config.disk.budget if config.disk.size else 0)
+        self.write_behind = WriteBehind(self._owner, config.disk, self.budget)
+        self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.flushes = PendingFlushes(loop)
-        self.backpressure = BackPressure(self._owner, config.disk.store_timeout, loop)
+        self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.bulletin = StatusPublisher(
             self._owner, self.write_behind, self.budget, self._stalled, lambda: self.supervisor.restarts
         )
@@ -83,9 +85,10 @@ class WorkerEvents:
         self._began = 0.0
         self._loading: asyncio.Task[None] | None = None
 
-    def started(self, slot: int) -> None:
+    def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
-        self.fetches.slot = slot  # before the first read: frames for reads are reserved by the worker's slot
+        self.reads.begin(slot, send)
+        self.send = send
         self._began = time.monotonic()
         self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
         self._contents = Inventory(self._owner)
@@ -96,9 +99,9 @@ class WorkerEvents:
             case Wrote():
                 self.write_behind.wrote(report)
                 self.flushes.done(report.number, report.reason)
-                self._release_stores()
+                self.backpressure.release_ready()
             case HasRead():
-                self.fetches.has_read(report)
+                self.reads.has_read(report)
             case Synced():
                 self.write_behind.synced(report)
             case StateReport():
@@ -118,7 +121,7 @@ class WorkerEvents:
             case Complete(), _Stage.OPENED:
                 self._stage = _Stage.COMPLETE
                 self._loading = self._loop.create_task(self._load())
-            case OpenFailed(), _:  # the supervisor keeps the reason, and the end of the worker follows
+            case OpenFailed(), _:  # the process keeps the reason for the supervisor, and the end of the worker follows
                 self._unverified = report.trust is not Trust.AS_LEFT  # the next worker verifies the files, then opens
                 self.refused = self._stage is not _Stage.COMPLETE and not self._unverified
             case _:
@@ -136,10 +139,11 @@ class WorkerEvents:
         point("disk.reaped")
         self._owner.disk_close()
         point("disk.closed")
+        self.send = no_worker
         self.write_behind.lost()
         self.flushes.lost()
-        self._release_stores()
-        self.fetches.lost()
+        self.backpressure.release_ready()
+        self.reads.lost()
         point("disk.lost")
         self._report_down(why)
 
@@ -149,10 +153,6 @@ class WorkerEvents:
             log.info("disk tier closed: %s", why, extra=event("disk_resized"))
         elif not self.supervisor.leaving:
             log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
-
-    def _release_stores(self) -> None:
-        self.backpressure.writing = self.write_behind.writing
-        self.backpressure.release_ready()
 
     def failed(self, why: str) -> None:
         """Implements Watcher.failed()."""
@@ -165,7 +165,7 @@ class WorkerEvents:
         contents, self._contents = self._contents, Inventory(self._owner)
         drops = await contents.load_into_index(self.flushes.among)
         point("disk.known")
-        self.flushes.again(self.write_behind.begin(drops, contents.newest))
+        self.flushes.again(self.write_behind.begin(self.send, drops, contents.newest))
         point("disk.begun")
         self.bulletin.note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,17 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import ProtocolError, Unpacker, pack
-from pagetier.tiers.worker_protocol import Command, HasRead, InventoryPart, Opened, Report, Serve, Wrote, decode_report
+from pagetier.tiers.worker_protocol import (
+    Command,
+    HasRead,
+    InventoryPart,
+    Opened,
+    OpenFailed,
+    Report,
+    Serve,
+    Wrote,
+    decode_report,
+)
 
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
@@ -73,11 +83,22 @@ _DYING_S: Final = 5.0
 _CRASHES: Final = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 
 
-class WorkerProcess:
-    """The worker process, started by the constructor. On the loop's thread only.
+CommandSender: TypeAlias = Callable[[Command], None]
+
+
+def no_worker(command: Command) -> None:
+    """Discards a command: there is no worker. Implements CommandSender."""
+
+
+class WorkerProcess(asyncio.Protocol):
+    """The worker process and the connection to it, started by the constructor. On the loop's thread only.
+
+    Reports are received until the worker sends an invalid one or closes the connection.
 
     Attributes:
         ended: Done when the process has ended.
+        opened: The worker reported that it has opened the tier.
+        failure: The worker's last report that the tier cannot be used, None if there was none.
 
     Raises:
         OSError: The process cannot be started.
@@ -85,7 +106,11 @@ class WorkerProcess:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None]) -> None:
         self._loop = loop
-        self._receiver = _ReportReceiver(hear, self.give_up, self.expect_end)
+        self._hear = hear
+        self._unpacker = Unpacker()
+        self._listens = True
+        self.opened = False
+        self.failure: OpenFailed | None = None
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self._dying: asyncio.TimerHandle | None = None
@@ -112,7 +137,7 @@ class WorkerProcess:
         socket.send_fds(self._socket, [pack(command)], descriptors)
         point("disk.served")
         self._connecting = True  # from now on the transport closes the socket, even if it is not created yet
-        self._transport, _ = await self._loop.create_unix_connection(lambda: self._receiver, sock=self._socket)
+        self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=self._socket)
         if self.ended.done():
             self._transport.abort()
 
@@ -120,6 +145,31 @@ class WorkerProcess:
         """Sends a command without waiting. Commands to a dead worker are lost."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(command))
+
+    def data_received(self, data: bytes) -> None:
+        """Passes on each complete report."""
+        try:
+            for body in self._unpacker.feed(data) if self._listens else ():
+                report = decode_report(body)
+                check(report)
+                if isinstance(report, Opened | OpenFailed):
+                    self._note_opening(report)
+                self._hear(report)
+        except ProtocolError as error:
+            self._listens = False
+            self.give_up(f"sent an invalid report: {error}")
+
+    def _note_opening(self, report: Opened | OpenFailed) -> None:
+        match report:
+            case Opened():
+                self.opened = True
+            case OpenFailed():
+                self.failure = report
+                self.expect_end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expects the end of the worker: it closes the connection only when it ends."""
+        self.expect_end()
 
     def give_up(self, why: str) -> None:
         """Kills the worker for this reason; `ended` follows."""
@@ -170,38 +220,10 @@ class WorkerProcess:
         """Receives the last reports of the worker, such as the reason of its end."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_CHUNK):
-                self._receiver.data_received(data)
+                self.data_received(data)
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_PREFIX)} | _ALLOCATOR
     command = [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())]
     return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
-
-
-class _ReportReceiver(asyncio.Protocol):
-    """Receives the reports of a worker until it sends an invalid one or closes the connection."""
-
-    def __init__(
-        self, hear: Callable[[Report], None], give_up: Callable[[str], None], expect_end: Callable[[], None]
-    ) -> None:
-        self._hear = hear
-        self._give_up = give_up
-        self._expect_end = expect_end
-        self._unpacker = Unpacker()
-        self._listens = True
-
-    def data_received(self, data: bytes) -> None:
-        """Passes on each complete report."""
-        try:
-            for body in self._unpacker.feed(data) if self._listens else ():
-                report = decode_report(body)
-                check(report)
-                self._hear(report)
-        except ProtocolError as error:
-            self._listens = False
-            self._give_up(f"sent an invalid report: {error}")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Expects the end of the worker: it closes the connection only when it ends."""
-        self._expect_end()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOptions
 from pagetier.daemon.disk.status import Busy
+from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import KEY_BYTES, Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
-from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
+from pagetier.tiers.worker_protocol import Stored, Sync, Synced, Write, Wrote
 
 RULES: Final[Mapping[str, WriteRule]] = {
     "evict": WriteRule.EVICTED,
@@ -44,12 +45,12 @@ class WriteBehind:
         device_bytes: Bytes that the workers of this daemon handed to the file system.
     """
 
-    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, send: Callable[[Command], None]) -> None:
+    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget) -> None:
         header = owner.header()
         self._owner = owner
         self._options = options
         self._budget = budget
-        self._send = send
+        self._send: CommandSender = no_worker
         self._numbers = itertools.count(1)
         self._in_flight: dict[int, bytes] = {}
         self._dropping: dict[int, bytes] = {}
@@ -87,10 +88,11 @@ class WriteBehind:
         """Whether there is a worker that accepts commands."""
         return self._ready
 
-    def begin(self, drops: bytes, newest: int = 0) -> int:
+    def begin(self, send: CommandSender, drops: bytes, newest: int = 0) -> int:
         """Starts to send commands to a new worker. Pages that the previous worker did not drop are dropped again.
 
         Args:
+            send: Sends the worker a command.
             drops: The keys of pages to drop before anything else.
             newest: The latest stamp on the disk.
 
@@ -100,7 +102,7 @@ class WriteBehind:
         self._offset = self._offset or _offset(newest)
         self._owner.disk_drop(self._lost_drops)
         self._lost_drops = b""
-        self._ready = True
+        self._ready, self._send = True, send
         self.try_again()
         return self._drop(drops) if drops else 0
 
@@ -116,6 +118,7 @@ class WriteBehind:
     def lost(self) -> None:
         """Forgets all commands: the worker is gone, and the index has put their pages back already."""
         self._ready = self._syncing = self._unsynced = False
+        self._send = no_worker
         self._in_flight.clear()
         self.at_work.note(0)
         self._paid.clear()

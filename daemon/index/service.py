@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -140,14 +141,16 @@ class Service:
 
         There is no reply if the slot is freed first.
         """
-        ends, began = self._reaper.ends(slot), self._loop.time()
+        serve = functools.partial(self._serve_reserve, slot, self._reaper.ends(slot), request, reply, self._loop.time())
+        sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
+        self.disk.backpressure.serve_when_disk_has_room(sizes, serve)
 
-        def go() -> None:
-            if self._reaper.ends(slot) == ends:
-                reply(self.reserve(slot, request))
-                self.reserve_seconds.add(self._loop.time() - began)
-
-        self.disk.wait_for_room(b"" if len(request.sizes) % 8 else request.sizes, go)
+    def _serve_reserve(
+        self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float
+    ) -> None:
+        if self._reaper.ends(slot) == ends:
+            reply(self.reserve(slot, request))
+            self.reserve_seconds.add(self._loop.time() - began)
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
@@ -167,10 +170,10 @@ class Service:
             request.division,
         )
         point("service.reserved")
-        if self.disk.budgeted:
-            self.disk.note_granted(outcomes, entries, request.sizes)
+        if self.disk.budget.per_day:
+            self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
         self._evictor.maybe_evict()
-        self.disk.write_due()
+        self.disk.write_behind.write_due()
         point("service.checked")
         if ReserveOutcome.REFUSED_FULL in outcomes:
             self._pin_quota.full()
@@ -185,10 +188,9 @@ class Service:
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Reads pages from disk; `reply` is called once, at the latest when the request's timeout has passed."""
         if len(request.keys) % KEY_BYTES:
-            why = f"{len(request.keys)} bytes are not a whole number of keys"
-            reply(Fetched(request.number, b"", why))
+            reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
             return
-        self.disk.fetch(request, reply)
+        self.disk.reads.ask(request, reply)
         point("service.fetched")
         self._evictor.maybe_evict()
 
@@ -262,7 +264,7 @@ class Service:
             point("service.settled")
             self._evictor.maybe_evict()
         if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
-            self.disk.still_asked()
+            self.disk.flush.go_on()
         self.disk.tidy()
         self._store_quota.renew()
         self._pin_quota.check()

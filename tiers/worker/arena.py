@@ -8,7 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from pagetier.shm._core import Pins, Session
@@ -45,12 +45,15 @@ class WorkerArena:
     @contextmanager
     def pinned(self, entries: bytes, serials: bytes) -> Iterator[list[bool]]:
         """Pins the pages that are unchanged, and yields which ones are."""
-        pins = [self._pin(entries[4 * i : 4 * i + 4], serials[8 * i : 8 * i + 8]) for i in range(len(serials) // 8)]
-        try:
-            yield [len(pin) == 1 for pin in pins]
-        finally:
-            for pin in pins:
-                pin.release()
+        pages, unchanged = len(serials) // 8, list[bool]()
+        with ExitStack() as pins:
+            while (first := len(unchanged)) < pages:
+                # repin() stops at the first page that is gone, and the next call continues after that page.
+                run = self._session.repin(Pins, None, entries[4 * first :], serials[8 * first :])
+                if len(run):
+                    pins.enter_context(run)
+                unchanged += [True] * len(run) + [False]
+            yield unchanged[:pages]
 
     def publish(self, entry: int, serial: int) -> bool:
         """Publishes a page that was read; returns False if it was given up before."""
@@ -59,9 +62,6 @@ class WorkerArena:
     def abandon(self, entry: int, serial: int) -> None:
         """Gives up a page that could not be read."""
         self._session.abandon(_u32(entry), _u64(serial), 0)
-
-    def _pin(self, entry: bytes, serial: bytes) -> Pins:
-        return self._session.repin(Pins, None, entry, serial)
 
 
 def _u32(value: int) -> bytes:

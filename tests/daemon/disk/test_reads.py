@@ -32,9 +32,10 @@ class Disk:
         space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
         sizes, ticks = struct.pack(f"<{PAGES}Q", *[FRAME] * PAGES), struct.pack(f"<{PAGES}Q", *range(1, PAGES + 1))
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
-        self.fetches = DiskReads(owner, DAY_NS, self._commands.append, asyncio.get_running_loop())
-        self.fetches.slot = attach(owner, 1)
-        self._worker = memory.session(self.fetches.slot)
+        self.fetches = DiskReads(owner, DAY_NS, asyncio.get_running_loop())
+        slot = attach(owner, 1)
+        self.fetches.begin(slot, self._commands.append)
+        self._worker = memory.session(slot)
 
     async def ask(self, keys: bytes, timeout: float) -> Fetched:
         """Returns the response to a read of these pages."""

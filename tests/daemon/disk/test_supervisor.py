@@ -17,6 +17,7 @@ from open_descriptors import open_descriptors
 from pagetier.daemon.config.schema import DiskOptions
 from pagetier.daemon.disk import supervisor, worker_process
 from pagetier.daemon.disk.supervisor import Supervisor
+from pagetier.daemon.disk.worker_process import CommandSender
 from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
@@ -31,11 +32,13 @@ LEAVING_S = 30.0
 class Watcher:
     def __init__(self) -> None:
         self.begun: list[int] = []
+        self.send: CommandSender = worker_process.no_worker
         self.deaths: list[str] = []
         self.failures: list[str] = []
 
-    def started(self, slot: int) -> None:
+    def started(self, slot: int, send: CommandSender) -> None:
         self.begun.append(slot)
+        self.send = send
 
     def hear(self, report: Report) -> None:
         pass
@@ -66,12 +69,15 @@ def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitab
     watcher = Watcher()
 
     class Reaping(Watcher):
+        def started(self, slot: int, send: CommandSender) -> None:
+            watcher.started(slot, send)
+
         def ended(self, slot: int, why: str) -> None:
             segments.owner.reap(slot)
             watcher.ended(slot, why)
 
     reaping = Reaping()
-    reaping.begun, reaping.failures = watcher.begun, watcher.failures
+    reaping.failures = watcher.failures
 
     async def run() -> None:
         options = DiskOptions(path=folder / "disk", size=1 << 26)
@@ -257,7 +263,7 @@ def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:
     async def test(running: Supervisor, watcher: Watcher) -> None:
         await until(lambda: bool(watcher.begun) and (tmp_path / "disk/state").exists())
         running.leaving = True
-        running.send(Leave())
+        watcher.send(Leave())
         await until(lambda: watcher.deaths != [])
 
     assert supervised(segments, test, tmp_path).deaths == ["its worker ended with exit code 0"]

@@ -27,11 +27,13 @@ class Scene:
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
         self._commands: list[Command] = []
-        self.write_behind = WriteBehind(
-            owner, DiskOptions(size=1 << 30, write="through"), Budget(0), self._commands.append
-        )
+        self.write_behind = WriteBehind(owner, DiskOptions(size=1 << 30, write="through"), Budget(0))
         owner.disk_open(1000, WriteRule.THROUGH)
-        self.write_behind.begin(b"", newest)
+        self.begin(newest)
+
+    def begin(self, newest: int) -> None:
+        """Starts a worker whose disk has this latest stamp."""
+        self.write_behind.begin(self._commands.append, b"", newest)
 
     def store(self, *numbers: int) -> None:
         store(self.owner, self._session, list(numbers))
@@ -151,5 +153,5 @@ def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     scene.write_behind.lost()
     scene.owner.disk_close()
     scene.owner.disk_open(1000, WriteRule.THROUGH)
-    scene.write_behind.begin(b"", max(before) + YEAR_NS)
+    scene.begin(max(before) + YEAR_NS)
     assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"
