@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from pagetier.daemon.common.exit_codes import exit_code_help
 from pagetier.daemon.common.version_option import version_option
+from pagetier.shm.exit_codes import exit_code_help
 from pagetier.shm.stdio import exit_if_stdout_fails
 
 if TYPE_CHECKING:

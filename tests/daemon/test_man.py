@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.cli import COMMANDS
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.config.schema import fields
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
+from pagetier.shm.exit_codes import Exit
 
 DOCS = Path(__file__).parents[2] / "docs"
 

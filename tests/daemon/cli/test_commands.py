@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pagetier.daemon import cli
 from pagetier.daemon.cli import COMMANDS, CommandEntry, main
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
 # Modules that a list of commands does not need.
