@@ -41,7 +41,7 @@ core = Extension(
 setup(
     package_dir={"": "src"},
     packages=[*find_packages("src"), UNITS],
-    package_data={"": ["*.pyi", "py.typed"], UNITS: ["*.service", "*.conf", "*.toml"]},
+    package_data={"": ["*.pyi", "py.typed"], UNITS: ["*.service", "*.conf", "*.toml", "*.sha256"]},
     include_package_data=False,
     data_files=[*manual(), *documents()],
     ext_modules=[core],

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from daemon_setup import Stage
 from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
+from pagetier.shm.segment_files import observe_and_close
 
 
 class Scene(Stage):
@@ -69,16 +70,8 @@ class Scene(Stage):
 
     @contextmanager
     def _observing(self) -> Iterator[tuple[Link, Observer]]:
-        link = Link(self.socket, 10)
-        try:
-            index, locks = link.greet(Observe(BUILD), 10).descriptors
-            try:
-                yield link, Observer(index, locks)
-            finally:
-                os.close(index)
-                os.close(locks)
-        finally:
-            link.close()
+        with closing(Link(self.socket, 10)) as link:
+            yield link, observe_and_close(link.greet(Observe(BUILD), 10).descriptors)
 
 
 def until(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 
-from pagetier.daemon.common.exit_codes import Exit, exit_code_help
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
 from pagetier.daemon.config.cli_options import NonEmptyPath, config_flags, config_options
@@ -28,6 +27,7 @@ from pagetier.daemon.server.control_socket import Server, SocketError
 from pagetier.daemon.startup_errors import DaemonCommand, give_up
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
+from pagetier.shm.exit_codes import Exit, exit_code_help
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event, log_to_stderr

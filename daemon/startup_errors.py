@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.cli_options import ConfigCommand
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.log_format import event, formatter
 from pagetier.shm.stdio import exit_if_stdout_fails
 

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final, TextIO
 
+from pagetier.shm.exit_codes import Exit
+
 # Errors of open() have a file name, errors of write() have none. Commands write to nothing but stdout.
 _WRITE_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF})
 
@@ -48,7 +50,7 @@ def exit_if_stdout_fails() -> Iterator[None]:
         _discard_buffer(sys.stdout)
         if error.errno != errno.EPIPE:
             sys.stderr.write(f"Error: the output could not be written: {error.strerror}\n")
-        sys.exit(1)
+        sys.exit(Exit.WRONG)
 
 
 def _fill_free_descriptors() -> None:

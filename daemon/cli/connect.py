@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.cli_options import NonEmptyPath
 from pagetier.shm._core import Observer, ShmError
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.socket_path import default_socket

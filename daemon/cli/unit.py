@@ -10,27 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 import msgspec
-
-_CHECKSUM_COMMENT: Final = "# as `pagetier unit install` wrote it, if this is the SHA-256 of the lines above: "
-
-
-def with_checksum(text: str) -> str:
-    """Returns the text, which ends with a newline, and a comment with its checksum."""
-    return f"{text}{_CHECKSUM_COMMENT}{_digest(text)}\n"
-
-
-def is_unmodified(text: str) -> bool:
-    """Returns whether a text ends with the comment of `with_checksum` and was not modified since."""
-    body, found, digest = text.rpartition(_CHECKSUM_COMMENT)
-    return bool(found) and digest == f"{_digest(body)}\n"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
@@ -70,34 +52,20 @@ def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
-_PROGRAM = "/usr/bin/pagetierd"
+_SHIPPED = "shipped.sha256"  # the checksums of the units of all versions
 _UNITS = Path("etc/systemd/system")
-_DROP_IN = "metrics-on-localhost.conf"
-_SYSUSERS = "pagetier.sysusers.conf"
-# The unit sets them, too; commands that run outside of the unit read them here.
-_TENANT_KEYS = 'name = "{user}"\nsocket = "/run/{user}/pagetier.sock"\n\n'
-# Text of the default daemon's files, and its replacement in a tenant's files.
-_TENANT_TEXTS = {
-    '"pagetier"': '"pagetier-{tenant}"',
-    "/pagetierd.toml": "/{tenant}.toml",
-    "of pagetierd.toml": "of {tenant}.toml",
-    "/var/lib/pagetier": "/var/lib/pagetier-{tenant}",
-    "/run/pagetier/": "/run/pagetier-{tenant}/",
-    "/pagetierd.service.d/": "/pagetierd@{tenant}.service.d/",
-    "u pagetier ": "u pagetier-{tenant} ",
-    "-aG pagetier": "-aG pagetier-{tenant}",
-    "systemctl reload pagetierd": "systemctl reload pagetierd@{tenant}",
-    "unit install --metrics": "unit install --tenant {tenant} --metrics",
-}
+_SANDBOX = "10-sandbox.conf"
+_METRICS = "metrics-on-localhost.conf"
+_PROGRAM = b"/usr/bin/pagetierd"
+_ANY_PROGRAM = re.compile(rb"/\S*/pagetierd(?= --config )")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
-class Installed(msgspec.Struct, frozen=True):
+class UnitFile(msgspec.Struct, frozen=True):
     """A file to install. keep: The administrator owns it once it exists."""
 
-    source: str
     place: Path
-    text: str
+    content: bytes
     keep: bool = False
 
 
@@ -115,7 +83,7 @@ _with_metrics = click.option("--metrics", is_flag=True, help="Include the drop-i
 def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  click calls it so
     """Print the files and their locations; changes nothing."""
     for file in _files(_program(), tenant, metrics=metrics):
-        click.echo(f"# ---- {file.place}\n{file.text}")
+        click.echo(f"# ---- {file.place}\n{file.content.decode()}")
 
 
 @unit.command(short_help="Install the units; starts nothing, keeps an existing configuration.")
@@ -128,8 +96,9 @@ def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  cli
 def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
     """Install the units; starts nothing, and never changes an existing configuration.
 
-    Unmodified units of an earlier version are replaced, and so is the drop-in of --metrics if it is installed. Put your
-    own changes into a drop-in (systemctl edit). A link, for example a masked unit, counts as modified.
+    Unmodified units and drop-ins of an earlier version are replaced, and so is the one of --metrics if it is installed.
+    Put your own changes into a drop-in of your own (systemctl edit). A link, for example a masked unit, counts as
+    modified.
 
     Exit codes: 0: installed; 1: a file could not be written, or was modified.
     """
@@ -145,40 +114,45 @@ def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> Non
     click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
 
 
-def _require_none(root: Path, modified: Sequence[Installed]) -> None:
+def _require_none(root: Path, modified: Sequence[UnitFile]) -> None:
     if modified:
         names = ", ".join(_described(root, file) for file in modified)
-        raise click.ClickException(f"modified, so not replaced: {names}; --force replaces them")
+        advice = "put changes into a drop-in (systemctl edit), then --force replaces them"
+        raise click.ClickException(f"modified, so not replaced: {names}; {advice}")
 
 
-def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[Installed]:
-    users, etc = Path("etc/sysusers.d"), Path("etc/pagetier")
+def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[UnitFile]:
     at = "@" if tenant else ""
     for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
-        yield Installed(name, _UNITS / name, _text(name).replace(_PROGRAM, program))
+        yield UnitFile(_UNITS / name, _content(name).replace(_PROGRAM, os.fsencode(program)))
+    for folder in (f"pagetierd{at}.service.d", f"pagetierd-{at}.service.d"):  # the second one is that of the other two
+        yield UnitFile(_UNITS / folder / _SANDBOX, _content(_SANDBOX))
     if metrics:
-        yield Installed(_DROP_IN, _drop_in(tenant), _named_for(tenant, _text(_DROP_IN)))
-    user = f"pagetier-{tenant}" if tenant else "pagetier"
-    yield Installed(_SYSUSERS, users / f"{user}.conf", _named_for(tenant, _text(_SYSUSERS)))
-    config = _named_for(tenant, _text("pagetierd.toml"))
-    if tenant:
-        config = config.replace("[arena]", _TENANT_KEYS.format(user=user) + "[arena]", 1)
-    yield Installed("pagetierd.toml", etc / f"{tenant or 'pagetierd'}.toml", config, keep=True)
+        yield UnitFile(_drop_in(tenant), _content(_METRICS))
+    yield from _tenant_files(tenant) if tenant else _default_files()
 
 
-def _named_for(tenant: str | None, text: str) -> str:
-    for plain, own in _TENANT_TEXTS.items() if tenant else ():
-        text = text.replace(plain, own.format(tenant=tenant))
-    return text
+def _default_files() -> Iterator[UnitFile]:
+    yield UnitFile(Path("etc/sysusers.d/pagetier.conf"), _content("pagetier.sysusers.conf"), keep=True)
+    yield UnitFile(Path("etc/pagetier/pagetierd.toml"), _content("pagetierd.toml"), keep=True)
+
+
+def _tenant_files(tenant: str) -> Iterator[UnitFile]:
+    places = {
+        "tenant.sysusers.conf": f"etc/sysusers.d/pagetier-{tenant}.conf",
+        "tenant.toml": f"etc/pagetier/{tenant}.toml",
+    }
+    for name, place in places.items():
+        yield UnitFile(Path(place), _content(name).replace(b"TENANT", tenant.encode()), keep=True)
 
 
 def _drop_in(tenant: str | None) -> Path:
-    return _UNITS / (f"pagetierd@{tenant}.service.d" if tenant else "pagetierd.service.d") / _DROP_IN
+    return _UNITS / (f"pagetierd@{tenant}.service.d" if tenant else "pagetierd.service.d") / _METRICS
 
 
-def _text(name: str) -> str:
+def _content(name: str) -> bytes:
     try:
-        return (_FILES / name).read_text()
+        return (_FILES / name).read_bytes()
     except OSError as error:
         raise click.ClickException(f"this installation lacks {_FILES / name}: {error.strerror}") from error
 
@@ -186,21 +160,20 @@ def _text(name: str) -> str:
 def _program() -> str:
     """Returns the path of this installation's `pagetierd`."""
     beside = Path(sys.executable).with_name("pagetierd")
-    return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM
+    return str(beside) if beside.exists() else shutil.which("pagetierd") or _PROGRAM.decode()
 
 
-def _install_file(root: Path, file: Installed, *, replace: bool) -> bool:
+def _install_file(root: Path, file: UnitFile, *, replace: bool) -> bool:
     """Writes a file. Returns False if a modified one exists and stays."""
     path = root / file.place
     try:
-        text = file.text if file.keep else with_checksum(file.text)
         there = path.read_bytes() if path.is_file() else b""
-        if there == text.encode() or (file.keep and _exists(path)):
+        if there == file.content or (file.keep and _exists(path)):
             return True
-        if _exists(path) and not (replace or _is_unmodified(path, there, file.text)):
+        if _exists(path) and not (replace or _is_shipped(path, there)):
             return False
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text.encode(), 0o644)
+        write_whole(path, file.content, 0o644)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
     click.echo(f"installed {path}")
@@ -212,12 +185,16 @@ def _exists(path: Path) -> bool:
     return path.is_symlink() or path.exists()
 
 
-def _is_unmodified(path: Path, there: bytes, text: str) -> bool:
-    """Returns whether the file was installed and not modified. A link was made by the administrator or by systemd."""
-    return not path.is_symlink() and (there == text.encode() or is_unmodified(there.decode(errors="replace")))
+def _is_shipped(path: Path, there: bytes) -> bool:
+    """Returns whether a version of pagetier ships this file. A link was made by the administrator or by systemd.
+
+    The path of the program does not count, since each installation has its own.
+    """
+    digest = hashlib.sha256(_ANY_PROGRAM.sub(_PROGRAM, there)).hexdigest()
+    return not path.is_symlink() and digest in _content(_SHIPPED).decode().split()
 
 
-def _described(root: Path, file: Installed) -> str:
+def _described(root: Path, file: UnitFile) -> str:
     path = root / file.place
     return f"{file.place} (a link to {path.readlink()})" if path.is_symlink() else str(file.place)
 

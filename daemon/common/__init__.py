@@ -1,1 +1,1 @@
-"""Helpers for all of the daemon: exit codes, log throttling, histograms, progress, systemd notification."""
+"""Helpers for all of the daemon: log throttling, histograms, progress, systemd notification."""

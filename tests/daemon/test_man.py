@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.cli.registry import others, own
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon.cli import COMMANDS
 from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.config.schema import fields
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
+from pagetier.shm.exit_codes import Exit
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,7 +38,7 @@ def test_every_setting_is_in_the_configuration_page_once() -> None:
 
 def test_every_command_and_exit_code_is_there() -> None:
     text = plain("pagetier.1")
-    for name in own() | others():
+    for name in COMMANDS:
         assert f".SS pagetier {name} " in text
     for code in Exit:
         assert f"{code.value}\n{code.meaning}." in text

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from pagetier.daemon import main as daemon_main
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.host.host import Host
+from pagetier.shm.exit_codes import Exit
 from refused_starts import AS_NOBODY, MAIN, OWN_SHM, arguments, fill, own_shm, pagetierd, refused, shared_memory
 from running_daemon import START_S, RunningDaemon
 

@@ -13,8 +13,8 @@ import pytest
 
 from disk_daemon import DiskDaemon, Engine
 from pagetier.daemon.cli.resize import resize
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, eventually
 
 RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'

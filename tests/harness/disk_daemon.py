@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
-from pagetier.shm._core import Observer, Pins, ReserveOutcome, Session
+from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import (
     BUILD,
@@ -96,8 +96,7 @@ class DiskDaemon(RunningDaemon):
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot that `pagetier stats` shows."""
-        with self._observing() as (_, (index, locks)):
-            return take_snapshot(Observer(index, locks))
+        return take_snapshot(self._observer())
 
     def report(self) -> DiskReport:
         """Returns the report of the disk tier."""

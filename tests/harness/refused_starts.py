@@ -16,7 +16,7 @@ import pytest
 
 from pagetier.client import Client
 from pagetier.client.keys import Keys
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from running_daemon import START_S, RunningDaemon, namespace
 
 MAIN = "from pagetier.daemon.main import main; main()"

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Observe
+from pagetier.shm.segment_files import observe_and_close
 
 BLOCK = 512
 PAGE = 4096
@@ -103,11 +104,8 @@ def report_of(process: subprocess.Popen[str]) -> dict[str, Any]:
 @contextmanager
 def observing(socket: Path) -> Iterator[Observer]:
     link = Link(socket, WAIT_S)
-    greeting = link.greet(Observe(BUILD), WAIT_S)
-    link.close()
-    yield Observer(*greeting.descriptors)
-    for descriptor in greeting.descriptors:
-        os.close(descriptor)
+    with closing(link):
+        yield observe_and_close(link.greet(Observe(BUILD), WAIT_S).descriptors)
 
 
 def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +19,7 @@ from pagetier.client import Client, Namespace
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
+from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
 
@@ -106,22 +107,14 @@ class RunningDaemon:
         return sorted(path.name for path in Path("/dev/shm").glob(f"{self.name}.*"))
 
     def _observer(self) -> Observer:
-        with self._observing() as (_, (index, locks)):
-            return Observer(index, locks)
+        with self._observing() as (_, observer):
+            return observer
 
     @contextmanager
-    def _observing(self) -> Iterator[tuple[Link, tuple[int, ...]]]:
-        """Yields an observer's link, and descriptors of index and lock words."""
-        link = Link(self.socket, START_S)
-        try:
-            descriptors = link.greet(Observe(BUILD), START_S).descriptors
-            try:
-                yield link, descriptors
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-        finally:
-            link.close()
+    def _observing(self) -> Iterator[tuple[Link, Observer]]:
+        """Yields an observer's link, and the observer."""
+        with closing(Link(self.socket, START_S)) as link:
+            yield link, observe_and_close(link.greet(Observe(BUILD), START_S).descriptors)
 
     def _serves(self) -> bool:
         """Returns whether this life of the daemon has logged that it is ready, which it does once."""

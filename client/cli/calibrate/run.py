@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, t
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.config.file import SettingsError, calibrated_path, load_settings
 from pagetier.kernels.device import DeviceError
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.units import spell_size
 
 if TYPE_CHECKING:
@@ -58,13 +58,6 @@ def _length(nbytes: int) -> str:
 _HEADER: Final = "# Written by pagetier calibrate"
 
 
-class CalibrateExit(IntEnum):
-    """The exit codes. click exits with 2 after a usage error."""
-
-    OK = 0
-    WRONG = 1
-
-
 class CalibrateArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The command line.
 
@@ -92,8 +85,8 @@ def main(arguments: CalibrateArguments) -> int:
             write(path, chosen, measured.device)
     except (SettingsError, DeviceError, ValueError) as error:
         sys.stderr.write(f"pagetier calibrate: {' '.join(str(error).split())}\n")
-        return CalibrateExit.WRONG
-    return CalibrateExit.OK
+        return Exit.WRONG
+    return Exit.OK
 
 
 def _replaceable(path: Path) -> Path:

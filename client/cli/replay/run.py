@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -23,18 +22,10 @@ from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
 from pagetier.shm._core import ShmError
 from pagetier.shm.daemon_link import LinkError
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.socket_path import default_socket
 
 _LAYOUT: Final = "replay pattern 1"
-
-
-class ReplayExit(IntEnum):
-    """The exit codes. A private daemon that does not start adds its own."""
-
-    OK = 0
-    WRONG = 1
-    USAGE = 2
-    UNREACHABLE = 3
 
 
 class ReplayArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +65,11 @@ def main(arguments: ReplayArguments) -> int:
     try:
         trace = read_trace(arguments.trace, arguments.block_tokens, arguments.requests)
     except (TraceError, OSError) as error:
-        return _fail(error, ReplayExit.USAGE)
+        return _fail(error, Exit.USAGE)
     try:
         run = replay(arguments, trace)
     except (LinkError, ShmError, UnreachableError) as error:
-        return _fail(f"cannot reach the daemon: {error}", ReplayExit.UNREACHABLE)
+        return _fail(f"cannot reach the daemon: {error}", Exit.UNREACHABLE)
     except DaemonError as error:
         return _fail(error, error.code)
     return _print_report(run, arguments)
@@ -147,7 +138,7 @@ def _print_report(run: ReplayRun, arguments: ReplayArguments) -> int:
     if report.wrong_pages:
         wrong = f"{report.wrong_pages} of {report.pages_loaded} loaded pages have wrong content"
         sys.stderr.write(f"pagetier replay: {wrong}\n")
-    return ReplayExit.WRONG if run.deaths or report.wrong_pages else ReplayExit.OK
+    return Exit.WRONG if run.deaths or report.wrong_pages else Exit.OK
 
 
 def _fail(error: Exception | str, code: int) -> int:

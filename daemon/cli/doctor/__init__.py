@@ -23,10 +23,10 @@ from pagetier.daemon.cli.doctor.host_checks import (
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, problem
 from pagetier.daemon.cli.snapshot import take_snapshot
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.load import ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
+from pagetier.shm.exit_codes import Exit
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _INDENT = 24

@@ -15,7 +15,7 @@ import click
 from pagetier.daemon.cli.connect import Daemon, Unreachable, daemon_at, socket_option
 from pagetier.daemon.cli.snapshot import take_snapshot
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -13,8 +13,8 @@ from chaos.child_processes import Child, ChildProcesses
 from chaos.cleanup import prefix_of_this_process
 from chaos.scenario import Scene
 from pagetier.daemon import main as daemon_main
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm._core import Observer
+from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon
 
 _READY: Final = "ready on"

@@ -22,8 +22,8 @@ from chaos.scenario import SCENES, chain_of, pick
 from chaos.slot_reuse import SlotReuse
 from core_records import attachment_with, header_with
 from oracle.checker import WORKER_NAME, Kind, Violation
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.shm._core import KEY_BYTES, AttachmentRecord, IndexHeader
+from pagetier.shm.exit_codes import Exit
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.client import Client
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from running_daemon import START_S, RunningDaemon, eventually
 
 FORMAT_AT = 8

@@ -20,6 +20,7 @@ from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
 from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.protocol import Flush
+from pagetier.shm.segment_files import observe_and_close
 from running_daemon import START_S, RunningDaemon, eventually
 
 QUARANTINE_S: Final = 0.05
@@ -65,11 +66,7 @@ class ForkedDaemon(RunningDaemon):
     def observer(self) -> Observer:
         """Opens an observer without the daemon, which may be stopped or dead."""
         files = [os.open(f"/dev/shm/{self.name}.{kind}", os.O_RDONLY) for kind in ("index", "locks")]
-        try:
-            return Observer(*files)
-        finally:
-            for file in files:
-                os.close(file)
+        return observe_and_close(files)
 
 
 class Engine:

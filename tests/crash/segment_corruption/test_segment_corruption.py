@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from seeded_random import chance
 from segment_corruption.__main__ import Trial
 from segment_corruption.lifecycles import BROKE

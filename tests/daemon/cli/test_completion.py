@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm", "pagetier.client"]
+HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "lmdb", "pagetier.shm._core", "pagetier.client"]
 RUN = f"""
 import json, sys
 from pagetier.daemon.cli import main

@@ -20,10 +20,10 @@ from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder,
 from pagetier.daemon.cli.doctor.disk_checks import check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.load import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, DiskOptions, IndexOptions
 from pagetier.daemon.host.host import Host
+from pagetier.shm.exit_codes import Exit
 from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal

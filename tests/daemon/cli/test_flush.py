@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.common.namespaces import means, printable
+from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.render import age, count, show_snapshot
 from pagetier.daemon.cli.snapshot import ClientStats, NamespaceStats, PageTier, Snapshot, Tiers
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 

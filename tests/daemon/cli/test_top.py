@@ -18,7 +18,7 @@ from pagetier.daemon.cli import main
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, bar, charset_for, screen, sparks
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import LiveTerminal, pagetier_on_terminal
 

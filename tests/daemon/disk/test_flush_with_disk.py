@@ -10,7 +10,7 @@ import pytest
 
 from disk_away import disk_away
 from disk_daemon import SPACE, DiskDaemon, Engine, in_both
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome
 from running_daemon import RunningDaemon
 from terminal import pagetier_on_terminal

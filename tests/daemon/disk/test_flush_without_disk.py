@@ -10,7 +10,7 @@ import pytest
 
 from disk_away import disk_away
 from disk_daemon import SPACE, WAIT_S, DiskDaemon, Engine, in_both
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome, Flush, Flushed
 from running_daemon import eventually, namespace
 

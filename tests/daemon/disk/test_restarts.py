@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from disk_daemon import DiskDaemon, Engine, TroubledDaemon
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.disk.status import Standing
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd
 from running_daemon import eventually

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 from refused_starts import (
     AS_NOBODY,

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from daemon_with_disk import push_out, running_with_disk, until_written
 from metrics_scrape import ask, sample_names, scrape, value
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
 from running_daemon import START_S, RunningDaemon, eventually, namespace
 

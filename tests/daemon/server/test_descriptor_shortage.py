@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from in_process_server import SMALL
-from pagetier.daemon.common.exit_codes import Exit
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.daemon.index.service import Service
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
 from pagetier.shm.segments import SegmentRequest, take

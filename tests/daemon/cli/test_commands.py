@@ -1,18 +1,18 @@
-"""Commands are found by entry points, and listed without being imported."""
+"""Commands are listed without being imported."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from pagetier.daemon.cli import Commands, main
-from pagetier.daemon.cli.registry import CommandLocation, summary_of
-from pagetier.daemon.common.exit_codes import Exit
+from pagetier.daemon import cli
+from pagetier.daemon.cli import COMMANDS, CommandEntry, main
+from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
 # Modules that a list of commands does not need.
@@ -24,13 +24,6 @@ from pagetier.daemon.cli import main
 main(["--help"], standalone_mode=False)
 json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
 """
-
-
-def group_of(**modules: str) -> Commands:
-    group = Commands(name="pagetier")
-    group.own = {}
-    group.found = {name: CommandLocation(module, name) for name, module in modules.items()}
-    return group
 
 
 def test_help_lists_every_command_with_what_it_does() -> None:
@@ -66,31 +59,21 @@ def test_a_mistyped_command_suggests_the_nearest() -> None:
     assert 'did you mean "stats"?' in result.output
 
 
-def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others() -> None:
-    group = group_of(broken="pagetier.nowhere", stats="pagetier.daemon.cli.stats")
-    listed = CliRunner().invoke(group, ["--help"])
+def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", {**COMMANDS, "broken": CommandEntry("pagetier.nowhere", "Do nothing")})
+    listed = CliRunner().invoke(main, ["--help"])
     assert listed.exit_code == 0
     assert "broken" in listed.output
     assert "Show the contents of the cache" in listed.output
-    called = CliRunner().invoke(group, ["broken"])
+    called = CliRunner().invoke(main, ["broken"])
     assert called.exit_code == Exit.WRONG
     assert "cannot be loaded" in called.output
 
 
-def test_a_summary_needs_neither_the_module_nor_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "package_of_test"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    (package / "module.py").write_text('raise RuntimeError\ndef do():\n    """Do it.\n\n    At length.\n    """\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert summary_of("package_of_test.module", "do") == "Do it"
-    assert summary_of("package_of_test.module", "undo") == ""
-    assert summary_of("package_of_test.nowhere", "do") == ""
-    assert summary_of("nowhere_of_test.module", "do") == ""
-    assert summary_of("sys", "do") == ""
-
-
-def test_a_summary_of_broken_source_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_of_test.py").write_text("def do(:\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert summary_of("broken_of_test", "do") == ""
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_summary_is_the_first_sentence_of_the_commands_help(name: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None and command.help is not None
+    assert COMMANDS[name].summary + "." == command.help.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The exit codes of the daemon and the command line. Imports little, since `--help` needs it."""
+"""The exit codes of the daemon and of all commands. Imports little, since `--help` needs it."""
 
 from __future__ import annotations
 
