@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from anonymous_segments import attach
-from index_with_disk import DISK, FRAME, MEMORY, Place, ints, key, u32, u64
-from pagetier.shm._core import Pins, Session
+from index_with_disk import FRAME, Place, ints, key, u32, u64
+from pagetier.shm._core import Pins, Session, TierFlag
 from pagetier.tiers.worker.arena import WorkerArena
 
 PAGES = 6
@@ -53,11 +53,11 @@ class Scene:
 
     def drop(self) -> None:
         """Drops the leaving pages from memory."""
-        self.place.owner.flush(self._leaving, MEMORY | DISK)
+        self.place.owner.flush(self._leaving, TierFlag.BOTH)
 
     def flush(self) -> tuple[int, int]:
         """Drops all pages that are not pinned. Returns how many were dropped, and how many are pinned."""
-        return self.place.owner.flush(-1, MEMORY | DISK)
+        return self.place.owner.flush(-1, TierFlag.BOTH)
 
     def content(self, entry: bytes) -> bytes:
         """Returns the bytes in the frames of a pinned page."""
