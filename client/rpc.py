@@ -232,7 +232,7 @@ class Requests:
             log.info("the daemon answers again")
 
     def _register(self, number: int, pending: PendingRequest[_T]) -> bool:
-        """Registers the request; returns False if the daemon is too late with others."""
+        """Registers the request, unless the daemon is late with earlier ones. Returns whether it did."""
         with self._lock:
             if not pending._daemon_is_late():
                 self._waiting[number] = pending

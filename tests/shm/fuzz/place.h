@@ -65,7 +65,7 @@ static inline void place_attach(place *p, uint32_t engine)
     p->engines[engine].counts = &p->owner.view.counts[p->engines[engine].slot];
 }
 
-/* Resets an engine to one without pins. */
+/* Makes an engine forget all its pins, as a new engine has none. */
 static inline void place_forget(pt_session *s)
 {
     memset(s->own_pins, 0, PLACE_ENTRIES * sizeof *s->own_pins);
