@@ -31,7 +31,7 @@ class CommandEntry(NamedTuple):
 COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "calibrate": CommandEntry(
         "pagetier.client.cli.calibrate",
-        "Measure which way of copying is fastest at which length, and write the thresholds",
+        "Measure which copy path is fastest at which length, and write the thresholds",
     ),
     "doctor": CommandEntry(f"{__name__}.doctor", "Check the host and the daemon; each line says ok or what to do"),
     "flush": CommandEntry(f"{__name__}.flush", "Drop pages, or write all pages to disk"),

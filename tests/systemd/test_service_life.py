@@ -114,7 +114,8 @@ def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World)
 
 
 def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
-    world.drop_in("[Service]\nTimeoutStopSec=1s\nKillSignal=SIGWINCH\n")  # the daemon ignores this signal
+    # The daemon ignores this signal. The timeout also limits the command that releases the memory.
+    world.drop_in("[Service]\nTimeoutStopSec=5s\nKillSignal=SIGWINCH\n")
     world.start()
     with world.engine() as engine:
         world.with_pages(engine)
