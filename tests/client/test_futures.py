@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -203,6 +204,30 @@ def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client
     pending = asking.reserve_async(some_keys(3, 2), PAGE)
     answer(fake, fake.next())
     assert pending.wait(5).publish().stored == 3
+
+
+def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: FakeDaemon, asking: Client) -> None:
+    pending = asking.reserve_async(some_keys(3), PAGE)
+    assert pending.wait(0.05).publish().refused == 3
+    answer(fake, fake.next())
+    assert eventually(lambda: pending.ready and fake.owner.settle() == 0)
+    assert fake.owner.header().used_frames == 0
+    assert pending.wait(1).publish().refused == 3
+
+
+def test_a_reservation_that_was_ready_before_a_fork_is_only_the_parent_s(daemon: RunningDaemon, client: Client) -> None:
+    """A forked child that collects, cancels or drops it releases no page of the parent."""
+    pending = client.reserve_async(some_keys(3), PAGE)
+    assert eventually(lambda: pending.ready)
+    child = os.fork()
+    if not child:
+        refused = pending.wait(1).publish().refused
+        pending.cancel()
+        del pending
+        gc.collect()
+        os._exit(0 if refused == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.wait(1).publish().stored == 3
 
 
 def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, asking: Client) -> None:
