@@ -6,19 +6,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
-from pagetier.client.async_copy.store_job import ReservationQueue, StorePlan, StoringJob
+from pagetier.client.async_copy.store_job import ReservingClient, StoreResources, StoringJob
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
-from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
-from pagetier.client.paged_blocks import Part, part_of, require_named
+from pagetier.client.paged_blocks import part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.file import load_settings
 from pagetier.kernels.device import Device, Direction, EngineEvent
@@ -30,13 +28,8 @@ from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 from pagetier.shm._core import Session
 
-_LAYERS_IN_ADVANCE: Final = (
-    256  # for loads: a device may block a thread that enqueues more than about a thousand copies
-)
-# An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
-# and a request that is sent in part ends the attachment, so longer requests get some time.
-_SENT_AT_ONCE: Final = 1500
-_SENDING_S: Final = 0.25
+# For loads: a device may block a thread that enqueues more than about a thousand copies.
+_LAYERS_IN_ADVANCE: Final = 256
 _DEFAULT: Final = CopySettings()
 
 
@@ -44,14 +37,7 @@ def _nothing(timeout: float) -> bool:
     return True
 
 
-class Reserving(Protocol):
-    """The part of a Client that the copier uses."""
-
-    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """See Client.reserve_async()."""
-
-
-class CopyingClient(Reserving, Protocol):
+class CopyingClient(ReservingClient, Protocol):
     """The part of a Client that is needed to open a copier."""
 
     threads: int
@@ -75,7 +61,7 @@ class AsyncCopier:
 
     def __init__(
         self,
-        client: Reserving,
+        client: ReservingClient,
         cache: PagedCache,
         device: Device,
         settings: CopySettings = _DEFAULT,
@@ -98,18 +84,18 @@ class AsyncCopier:
         """
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
-        self._client, self._cache, self._settings = client, cache, settings
+        self._cache, self._settings = cache, settings
         self._require_event, self._engine_event = device.require_event, device.engine_event
-        self._part = part_of(cache.shard)
         self._pid = os.getpid()
         self._at_end = ended
         rate = Rate()
-        self._reservations = ReservationQueue()
-        self._backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
+        backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
+        part = part_of(cache.shard)
+        self._store_resources = StoreResources(client, cache.page.nbytes, part, backlog, settings)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
         self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_IN_ADVANCE)
-        self._stored, self._loaded = Counts(), Counts()
+        self._loaded = Counts()
         for queue, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
             weakref.finalize(self, queue.close).atexit = False
             drive(queue, name)
@@ -168,11 +154,8 @@ class AsyncCopier:
             self._require_event(after)
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
-        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.reserve_timeout)
-        ask = partial(self._client.reserve_async, keys, self._cache.page.nbytes, self._part, sending)
-        plan = StorePlan(self._cache.storing(slots), ask)
         gate = None if after is None else EngineEvent(after)
-        job = StoringJob(plan, self._reservations, self._backlog, self._settings, self._stored, gate)
+        job = StoringJob(self._store_resources, keys, self._cache.storing(slots), gate)
         if gate is not None:
             gate.lost = job.cancel
         reason = "the copier was created in another process" if self._foreign else self._stores.broken
@@ -214,12 +197,12 @@ class AsyncCopier:
     @property
     def counts(self) -> Counts:
         """The counts of all copies so far."""
-        return self._stored + self._loaded
+        return self._store_resources.counts + self._loaded
 
     @property
     def left_out(self) -> int:
         """The number of granted pages that were not stored because the copies could not keep up."""
-        return self._stored.left_out
+        return self._store_resources.counts.left_out
 
     @property
     def _foreign(self) -> bool:

@@ -121,6 +121,20 @@ def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon,
     assert client.store(some_keys(20), bytes(20 * PAGE)).stored == 20
 
 
+def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None:
+    assert client.store(some_keys(1), bytes(PAGE)).stored == 1
+    reservation = client.reserve(some_keys(5), PAGE)
+    present, pending, stored, refused = Outcome.PRESENT, Outcome.PENDING, Outcome.STORED, Outcome.REFUSED
+    assert reservation.result.outcomes == [present, pending, pending, pending, pending]
+    reservation.publish(np.array([1]))
+    reservation.abandon(np.array([3]))
+    assert reservation.result.outcomes == [present, stored, pending, refused, pending]
+    assert reservation.open.tolist() == [2, 4]
+    reservation.keep()
+    assert reservation.result.outcomes == [present, stored, refused, refused, refused]
+    assert reservation.publish().outcomes == reservation.result.outcomes
+
+
 def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
     """The responses exceed the socket buffers: the background thread reads them."""
     keys = some_keys(8192)

@@ -150,7 +150,7 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
 
 def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:
     process = Process(world, COPYING)
-    rate, after = process.copier._backlog._rate, EngineEvent()
+    rate, after = process.copier._store_resources.backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
     world.now += 100.0
     after.came = True
