@@ -15,7 +15,7 @@ from pagetier.client.async_copy.store_job import ReservingClient, StoreResources
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
 from pagetier.client.keys import Keys
-from pagetier.client.match import Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.file import load_settings
@@ -38,13 +38,17 @@ def _nothing(timeout: float) -> bool:
 
 
 class CopyingClient(ReservingClient, Protocol):
-    """The part of a Client that is needed to open a copier."""
-
-    threads: int
+    """The part of a Client that a copier uses."""
 
     @property
     def session(self) -> Session | None:
         """See Client.session."""
+
+
+class OpeningClient(CopyingClient, Protocol):
+    """The part of a Client that is needed to open a copier."""
+
+    threads: int
 
     @property
     def arenas(self) -> PinnedArenas:
@@ -61,7 +65,7 @@ class AsyncCopier:
 
     def __init__(
         self,
-        client: ReservingClient,
+        client: CopyingClient,
         cache: PagedCache,
         device: Device,
         settings: CopySettings = _DEFAULT,
@@ -71,7 +75,7 @@ class AsyncCopier:
         """Starts the threads that copy. Raises DeviceError if the device has failed.
 
         Args:
-            client: Reserves memory for stores while it is attached. Loads are of its matches.
+            client: Reserves memory for stores while it is attached. Loads are of its matches, and pinned in its memory.
             cache: The cache of this rank. Its memory must exist as long as copies are in flight.
             device: The device of the cache.
             settings: The limits on how much is copied at once, and how fast.
@@ -84,7 +88,7 @@ class AsyncCopier:
         """
         if cache.cache.device != device.name:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
-        self._cache, self._settings = cache, settings
+        self._client, self._cache, self._settings = client, cache, settings
         self._require_event, self._engine_event = device.require_event, device.engine_event
         self._pid = os.getpid()
         self._at_end = ended
@@ -100,14 +104,15 @@ class AsyncCopier:
             weakref.finalize(self, queue.close).atexit = False
             drive(queue, name)
 
-    def load(self, match: Match, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
+    def load(self, match: Match | MatchHandle, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
         """Starts to copy pages of a match into blocks, and pins them for itself: the match may be released at once.
 
         Raises ValueError as PagedCache.loading() does, and if the pages have another layout than the cache or `after`
         is not an event of the device.
 
         Args:
-            match: A match that is not released, of the same client. Pages that are on disk are not loaded: see
+            match: A match that is not released, of the same client, or a handle from another process of the same
+                engine, which keeps its match until this call has returned. Pages that are on disk are not loaded: see
                 Client.prefetch().
             slots: The blocks of each page from `start_page` on. The engine must not read or write them until the load
                 has ended.
@@ -121,10 +126,10 @@ class AsyncCopier:
         """
         if after is not None:
             self._require_event(after)
-        if match.keys is not None:
+        if isinstance(match, Match) and match.keys is not None:
             require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
-        source = None if self._foreign or self._loads.broken else pinned_source(match, transfer, start_page)
+        source = pinned_source(self._session_of(match), match, transfer, start_page)
         gate = None if after is None or source is None else EngineEvent(after, source.transfer)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
@@ -204,6 +209,15 @@ class AsyncCopier:
         """The number of granted pages that were not stored because the copies could not keep up."""
         return self._store_resources.counts.left_out
 
+    def _session_of(self, match: Match | MatchHandle) -> Session | None:
+        """Returns the session in which the pages of a match can be pinned; None if there is none."""
+        if self._foreign or self._loads.broken:
+            return None
+        if isinstance(match, Match):
+            return match.session if match.pinned else None
+        session = self._client.session
+        return session if session is not None and session.segments_id == match.segments_id else None
+
     @property
     def _foreign(self) -> bool:
         return self._pid != os.getpid()
@@ -212,7 +226,7 @@ class AsyncCopier:
         return f"<AsyncCopier of {self._cache!r}, {self.counts}>"
 
 
-def open_copier(client: CopyingClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
+def open_copier(client: OpeningClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
     """Returns a copier between this rank's cache and the arena. Close it before the client.
 
     Raises SettingsError if the settings file is invalid, and DeviceError if there is no such GPU.
@@ -231,7 +245,7 @@ def open_copier(client: CopyingClient, cache: PagedCache, settings: CopySettings
 
 
 def copier_pinning(
-    client: CopyingClient,
+    client: OpeningClient,
     cache: PagedCache,
     settings: CopySettings,
     registrar: tuple[Registering, Unregistering],
@@ -253,7 +267,7 @@ def copier_pinning(
     return AsyncCopier(client, cache, pinning, settings, ended=lease.end)
 
 
-def _on_gpu(client: CopyingClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
+def _on_gpu(client: OpeningClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
     from pagetier.kernels.gpu.cuda import cuda_device
     from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 
