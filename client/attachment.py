@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from pagetier.client.reconnect import ReconnectThread
-from pagetier.client.rpc import LinkedSession, Requests
+from pagetier.client.rpc import Requests
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session, ShmError
 from pagetier.shm.daemon_link import Greeting, Link, RefusedError
@@ -31,6 +32,22 @@ _GIB = 1 << 30
 _RETIRE_S = 5.0
 _RETIRE_PAUSE_S = 0.001
 _LONGEST_RETIRE_PAUSE_S = 1.0
+
+
+class LinkedSession(msgspec.Struct, frozen=True, eq=False):
+    """A connection, the session whose memory its requests are about, and the pages granted to that session.
+
+    Attributes:
+        link: The connection.
+        session: The mapped segments.
+        granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
+            by single method calls only, which are atomic for other threads. So it needs no lock, and a forked child
+            cannot inherit a lock that is taken.
+    """
+
+    link: Link
+    session: Session
+    granted: set[int]
 
 
 class Attachment:

@@ -15,8 +15,8 @@ from pagetier.shm._core import Pins
 class MatchHandle(msgspec.Struct, frozen=True):
     """A match that is passed to another process of the same engine: 12 bytes a page. It pins nothing.
 
-    The process that matched keeps its match until the other process has called Client.adopt(). Pages that were evicted
-    before that are a miss there. len() is the number of pages.
+    The process that matched keeps its match until the other process has called Client.adopt() or AsyncCopier.load().
+    Pages that were evicted before that are a miss there. len() is the number of pages.
 
     Attributes:
         segments_id: The segments that the match belongs to; 0 if it was released.

@@ -23,8 +23,9 @@ from pagetier.client.load import destination_of, disk_prefix_of
 from pagetier.client.match import Match
 from pagetier.client.matching_client import MatchingClient
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
-from pagetier.client.reservation import Answered, Reservation, StoreResult
+from pagetier.client.reservation import Reservation, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 
 
@@ -73,7 +74,7 @@ class PageClient(MatchingClient):
             point("client.waiting")
             prefetch.wait(ends - time.monotonic())
         finally:
-            attachment.requests.leave(prefetch)
+            prefetch.leave()
         point("client.fetched")
         with self._rematch(on_disk.session, on_disk.all, match) as longer:
             done += destination.copy(longer, done)
@@ -168,11 +169,11 @@ class PageClient(MatchingClient):
         ends = time.monotonic() + seconds
         if not seconds:
             packed_sizes(sizes, len(keys))
-            return Reservation(None, set(), Answered.refused(len(keys), "the timeout left no time to ask"), part)
+            return Reservation.rejected(len(keys), "the timeout left no time to ask", part)
         attachment = self._own_attachment()
         attachment.wait_linked(seconds)
         pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()))
-        return pending.wait(ends - time.monotonic())
+        return pending.collect(ends - time.monotonic())
 
     def reserve_async(
         self,
@@ -189,8 +190,8 @@ class PageClient(MatchingClient):
         """
         attachment = self._own_attachment()
         pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout))
-        attachment.requests.leave(pending)
-        return pending
+        pending.leave()
+        return PendingReservation(pending, len(keys), part)
 
     def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
         """Drops the pages of a namespace from memory and disk, regardless of which process stored them.
@@ -211,6 +212,7 @@ class PageClient(MatchingClient):
         attachment.wait_linked(seconds)
         pending = request_flush(attachment, namespace, max(0.0, ends - time.monotonic()))
         answer = pending.wait(ends - time.monotonic())
+        pending.leave()
         return answer is not None and not answer.kept
 
     def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None) -> StoreResult:
@@ -222,6 +224,6 @@ class PageClient(MatchingClient):
 
     def _prefetch(self, keys: bytes, timeout: float | None) -> Prefetch:
         attachment = self._own_attachment()
-        prefetch = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None))
-        attachment.requests.leave(prefetch)
-        return prefetch
+        pending = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None))
+        pending.leave()
+        return Prefetch(pending, len(keys) // KEY_BYTES)

@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.client.attachment import LinkedSession
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import ReserveOutcome, Session
+from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Reserved
 
 
 class Outcome(IntEnum):
@@ -90,34 +92,6 @@ class StoreResult(msgspec.Struct, frozen=True):
         )
 
 
-class Answered(msgspec.Struct, frozen=True, eq=False):
-    """The daemon's response to a reservation.
-
-    Attributes:
-        outcomes: u8, the outcome of each page.
-        entries: u32, the entry of each page.
-        serials: u64, the serial of each page.
-        reason: Why pages were rejected, or empty.
-    """
-
-    outcomes: bytes
-    entries: bytes
-    serials: bytes
-    reason: str
-
-    @property
-    def granted_serials(self) -> list[int]:
-        """The serials of the granted pages."""
-        granted = np.frombuffer(self.outcomes, dtype=np.uint8) == ReserveOutcome.GRANTED
-        serials: list[int] = np.frombuffer(self.serials, dtype=np.uint64)[granted].tolist()
-        return serials
-
-    @classmethod
-    def refused(cls, pages: int, reason: str) -> Self:
-        """Returns a response that rejects all pages for this reason."""
-        return cls(bytes([Outcome.REFUSED]) * pages, bytes(4 * pages), bytes(8 * pages), reason)
-
-
 class Reservation:
     """Memory for pages, which is written and then published or abandoned.
 
@@ -128,21 +102,30 @@ class Reservation:
 
     Attributes:
         granted: The pages to write: those for which there is memory.
+        open: Those of them that are neither published nor abandoned, ascending.
         session: The mapped segments, for code that copies on its own; None if no page was granted.
         entries: u32, the entry of each page, for code that copies on its own.
     """
 
-    def __init__(self, session: Session | None, granted: set[int], answered: Answered, part: Part) -> None:
-        codes = np.frombuffer(answered.outcomes, dtype=np.uint8)
+    def __init__(self, linked: LinkedSession | None, answer: Reserved, part: Part) -> None:
+        """Makes a reservation of the pages that the daemon granted over a connection; None if no page is granted."""
+        codes = np.frombuffer(answer.outcomes, dtype=np.uint8)
         self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == ReserveOutcome.GRANTED)
-        self._open = self.granted if session is not None else self.granted[:0]
-        self.session = session
-        self._granted_serials = granted
+        self.open = self.granted if linked else self.granted[:0]
+        self.session = linked.session if linked else None
+        self.entries = np.frombuffer(answer.entries, dtype=np.uint32)
+        self._serials = np.frombuffer(answer.serials, dtype=np.uint64)
+        self._granted_serials = linked.granted if linked else set()
+        self._granted_serials.update(self._serials[self.open].tolist())
         self._part = part
-        self._codes = bytearray(answered.outcomes.translate(_OUTCOMES))
-        self.entries = np.frombuffer(answered.entries, dtype=np.uint32)
-        self._serials = np.frombuffer(answered.serials, dtype=np.uint64)
-        self._reason = answered.reason
+        self._codes = bytearray(answer.outcomes.translate(_OUTCOMES))
+        self._reason = answer.reason
+
+    @classmethod
+    def rejected(cls, pages: int, reason: str, part: Part) -> Self:
+        """Returns a reservation in which all pages are rejected for this reason."""
+        refused = bytes([ReserveOutcome.REFUSED_FULL]) * pages
+        return cls(None, Reserved(0, refused, bytes(4 * pages), bytes(8 * pages), reason), part)
 
     def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
         """Copies a buffer into a granted page, from byte `offset` of the page on.
@@ -153,7 +136,7 @@ class Reservation:
         Raises:
             ValueError: The page was not granted, is already published or abandoned, or the bytes do not fit into it.
         """
-        if page not in self._open:
+        if page not in self.open:
             raise ValueError(f"page {page} is not granted, or is published or abandoned already")
         memory = pages_of(buffer, 1, Access.READ)
         written = offset >= 0 and self._copy(np.array([page]), memory, offset, 1) == 1
@@ -165,9 +148,9 @@ class Reservation:
 
         Pages that cannot be copied are abandoned.
         """
-        offsets = pages.sizes[self._open] * self._part.index
+        offsets = pages.sizes[self.open] * self._part.index
         # Not np.unique: its first call imports numpy.ma, which a child that is forked during it can never import.
-        for offset, which in [(offset, self._open[offsets == offset]) for offset in set(offsets.tolist())]:
+        for offset, which in [(offset, self.open[offsets == offset]) for offset in set(offsets.tolist())]:
             memory = HostPages(pages.addresses[which], pages.sizes[which], pages.owners)
             copied = self._copy(which, memory, offset, threads)
             self._abandon(which[copied:])
@@ -184,9 +167,9 @@ class Reservation:
         if len(pages) != len(self) or pages.part != self._part:
             raise ValueError(f"{pages.part} of {len(pages)} pages, but {self._part} of {len(self)} pages was reserved")
         transfers = pages.storing
-        self._abandon(self._open[pages.slots.skips[self._open]])
+        self._abandon(self.open[pages.slots.skips[self.open]])
         for transfer in transfers:
-            which = self._open
+            which = self.open
             self._abandon(which[self._gather(transfer, which, threads) :])
 
     def publish(self, pages: npt.NDArray[np.intp] | None = None) -> StoreResult:
@@ -209,19 +192,27 @@ class Reservation:
             self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
 
+    @property
+    def result(self) -> StoreResult:
+        """What became of all pages so far; open pages are pending."""
+        codes = np.frombuffer(self._codes, np.uint8).copy()
+        codes[self.open] = Outcome.PENDING
+        return StoreResult(codes.tobytes(), self._reason)
+
     def abandon(self, pages: npt.NDArray[np.intp] | None = None) -> None:
         """Abandons granted pages, by default all: they never become readable, and their memory is released.
 
         The caller guarantees that no thread and no GPU writes to them any more.
         """
-        self._abandon(self._open if pages is None else self._open_of(pages))
+        self._abandon(self.open if pages is None else self._open_of(pages))
 
     def keep(self) -> None:
         """Neither publishes nor abandons the open pages, whose memory is released when this process ends.
 
-        For pages that a failed device may still write to.
+        For pages that a failed device may still write to. They count as rejected.
         """
-        self._open = self._open[:0]
+        kept, self.open = self.open, self.open[:0]
+        self._reject(kept)
 
     @property
     def _usable(self) -> bool:
@@ -252,7 +243,7 @@ class Reservation:
 
     def _abandon(self, pages: npt.NDArray[np.intp]) -> None:
         if self.session is not None and len(pages):
-            self._open = np.setdiff1d(self._open, pages, assume_unique=True)
+            self.open = np.setdiff1d(self.open, pages, assume_unique=True)
             serials = self._serials[pages]
             self.session.abandon(self.entries[pages], serials, self._part.index)
             point("client.gave_up")
@@ -265,14 +256,14 @@ class Reservation:
         None means all and is fast, because stores wait for it.
         """
         if pages is None:
-            pages, self._open = self._open, self._open[:0]
+            pages, self.open = self.open, self.open[:0]
         else:
             pages = self._open_of(pages)
-            self._open = np.setdiff1d(self._open, pages, assume_unique=True)
+            self.open = np.setdiff1d(self.open, pages, assume_unique=True)
         return pages
 
     def _open_of(self, pages: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        return self._open[np.isin(self._open, pages)]
+        return self.open[np.isin(self.open, pages)]
 
     def _reject(self, pages: npt.NDArray[np.intp]) -> None:
         for page in pages:
@@ -295,5 +286,5 @@ class Reservation:
         self.abandon()
 
     def __repr__(self) -> str:
-        state = "open" if len(self._open) else "closed"
+        state = "open" if len(self.open) else "closed"
         return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {state}>"

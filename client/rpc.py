@@ -12,13 +12,9 @@ import math
 import os
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
-from pagetier.shm._core import Session
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Answer, Fetched, Flushed, Request, Reserved
@@ -28,78 +24,100 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
+_NO_RESPONSE = "the daemon did not answer in time"
+_FOREIGN = "the request was sent by another process"
 _T = TypeVar("_T")
 
 
-class LinkedSession(msgspec.Struct, frozen=True, eq=False):
-    """A connection, the session whose memory its requests are about, and the pages granted to that session.
+class PendingRequest(Generic[_T]):
+    """A request to the daemon, and its result once it is known. Thread-safe.
+
+    The result is known when the daemon has answered, or when it is certain that no response will come. In a forked
+    child the request counts as failed.
 
     Attributes:
-        link: The connection.
-        session: The mapped segments.
-        granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
-            by single method calls only, which are atomic for other threads. So it needs no lock, and a forked child
-            cannot inherit a lock that is taken.
+        link: The connection over which the request is sent; None if there is none.
+        accept: Returns the result for a response, or None for a response of another type. Called under the lock of
+            `requests`, by any thread.
+        fail: Returns the result for the reason why there is no response.
+        due: The time.monotonic() by which a healthy daemon has answered, if the request waits for the disk.
+        unsent: Whether the request could not be sent over this connection: the daemon never receives it.
+        done: Whether the result is known. Requests changes it under its lock, as the next two.
+        collected: Whether the caller has taken the result, or no longer waits for it. A result that comes later is
+            dropped, which releases what it refers to.
+        result: The result, until it is collected.
     """
 
-    link: Link
-    session: Session
-    granted: set[int]
-
-
-class PendingRequest(ABC, Generic[_T]):
-    """A response that the daemon owes. Members with an underscore are used by Requests, under its lock.
-
-    Attributes:
-        pages: The number of pages in the request.
-    """
-
-    def __init__(self, requests: Requests, linked: LinkedSession | None, pages: int) -> None:
-        self.pages = pages
+    def __init__(
+        self,
+        requests: Requests,
+        link: Link | None,
+        accept: Callable[[Answer], _T | None],
+        fail: Callable[[str], _T],
+        due: float = math.inf,
+    ) -> None:
+        self.link, self.due = link, due
+        self.unsent = self.done = self.collected = False
+        self.result: _T | None = None
+        self.accept, self.fail = accept, fail
         self._requests = requests
-        self._link = linked.link if linked else None
-        self._due = math.inf  # time.monotonic() by which a healthy daemon has answered, if the request has a time limit
-        self._answer: _T | None = None
-        self._done = False
-        self._collected = False
-        self._stray = False
-        self._overdue = False
-        self._unsent = False
-
-    @property
-    def unsent(self) -> bool:
-        """Whether the request could not be sent over this connection: the daemon never receives it."""
-        return self._unsent
 
     @property
     def ready(self) -> bool:
-        """Whether wait() returns at once."""
-        return self._done
+        """Whether wait() and collect() return at once. Cheap to poll."""
+        return self.done or self._requests.foreign
 
-    @abstractmethod
-    def _daemon_is_late(self) -> bool:
-        """Returns whether the daemon is so late with other responses that this request is not sent."""
+    def wait(self, timeout: float) -> _T:
+        """Returns the result, waiting at most `timeout` seconds for it. May be called again."""
+        if self._requests.foreign:
+            return self.fail(_FOREIGN)
+        self._requests.wait(self, timeout)
+        return self.fail(_NO_RESPONSE) if self.result is None else self.result
 
-    @abstractmethod
-    def _accept(self, answer: Answer) -> bool:
-        """Stores the response and returns True; returns False for a response of another type."""
+    def collect(self, timeout: float) -> _T:
+        """Returns the result, waiting at most `timeout` seconds for it. Only the first call gets it.
 
-    @abstractmethod
-    def _fail(self, reason: str) -> None:
-        """Records that no response will come."""
+        If a positive timeout was not enough, further requests fail at once until the daemon answers: one caller waits
+        for a hanging daemon, not every caller. For requests that need no disk.
+        """
+        if self._requests.foreign:
+            return self.fail(_FOREIGN)
+        self._requests.wait(self, timeout)
+        result = self.take(timeout)
+        self._requests.log_silence()
+        return result
+
+    def take(self, waited: float) -> _T:
+        """Does what collect() does if the daemon already had `waited` seconds for its response. Never waits or logs."""
+        result = None if self._requests.foreign else self._requests.take(self, waited)
+        return self.fail(_NO_RESPONSE) if result is None else result
+
+    def log_silence(self) -> None:
+        """Logs a daemon that is silent, after take(): see Requests.log_silence()."""
+        if not self._requests.foreign:
+            self._requests.log_silence()
+
+    def leave(self) -> None:
+        """Leaves the response to the background thread, because no thread waits for it now."""
+        self._requests.leave(self)
+
+    def finish(self, result: _T) -> None:
+        """Sets the result, or drops it if the request was collected before. For Requests."""
+        self.result = None if self.collected else result
+        self.done = True
 
 
 class Requests:
     """The open requests of one client in one process. Thread-safe."""
 
     def __init__(self) -> None:
-        # Reentrant, since a dropped PendingReservation may be finalized at any point of the thread that has the lock.
+        # Reentrant, since objects may be finalized at any point of the thread that has the lock.
         self._lock = threading.Condition(threading.RLock())
         self._reading = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
-        self._overdue = 0
-        self._strays = 0
+        self._overdue: set[PendingRequest[Any]] = set()
+        self._strays: set[PendingRequest[Any]] = set()
         self._last_answer = 0.0
         self._silent_since = 0.0
         self._logged = False
@@ -110,64 +128,44 @@ class Requests:
         """Whether these requests are the parent's, seen from a forked child, which must not take their locks."""
         return self._pid != os.getpid()
 
-    @property
-    def is_late(self) -> bool:
-        """Whether a response that needs no disk is overdue."""
-        return self._overdue > 0
-
-    @property
-    def is_late_with_disk(self) -> bool:
-        """Whether a response is past its time limit, and the daemon has sent nothing since that limit."""
-        now = time.monotonic()
-        with self._lock:
-            return any(self._last_answer < pending._due < now for pending in self._waiting.values())
-
-    def ask(
-        self,
-        linked: LinkedSession | None,
-        request: Callable[[int], Request],
-        pending: PendingRequest[_T],
-        timeout: float,
-    ) -> None:
+    def ask(self, pending: PendingRequest[_T], request: Callable[[int], Request], timeout: float) -> None:
         """Sends a request and returns without waiting for the response. Never raises.
 
         If the request cannot be sent, or the daemon is late with others, `pending` fails at once.
 
         Args:
-            linked: The connection to send over; None if there is none.
-            request: Makes the request from its number.
             pending: Receives the response.
+            request: Makes the request from its number.
             timeout: Seconds for sending.
         """
-        if linked is None:
-            return _fail(pending, "no daemon is attached")
+        if pending.link is None:
+            return pending.finish(pending.fail("no daemon is attached"))
         number = next(self._numbers)
         if not self._register(number, pending):
-            return _fail(pending, "the daemon does not answer")
+            return pending.finish(pending.fail("the daemon does not answer"))
         try:
-            linked.link.send(request(number), timeout)
+            pending.link.send(request(number), timeout)
             point("client.asked")
         except LinkError as error:
             with self._lock:
                 self._waiting.pop(number, None)
-            pending._unsent = True
-            _fail(pending, str(error))
+            pending.unsent = True
+            pending.finish(pending.fail(str(error)))
 
     def leave(self, pending: PendingRequest[_T]) -> None:
         """Leaves the response to the background thread, because no thread waits for it now."""
         with self._lock:
-            if pending._link is None or pending._done or pending._stray:
+            if pending.link is None or pending.done or pending in self._strays:
                 return
-            pending._stray = True
-            self._strays += 1
-            pending._link.expect_stray()
+            self._strays.add(pending)
+            pending.link.expect_stray()
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
-        """Waits until there is a response, at most `timeout` seconds. One of the waiting threads reads for all."""
+        """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
         ends = time.monotonic() + clamp_timeout(timeout)
-        link = pending._link
+        link = pending.link
         with self._lock:
-            while not pending._done and (left := ends - time.monotonic()) > 0:
+            while not pending.done and (left := ends - time.monotonic()) > 0:
                 if self._reading or link is None:
                     self._lock.wait(left)
                     continue
@@ -176,6 +174,21 @@ class Requests:
                     self._read(link, min(left, _READ_S))
                 except LinkError:
                     link = None  # the background thread notices it too, and fails all open requests
+
+    def take(self, pending: PendingRequest[_T], waited: float) -> _T | None:
+        """Returns the result and marks the request as collected; None if the result is unknown or already collected.
+
+        Args:
+            pending: The request.
+            waited: The seconds that the daemon had for its response, or 0. If they were not enough, further requests
+                fail at once until the daemon answers.
+        """
+        with self._lock:
+            if not pending.done and not pending.collected:
+                self.leave(pending)
+                self._mark_overdue(pending, waited)
+            result, pending.result, pending.collected = pending.result, None, True
+        return result
 
     def pump(self, link: Link) -> None:
         """Reads responses that have arrived, unless another thread reads. For the background thread.
@@ -187,33 +200,14 @@ class Requests:
                 self._read(link, 0.0)
         self.log_silence()
 
-    def collect(self, pending: PendingRequest[_T], waited: float) -> _T | None:
-        """Returns the response, or None if there is none yet. Only the first call gets it.
-
-        A response that comes later finds the request marked as collected.
-
-        Args:
-            pending: The request.
-            waited: The seconds that the daemon had for a response that needs no disk, or 0. If they were not enough,
-                further requests fail at once until the daemon answers: one caller waits for a hanging daemon, not every
-                caller.
-        """
-        with self._lock:
-            answer, pending._answer = pending._answer, None
-            if answer is None and not pending._collected:
-                self.leave(pending)
-                self._mark_overdue(pending, waited)
-            pending._collected = True
-        return answer
-
     def fail_all(self) -> None:
         """Fails all open requests, because the connection is closed."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self._overdue = self._strays = 0
+            self._overdue, self._strays = set(), set()
             self._logged = False
             for pending in waiting.values():
-                _fail(pending, "the daemon is gone")
+                pending.finish(pending.fail("the daemon is gone"))
             self._lock.notify_all()
 
     def log_silence(self) -> None:
@@ -224,7 +218,7 @@ class Requests:
         if not self._overdue and not self._logged:
             return
         with self._lock:
-            silent = self._overdue > 0 and (self._logged or time.monotonic() - self._silent_since > _SILENT_S)
+            silent = bool(self._overdue) and (self._logged or time.monotonic() - self._silent_since > _SILENT_S)
             changed, self._logged = silent != self._logged, silent
         if changed and silent:
             log.warning("the daemon does not answer; stores are rejected until it does")
@@ -234,11 +228,21 @@ class Requests:
     def _register(self, number: int, pending: PendingRequest[_T]) -> bool:
         """Registers the request, unless the daemon is late with earlier ones. Returns whether it did."""
         with self._lock:
-            if not pending._daemon_is_late():
+            if not self._is_late(pending):
                 self._waiting[number] = pending
                 return True
         self.log_silence()
         return False
+
+    def _is_late(self, pending: PendingRequest[_T]) -> bool:
+        """Returns whether a response is overdue that this request would wait for, too.
+
+        A slow disk stops only requests that need it: those past their time, if the daemon has sent nothing since then.
+        """
+        now = time.monotonic()
+        return bool(self._overdue) or (
+            pending.due < math.inf and any(self._last_answer < other.due < now for other in self._waiting.values())
+        )
 
     def _read(self, link: Link, seconds: float) -> None:
         """Reads once, without the lock, which the caller has taken once.
@@ -263,28 +267,24 @@ class Requests:
         if not isinstance(answer, (Reserved, Fetched, Flushed)):
             return
         pending = self._waiting.get(answer.number)
-        if pending is None or not pending._accept(answer):
+        result = pending.accept(answer) if pending is not None else None
+        if pending is None or result is None:
             return
         del self._waiting[answer.number]
+        pending.finish(result)
         point("client.answered")
-        pending._done = True
-        self._overdue -= pending._overdue
-        self._strays -= pending._stray
-        if pending._stray and not self._strays and pending._link is not None:
-            pending._link.expect_no_stray()
+        self._overdue.discard(pending)
+        if pending in self._strays:
+            self._strays.remove(pending)
+            if not self._strays and pending.link is not None:
+                pending.link.expect_no_stray()
 
     def _mark_overdue(self, pending: PendingRequest[_T], waited: float) -> None:
         if waited > 0:
             self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
-            pending._overdue = True
-            self._overdue += 1
+            self._overdue.add(pending)
 
 
 def clamp_timeout(seconds: float) -> float:
     """Returns `seconds` limited to the range that locks and sockets accept."""
     return min(max(0.0, seconds), _LONGEST_S)
-
-
-def _fail(pending: PendingRequest[_T], reason: str) -> None:
-    pending._fail(reason)
-    pending._done = True

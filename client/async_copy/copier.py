@@ -6,19 +6,17 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Protocol
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.load_job import LoadingJob, pinned_source
-from pagetier.client.async_copy.store_job import ReservationQueue, StorePlan, StoringJob
+from pagetier.client.async_copy.store_job import ReservingClient, StoreResources, StoringJob
 from pagetier.client.async_copy.stream_queue import Drive, StreamQueue, in_thread
 from pagetier.client.async_copy.throttle import BandwidthCap, CopyBacklog, Rate
-from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
-from pagetier.client.match import Match
-from pagetier.client.paged_blocks import Part, part_of, require_named
+from pagetier.client.match import Match, MatchHandle
+from pagetier.client.paged_blocks import part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.config.file import load_settings
 from pagetier.kernels.device import Device, Direction, EngineEvent
@@ -30,13 +28,8 @@ from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 from pagetier.shm._core import Session
 
-_LAYERS_IN_ADVANCE: Final = (
-    256  # for loads: a device may block a thread that enqueues more than about a thousand copies
-)
-# An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
-# and a request that is sent in part ends the attachment, so longer requests get some time.
-_SENT_AT_ONCE: Final = 1500
-_SENDING_S: Final = 0.25
+# For loads: a device may block a thread that enqueues more than about a thousand copies.
+_LAYERS_IN_ADVANCE: Final = 256
 _DEFAULT: Final = CopySettings()
 
 
@@ -44,21 +37,18 @@ def _nothing(timeout: float) -> bool:
     return True
 
 
-class Reserving(Protocol):
-    """The part of a Client that the copier uses."""
-
-    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
-        """See Client.reserve_async()."""
-
-
-class CopyingClient(Reserving, Protocol):
-    """The part of a Client that is needed to open a copier."""
-
-    threads: int
+class CopyingClient(ReservingClient, Protocol):
+    """The part of a Client that a copier uses."""
 
     @property
     def session(self) -> Session | None:
         """See Client.session."""
+
+
+class OpeningClient(CopyingClient, Protocol):
+    """The part of a Client that is needed to open a copier."""
+
+    threads: int
 
     @property
     def arenas(self) -> PinnedArenas:
@@ -75,7 +65,7 @@ class AsyncCopier:
 
     def __init__(
         self,
-        client: Reserving,
+        client: CopyingClient,
         cache: PagedCache,
         device: Device,
         settings: CopySettings = _DEFAULT,
@@ -85,7 +75,7 @@ class AsyncCopier:
         """Starts the threads that copy. Raises DeviceError if the device has failed.
 
         Args:
-            client: Reserves memory for stores while it is attached. Loads are of its matches.
+            client: Reserves memory for stores while it is attached. Loads are of its matches, and pinned in its memory.
             cache: The cache of this rank. Its memory must exist as long as copies are in flight.
             device: The device of the cache.
             settings: The limits on how much is copied at once, and how fast.
@@ -100,28 +90,29 @@ class AsyncCopier:
             raise ValueError(f"the cache is on {cache.cache.device}, but the device is {device.name}")
         self._client, self._cache, self._settings = client, cache, settings
         self._require_event, self._engine_event = device.require_event, device.engine_event
-        self._part = part_of(cache.shard)
         self._pid = os.getpid()
         self._at_end = ended
         rate = Rate()
-        self._reservations = ReservationQueue()
-        self._backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
+        backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
+        part = part_of(cache.shard)
+        self._store_resources = StoreResources(client, cache.page.nbytes, part, backlog, settings)
         stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
         self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_IN_ADVANCE)
-        self._stored, self._loaded = Counts(), Counts()
+        self._loaded = Counts()
         for queue, name in ((self._stores, "pagetier-stores"), (self._loads, "pagetier-loads")):
             weakref.finalize(self, queue.close).atexit = False
             drive(queue, name)
 
-    def load(self, match: Match, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
+    def load(self, match: Match | MatchHandle, slots: SlotMap, start_page: int = 0, after: object = None) -> LoadHandle:
         """Starts to copy pages of a match into blocks, and pins them for itself: the match may be released at once.
 
         Raises ValueError as PagedCache.loading() does, and if the pages have another layout than the cache or `after`
         is not an event of the device.
 
         Args:
-            match: A match that is not released, of the same client. Pages that are on disk are not loaded: see
+            match: A match that is not released, of the same client, or a handle from another process of the same
+                engine, which keeps its match until this call has returned. Pages that are on disk are not loaded: see
                 Client.prefetch().
             slots: The blocks of each page from `start_page` on. The engine must not read or write them until the load
                 has ended.
@@ -135,10 +126,10 @@ class AsyncCopier:
         """
         if after is not None:
             self._require_event(after)
-        if match.keys is not None:
+        if isinstance(match, Match) and match.keys is not None:
             require_named(match.keys.namespace, self._cache.page)
         transfer = self._cache.loading(slots)
-        source = None if self._foreign or self._loads.broken else pinned_source(match, transfer, start_page)
+        source = pinned_source(self._session_of(match), match, transfer, start_page)
         gate = None if after is None or source is None else EngineEvent(after, source.transfer)
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
@@ -168,11 +159,8 @@ class AsyncCopier:
             self._require_event(after)
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
-        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self._settings.reserve_timeout)
-        ask = partial(self._client.reserve_async, keys, self._cache.page.nbytes, self._part, sending)
-        plan = StorePlan(self._cache.storing(slots), ask)
         gate = None if after is None else EngineEvent(after)
-        job = StoringJob(plan, self._reservations, self._backlog, self._settings, self._stored, gate)
+        job = StoringJob(self._store_resources, keys, self._cache.storing(slots), gate)
         if gate is not None:
             gate.lost = job.cancel
         reason = "the copier was created in another process" if self._foreign else self._stores.broken
@@ -214,12 +202,21 @@ class AsyncCopier:
     @property
     def counts(self) -> Counts:
         """The counts of all copies so far."""
-        return self._stored + self._loaded
+        return self._store_resources.counts + self._loaded
 
     @property
     def left_out(self) -> int:
         """The number of granted pages that were not stored because the copies could not keep up."""
-        return self._stored.left_out
+        return self._store_resources.counts.left_out
+
+    def _session_of(self, match: Match | MatchHandle) -> Session | None:
+        """Returns the session in which the pages of a match can be pinned; None if there is none."""
+        if self._foreign or self._loads.broken:
+            return None
+        if isinstance(match, Match):
+            return match.session if match.pinned else None
+        session = self._client.session
+        return session if session is not None and session.segments_id == match.segments_id else None
 
     @property
     def _foreign(self) -> bool:
@@ -229,7 +226,7 @@ class AsyncCopier:
         return f"<AsyncCopier of {self._cache!r}, {self.counts}>"
 
 
-def open_copier(client: CopyingClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
+def open_copier(client: OpeningClient, cache: PagedCache, settings: CopySettings | None = None) -> AsyncCopier:
     """Returns a copier between this rank's cache and the arena. Close it before the client.
 
     Raises SettingsError if the settings file is invalid, and DeviceError if there is no such GPU.
@@ -248,7 +245,7 @@ def open_copier(client: CopyingClient, cache: PagedCache, settings: CopySettings
 
 
 def copier_pinning(
-    client: CopyingClient,
+    client: OpeningClient,
     cache: PagedCache,
     settings: CopySettings,
     registrar: tuple[Registering, Unregistering],
@@ -270,7 +267,7 @@ def copier_pinning(
     return AsyncCopier(client, cache, pinning, settings, ended=lease.end)
 
 
-def _on_gpu(client: CopyingClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
+def _on_gpu(client: OpeningClient, cache: PagedCache, settings: CopySettings) -> AsyncCopier:
     from pagetier.kernels.gpu.cuda import cuda_device
     from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagetier.client.async_copy.arena_pages import located
 from pagetier.client.async_copy.job import CopyJob, Counts, Piece
-from pagetier.client.match import Match
+from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.tables import row_bytes
@@ -37,13 +37,18 @@ class Source(msgspec.Struct, frozen=True, eq=False):
         self.session.release_arena()
 
 
-def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None:
+def pinned_source(session: Session | None, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source | None:
     """Returns pages of a match from `first` on, pinned for a load, or None if there are none.
 
-    The pages end where the transfer does, or at the first page of another size.
+    The pages end where the transfer does, at the first page of another size, or at the first one that is gone.
+
+    Args:
+        session: The session whose memory the pages are in; None for none.
+        match: The pages: a match of this process, or a handle of one in another process.
+        transfer: The copies of the pages from `first` on.
+        first: The first page.
     """
-    session = match.session
-    if session is None or not match.pinned:
+    if session is None:
         return None
     session.retain_arena()
     if session.usable and first >= 0:
@@ -55,7 +60,7 @@ def pinned_source(match: Match, transfer: Transfer, first: int) -> Source | None
     return None
 
 
-def _pinned(session: Session, match: Match, transfer: Transfer, first: int) -> Source:
+def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, first: int) -> Source:
     last = first + len(transfer.slots)
     pins = session.repin(Pins, None, match.entries[4 * first : 4 * last], match.serials[8 * first : 8 * last])
     skips = transfer.slots.skips[: len(pins)]

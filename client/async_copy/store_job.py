@@ -5,23 +5,30 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
-from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, picked
-from pagetier.client.async_copy.granted_pages import GrantedPages
+from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, located, picked
 from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.client.async_copy.throttle import CopyBacklog
 from pagetier.client.futures import PendingReservation
+from pagetier.client.keys import Keys
+from pagetier.client.paged_blocks import Part
 from pagetier.client.reservation import Outcome, Reservation, StoreResult
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm._core import Session
 
 _RETRY_S: Final = 2e-3
+# An empty socket buffer takes a request for this number of pages as a whole. Of a longer request it may take a part,
+# and a request that is sent in part ends the attachment, so longer requests get some time.
+_SENT_AT_ONCE: Final = 1500
+_SENDING_S: Final = 0.25
 _NO_RESPONSE = "the daemon did not answer in time"
 _CANCELLED = "the store was cancelled"
 _LEFT_OUT = "copies cannot keep up: the last pages were left out"
@@ -29,19 +36,43 @@ _UNUSABLE = "the memory of some pages cannot be used"
 _SKIPPED = "some pages were marked as skipped"
 
 
-class StorePlan(msgspec.Struct, frozen=True, eq=False):
-    """The pages of a store.
+class ReservingClient(Protocol):
+    """The part of a Client that stores use."""
+
+    def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
+        """See Client.reserve_async()."""
+
+
+class StoreResources:
+    """What all stores of one copier share: where they reserve memory, the limits on them, and their counts.
 
     Attributes:
-        transfers: The copies, each of all pages.
-        ask: Requests memory for the pages, without waiting for the socket.
+        backlog: Limits the granted pages that are not copied yet.
+        settings: The other limits.
+        counts: The pages and bytes of all stores.
     """
 
-    transfers: tuple[Transfer, ...]
-    ask: Callable[[], PendingReservation]
+    def __init__(
+        self, client: ReservingClient, page_bytes: int, part: Part, backlog: CopyBacklog, settings: CopySettings
+    ) -> None:
+        self.backlog, self.settings, self.counts = backlog, settings, Counts()
+        self._client, self._page_bytes, self._part = client, page_bytes, part
+        self._next_attempt = -math.inf
 
-    def __len__(self) -> int:
-        return len(self.transfers[0].slots)
+    def reserve(self, keys: Keys, now: float) -> PendingReservation | None:
+        """Requests memory for pages, without waiting for the response.
+
+        Returns:
+            The request, or None if it cannot be sent now: if the daemon's socket is full, all stores wait 2 ms.
+        """
+        if now < self._next_attempt:
+            return None
+        sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self.settings.reserve_timeout)
+        pending = self._client.reserve_async(keys, self._page_bytes, self._part, sending)
+        if pending.unsent:
+            self._next_attempt = now + _RETRY_S
+            return None
+        return pending
 
 
 class Chunk(msgspec.Struct, frozen=True, eq=False):
@@ -52,25 +83,8 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
 
 
-class ReservationQueue:
-    """Sends the reservations of a stream queue. If the daemon's socket is full, all stores wait 2 ms."""
-
-    def __init__(self) -> None:
-        self._next_attempt = -math.inf
-
-    def ask(self, plan: StorePlan, now: float) -> PendingReservation | None:
-        """Requests memory for a store. Returns None if the request cannot be sent now."""
-        if now < self._next_attempt:
-            return None
-        pending = plan.ask()
-        if pending.unsent:
-            self._next_attempt = now + _RETRY_S
-            return None
-        return pending
-
-
 class StoringJob(CopyJob):
-    """A store of a plan. Each chunk of pages is one piece.
+    """A store of pages. Each chunk of pages is one piece.
 
     Attributes:
         result: What became of the pages so far.
@@ -78,23 +92,18 @@ class StoringJob(CopyJob):
     """
 
     def __init__(
-        self,
-        plan: StorePlan,
-        reservations: ReservationQueue,
-        backlog: CopyBacklog,
-        settings: CopySettings,
-        counts: Counts,
-        after: object = None,
+        self, resources: StoreResources, keys: Keys, transfers: tuple[Transfer, ...], after: object = None
     ) -> None:
+        """Makes a store of the pages of these keys; each of the transfers is of all pages."""
         super().__init__(after)
-        self.result = StoreResult(bytes([Outcome.PENDING]) * len(plan), "the store is in progress")
+        self.result = StoreResult(bytes([Outcome.PENDING]) * len(keys), "the store is in progress")
         self.decided = False
-        self._plan, self._reservations, self._backlog = plan, reservations, backlog
-        self._settings, self._counts = settings, counts
-        self._sizes = bytes_of_pages(plan.transfers, len(plan))
+        self._resources, self._keys, self._transfers = resources, keys, transfers
+        self._backlog, self._settings, self._counts = resources.backlog, resources.settings, resources.counts
+        self._sizes = bytes_of_pages(transfers, len(keys))
         self._pending: PendingReservation | None = None
         self._give_up_at = math.inf
-        self._granted: GrantedPages | None = None
+        self._reservation: Reservation | None = None
         self._chunks: deque[Chunk] = deque()
         self._in_flight: deque[Chunk] = deque()
         self._reason = ""
@@ -105,22 +114,24 @@ class StoringJob(CopyJob):
         """Ends the store before it started: all pages are rejected."""
         if self._pending is not None:
             self._pending.cancel()
-        self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._plan), reason))
+        self._settle(StoreResult(bytes([Outcome.REFUSED]) * len(self._keys), reason))
 
     def prepare(self, now: float) -> bool:
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
         if self._pending is None and not self._cancelled:
             # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
             self._give_up_at = min(self._give_up_at, now + self._settings.reserve_timeout)
-            self._pending = self._reservations.ask(self._plan, now)
+            self._pending = self._resources.reserve(self._keys, now)
         if self._cancelled:
-            self._counts.cancelled += len(self._plan)
+            self._counts.cancelled += len(self._keys)
             self.reject(_CANCELLED)
         elif self._pending is not None and self._pending.ready:
             self._take(self._pending.wait(0.0))
         elif now >= self._give_up_at:
-            self._give_up_asking()
-        return self._granted is not None or self.decided
+            if self._pending is not None:
+                self._pending.give_up(self._settings.reserve_timeout)
+            self.reject(_NO_RESPONSE)
+        return self._reservation is not None or self.decided
 
     def next(self) -> Piece | None:
         """Implements CopyJob.next(). Returns the next chunk."""
@@ -158,8 +169,8 @@ class StoringJob(CopyJob):
 
     def device_failed(self, reason: str) -> bool:
         """Implements CopyJob.device_failed(). Chunks in flight, and the session, are kept until the process ends."""
-        if self._granted is None:
-            self._counts.failed += len(self._plan)
+        if self._reservation is None:
+            self._counts.failed += len(self._keys)
             self.reject(reason)
             return False
         self._failed = True
@@ -167,21 +178,19 @@ class StoringJob(CopyJob):
         self._end_if_completed()
         if self._in_flight:
             self._counts.failed += sum(len(chunk.pages) for chunk in self._in_flight)
-            self._decide(StoreResult(self._granted.keep().codes, reason))
+            self._reservation.keep()
+            self._decide(StoreResult(self._reservation.result.codes, reason))
         return bool(self._in_flight)
-
-    def _give_up_asking(self) -> None:
-        if self._pending is not None:
-            self._pending.give_up(self._settings.reserve_timeout)
-        self.reject(_NO_RESPONSE)
 
     def _take(self, reservation: Reservation) -> None:
         """Accepts the response: cuts the granted pages into chunks, as far as the backlog has room."""
-        granted = self._granted = GrantedPages(reservation)
-        skips = self._plan.transfers[0].slots.skips
-        self._abandon(granted.open[skips[granted.open]], _SKIPPED)
-        pages = granted.open
-        frames = granted.locate(pages, self._plan.transfers[0].page_bytes)
+        self._reservation = reservation
+        if reservation.session is not None:
+            reservation.session.retain_arena()
+        skips = self._transfers[0].slots.skips
+        self._abandon(reservation.open[skips[reservation.open]], _SKIPPED)
+        pages = reservation.open
+        frames = self._frames_of(reservation)
         found = len(frames.table) if frames is not None else 0
         kept = self._backlog.accept(self._sizes[pages[:found]])
         self._counts.left_out += found - kept
@@ -193,6 +202,13 @@ class StoringJob(CopyJob):
         self._update_result()
         self._end_if_completed()
 
+    def _frames_of(self, reservation: Reservation) -> Frames | None:
+        """Returns the location of the open pages, of as many as can be found, from the first on."""
+        session = reservation.session
+        if session is None or not session.usable:
+            return None
+        return located(session, reservation.entries[reservation.open].tolist(), self._transfers[0].page_bytes)
+
     def _cut(self, pages: Indices, frames: Frames) -> None:
         at = 0
         for some in chunks_of(pages, self._sizes, self._settings.chunk):
@@ -201,13 +217,14 @@ class StoringJob(CopyJob):
             at += len(some)
 
     def _copies(self, chunk: Chunk) -> Iterator[Copy]:
-        for transfer in self._plan.transfers:
+        for transfer in self._transfers:
             some = picked(transfer, chunk.pages)
             yield Copy(Direction.STORE, some, chunk.frames, range(len(transfer.planes)))
 
     def _publish(self, chunk: Chunk) -> None:
-        assert self._granted is not None
-        stored = self._granted.publish(chunk.pages)
+        assert self._reservation is not None
+        codes = np.frombuffer(self._reservation.publish(chunk.pages).codes, np.uint8)
+        stored = int((codes[chunk.pages] == Outcome.STORED).sum())  # the others were doomed since
         self._counts.failed += len(chunk.pages) - stored
         self._counts.stored += chunk.nbytes if stored == len(chunk.pages) else 0
         self._update_result()
@@ -228,20 +245,26 @@ class StoringJob(CopyJob):
         self._abandon(chunk.pages, reason)
 
     def _abandon(self, pages: Indices, reason: str) -> None:
-        if self._granted is not None and len(pages):
+        if self._reservation is not None and len(pages):
             self._reason = self._reason or reason
-            self._granted.abandon(pages)
+            self._reservation.abandon(pages)
             self._update_result()
 
     def _update_result(self) -> None:
-        if self._granted is not None:
-            current = self._granted.result
+        if self._reservation is not None:
+            current = self._reservation.result
             self.result = StoreResult(current.codes, self._reason or current.reason)
 
     def _end_if_completed(self) -> None:
-        if self._granted is not None and not self._chunks and not self._in_flight and not self.decided:
-            self._granted.release(time.monotonic_ns() - self._began_ns if self._began_ns else 0)
+        if self._reservation is not None and not self._chunks and not self._in_flight and not self.decided:
+            self._release(self._reservation.session)
             self._settle(self.result)
+
+    def _release(self, session: Session | None) -> None:
+        """Releases the arena, since no page is open any more, and counts the time of copying."""
+        if session is not None:
+            session.count_time(0, time.monotonic_ns() - self._began_ns if self._began_ns else 0)
+            session.release_arena()
 
     def _settle(self, result: StoreResult) -> None:
         self._ended = True

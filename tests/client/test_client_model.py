@@ -223,7 +223,7 @@ class ClientMachine(RuleBasedStateMachine):
         w.wait_ready()
         assert eventually(lambda: w.daemon.header().open_entries == len(w.pending), LONG_S)
         late = w.clients[who]._attachment.requests
-        assert eventually(lambda: not late.is_late, LONG_S), "no requests are sent to a daemon that is late"
+        assert eventually(lambda: not late._overdue, LONG_S), "no requests are sent to a daemon that is late"
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -120,6 +121,20 @@ def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon,
     assert client.store(some_keys(20), bytes(20 * PAGE)).stored == 20
 
 
+def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None:
+    assert client.store(some_keys(1), bytes(PAGE)).stored == 1
+    reservation = client.reserve(some_keys(5), PAGE)
+    present, pending, stored, refused = Outcome.PRESENT, Outcome.PENDING, Outcome.STORED, Outcome.REFUSED
+    assert reservation.result.outcomes == [present, pending, pending, pending, pending]
+    reservation.publish(np.array([1]))
+    reservation.abandon(np.array([3]))
+    assert reservation.result.outcomes == [present, stored, pending, refused, pending]
+    assert reservation.open.tolist() == [2, 4]
+    reservation.keep()
+    assert reservation.result.outcomes == [present, stored, refused, refused, refused]
+    assert reservation.publish().outcomes == reservation.result.outcomes
+
+
 def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
     """The responses exceed the socket buffers: the background thread reads them."""
     keys = some_keys(8192)
@@ -203,6 +218,30 @@ def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client
     pending = asking.reserve_async(some_keys(3, 2), PAGE)
     answer(fake, fake.next())
     assert pending.wait(5).publish().stored == 3
+
+
+def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: FakeDaemon, asking: Client) -> None:
+    pending = asking.reserve_async(some_keys(3), PAGE)
+    assert pending.wait(0.05).publish().refused == 3
+    answer(fake, fake.next())
+    assert eventually(lambda: pending.ready and fake.owner.settle() == 0)
+    assert fake.owner.header().used_frames == 0
+    assert pending.wait(1).publish().refused == 3
+
+
+def test_a_reservation_that_was_ready_before_a_fork_is_only_the_parent_s(daemon: RunningDaemon, client: Client) -> None:
+    """A forked child that collects, cancels or drops it releases no page of the parent."""
+    pending = client.reserve_async(some_keys(3), PAGE)
+    assert eventually(lambda: pending.ready)
+    child = os.fork()
+    if not child:
+        refused = pending.wait(1).publish().refused
+        pending.cancel()
+        del pending
+        gc.collect()
+        os._exit(0 if refused == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.wait(1).publish().stored == 3
 
 
 def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, asking: Client) -> None:

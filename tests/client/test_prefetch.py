@@ -183,7 +183,7 @@ def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: DiskDaemon,
         daemon.fulfil(peer, request)
     requests = client._attachment.requests
     assert eventually(lambda: not requests._waiting)
-    assert requests._strays == requests._overdue == 0
+    assert not requests._strays and not requests._overdue
     assert client.store(some_keys(2, 100), bytes(2 * PAGE), timeout=10).stored == 2
 
 

@@ -12,7 +12,9 @@ from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
 from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
-from pagetier.client.rpc import LinkedSession, Requests
+from pagetier.client.attachment import Attachment, LinkedSession
+from pagetier.client.futures import request_reservation
+from pagetier.client.rpc import Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction
 from pagetier.kernels.host.copy import gather, scatter
@@ -125,24 +127,17 @@ class Process:
         self.requests = Requests()
         self.lanes: list[StreamQueue] = []
         self.copier = self.new_copier()
-        self._attachment = LinkedSession(cast(Link, self.wire), self.session, set())
+        self.linked = LinkedSession(cast(Link, self.wire), self.session, set())
 
     def new_copier(self) -> AsyncCopier:
         return AsyncCopier(self, self.cache.paged, self.device, self.settings, self._take)
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         """Sends a request as Client.reserve_async() does."""
-        packed = np.full(len(keys), sizes, "<u8").tobytes()
-        space = self.world.space
-
-        def request(number: int) -> Reserve:
-            return Reserve(number, cast(Any, space), part.index, part.count, keys.data, packed)
-
-        promise = PendingReservation(self.requests, self._attachment, part, len(keys))
-        self.requests.ask(self._attachment, request, promise, timeout)
-        self.requests.leave(promise)
+        pending = request_reservation(cast(Attachment, self), keys, sizes, part, timeout)
+        pending.leave()
         self.asked.append(keys)
-        return promise
+        return PendingReservation(pending, len(keys), part)
 
     def answer(self, ttl_ns: int = DAY_NS) -> tuple[Keys, list[int]]:
         """Answers the oldest request.

@@ -206,9 +206,7 @@ class WorkerHalf:
 
     def _start_group(self, group: GroupLoad) -> LoadHandle:
         rank_group = self.rank_groups[group.group]
-        with self._client.adopt(group.pages) as match:
-            slots = slots_of(rank_group.cache, group.blocks)
-            return rank_group.copier.load(match, slots, after=self._event())
+        return rank_group.copier.load(group.pages, slots_of(rank_group.cache, group.blocks), after=self._event())
 
     def _load_now(self, command: LoadCommand) -> _Loading:
         short = any(self._load_group(group) < len(group.blocks) for group in command.groups)

@@ -116,6 +116,7 @@ class Watched:
 
     def __init__(self, client: Client) -> None:
         self.client, self.timeouts = client, list[float]()
+        self.session = client.session
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         self.timeouts.append(timeout)

@@ -150,7 +150,7 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
 
 def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:
     process = Process(world, COPYING)
-    rate, after = process.copier._backlog._rate, EngineEvent()
+    rate, after = process.copier._store_resources.backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
     world.now += 100.0
     after.came = True
@@ -240,6 +240,36 @@ def test_skipped_pages_are_abandoned_at_once(world: World) -> None:
     carried_out(process)
     assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED", "REFUSED", "STORED"]
     assert world.readable(1, PAGE) == 1
+
+
+def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
+    process, (_, scheduler), blocks = Process(world, COPYING), world.attached(), blocks_of(3)
+    world.store_elsewhere(1, 3, PAGE)
+    with scheduler.match(Match, keys_of(1), keys_of(1).data) as match:
+        handle = match.to_handle()
+        load = process.copier.load(handle, process.cache.slots(blocks))
+    for prompt in range(2, 8):
+        world.store_elsewhere(prompt, 3, PAGE)
+    process.step()
+    carried_out(process)
+    assert load.pages == 3 and load.ended and load.ready(LAYERS - 1)
+    contents = [content_of(bytes(key), PAGE).tobytes() for key in keys_of(1, 3)]
+    assert [page.tobytes() for page in process.cache.spill(blocks)] == contents
+
+    for prompt in range(8, 16):
+        world.store_elsewhere(prompt, 3, PAGE)
+    assert world.readable(1, PAGE) == 0, "pages that are not pinned any more were evicted"
+    assert process.copier.load(handle, process.cache.slots(blocks)).pages == 0
+
+
+def test_a_handle_of_other_segments_is_a_miss(world: World) -> None:
+    process = Process(world, COPYING)
+    world.store_elsewhere(1, 1, PAGE)
+    with process.session.match(Match, keys_of(1), keys_of(1).data) as match:
+        handle = match.to_handle()
+        other = msgspec.structs.replace(handle, segments_id=handle.segments_id + 1)
+        assert process.copier.load(other, process.cache.slots(blocks_of(1))).pages == 0
+        assert process.copier.load(handle, process.cache.slots(blocks_of(1))).pages == 1
 
 
 def test_pages_of_another_size_end_a_load(world: World) -> None:
