@@ -9,11 +9,11 @@ import pytest
 
 from anonymous_segments import attach
 from index_with_disk import FRAME, Place, ints, key, u32, u64
-from pagetier.shm._core import Pins, Session, TierFlag
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Pins, Session, TierFlag
 from pagetier.tiers.worker.arena import WorkerArena
 
 PAGES = 6
-NO_ENTRY, NO_SERIAL = u32(2**32 - 1), u64(2**64 - 1)
+NO_SERIAL = 2**64 - 1
 
 
 class CountedSession:
@@ -37,7 +37,7 @@ class Scene:
     def __init__(self) -> None:
         self.place = Place()
         self._lasting = self.place.space
-        self._leaving = self.place.owner.space(b"l" * 32, "leaving", 16, 0, 0)
+        self._leaving = self.place.owner.space(b"l" * KEY_BYTES, "leaving", 16, 0, 0)
         index, locks, arena = map(os.dup, self.place.memory.descriptors)
         self.arena = WorkerArena((index, locks, arena), attach(self.place.owner, 2))
         self.session = CountedSession(self.arena._session)
@@ -57,7 +57,8 @@ class Scene:
 
     def flush(self) -> tuple[int, int]:
         """Drops all pages that are not pinned. Returns how many were dropped, and how many are pinned."""
-        return self.place.owner.flush(-1, TierFlag.BOTH)
+        flushed = self.place.owner.flush(-1, TierFlag.BOTH)
+        return flushed.dropped, flushed.kept
 
     def content(self, entry: bytes) -> bytes:
         """Returns the bytes in the frames of a pinned page."""
@@ -127,7 +128,8 @@ def test_a_page_that_was_replaced_in_its_entry_is_not_pinned(scene: Scene) -> No
 
 def test_an_entry_outside_the_index_is_skipped(scene: Scene) -> None:
     entries, serials = scene.store(2, set())
-    with scene.arena.pinned(entries[:4] + NO_ENTRY + entries[4:], serials[:8] + NO_SERIAL + serials[8:]) as unchanged:
+    with_one_more = entries[:4] + u32(NO_ENTRY) + entries[4:]
+    with scene.arena.pinned(with_one_more, serials[:8] + u64(NO_SERIAL) + serials[8:]) as unchanged:
         assert unchanged == [True, False, True]
 
 
