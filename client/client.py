@@ -96,7 +96,8 @@ class Client(PageClient):
             layout: How the tensors are laid out: one of LAYOUT_NAMES, see kernels/layout/named_layouts.py.
             num_kv_heads: KV heads of the whole model; needed with several tensor-parallel ranks, except for MLA.
             groups: The cache of each layer group of a hybrid model, instead of the arguments above other than `model`.
-            **options: See EngineOptions: ranks, dtype, revision, rope, quantisation, lora and salt.
+            **options: tp_rank, tp_size, pp_rank, pp_layers, dtype, revision, rope, quantisation, lora and salt; see
+                EngineOptions.
 
         Returns:
             The registered cache or, for `groups`, the registered groups.
