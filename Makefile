@@ -22,6 +22,7 @@ help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
 	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, spelling"
+	@echo "make quick ROOM=client  lint and the tests of one room"
 	@echo "make fuzz    fuzzers of all data that other processes write, 10 s each; MINUTES=20: 20 minutes each"
 	@echo "make models  verify the protocols' models with spin, and refute their mutants"
 	@echo "make sweep   kill or stop a process at each failpoint of each operation (half an hour)"
@@ -103,6 +104,12 @@ lint: venv
 	@$(BIN)/python .ci/check_style.py
 	@git ls-files -z '*.md' | xargs -0 $(BIN)/mdformat --check
 	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
+
+# Lint and the tests of one room, for the time between two commits.
+.PHONY: quick
+quick: lint $(VENV)/.demo $(VENV)/.kernels
+	@echo "== pytest tests/$(or $(ROOM),client)"
+	@$(BIN)/pytest -q -n $(JOBS) tests/$(or $(ROOM),client)
 
 stress:
 ifneq ($(STRESS),)
