@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -60,8 +59,8 @@ class HostCopies:
 class DeviceCopies:
     """Implements BlockingCopies for a cache on a GPU, by asynchronous copies after the engine's current stream.
 
-    Loads and stores wait for the copies as long as the device works. The `patience` of the copy settings limits how
-    long a store waits for the daemon.
+    Loads and stores wait for the copies as long as the device works. The `reserve_timeout` of the copy settings limits
+    how long a store waits for the daemon.
     """
 
     def __init__(self, client: PageClient, copier: LazyCopier) -> None:
@@ -73,7 +72,6 @@ class DeviceCopies:
         with self._read_from_disk(match, start_page + len(slots), timeout) as whole:
             pages = max(0, min(len(slots), len(whole) - start_page))
             load = copier.load(whole, slots.some(0, pages), start_page, copier.engine_event())
-            match.count_loaded(start_page + load.pages)
         while not load.wait(load.layers - 1, _POLL_S):
             if load.failed or load.ended:
                 return 0
@@ -100,21 +98,26 @@ class DeviceCopies:
 
 
 class LazyCopier:
-    """The asynchronous copier of a cache, opened when it is first needed. Thread-safe."""
+    """The asynchronous copier of a cache, opened when it is first needed. Thread-safe.
+
+    There is no lock, because a forked child would inherit it as it is.
+    """
 
     def __init__(self, client: PageClient, cache: PagedCache) -> None:
         self._client, self._cache = client, cache
-        self._lock = threading.Lock()
-        self._copier: AsyncCopier | None = None
+        self._opened: dict[PagedCache, AsyncCopier] = {}
 
     def open(self) -> AsyncCopier:
-        """Returns the copier. Raises as open_copier() does."""
-        with self._lock:
-            if self._copier is None:
-                self._copier = open_copier(self._client, self._cache)
-            return self._copier
+        """Returns the copier; threads that call this at the same time get the same one. Raises as open_copier()."""
+        copier = self._opened.get(self._cache)
+        if copier is None:
+            fresh = open_copier(self._client, self._cache)
+            copier = self._opened.setdefault(self._cache, fresh)
+            if copier is not fresh:
+                fresh.close(0.0)
+        return copier
 
     def close(self, timeout: float) -> bool:
         """Returns whether no copies are in flight; see AsyncCopier.close()."""
-        with self._lock:
-            return self._copier is None or self._copier.close(timeout)
+        copier = self._opened.get(self._cache)
+        return copier is None or copier.close(timeout)

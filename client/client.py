@@ -94,8 +94,9 @@ class Client(PageClient):
             page_tokens: The number of tokens in a page, a multiple of the engine's block size. Pages are found and
                 stored as a whole: 256 is good for most engines.
             layout: How the tensors are laid out: one of LAYOUT_NAMES, see kernels/layout/named_layouts.py.
-            num_kv_heads: KV heads of the whole model; needed with several tensor-parallel ranks, except for MLA.
+            num_kv_heads: KV heads of the whole model; needed with several tensor-parallel ranks, except for "mla".
             groups: The cache of each layer group of a hybrid model, instead of the arguments above other than `model`.
+                Engines that share pages pass them in the same order.
             **options: tp_rank, tp_size, pp_rank, pp_layers, dtype, revision, rope, quantisation, lora and salt; see
                 EngineOptions.
 
@@ -116,7 +117,10 @@ class Client(PageClient):
         if kv_caches is not None:
             group = attention_group(kv_caches, layout, page_tokens, num_kv_heads)
             return self._remember(self._registered_cache(group, model, options))
-        caches = [self._registered_cache(group, model, options) for group in groups]
+        caches = [
+            self._registered_cache(group, model, options, f", {number} of {len(groups)}")
+            for number, group in enumerate(groups, 1)
+        ]
         return self._remember(RegisteredGroups(self, caches, [group.kind for group in groups]))
 
     def close(self) -> None:
@@ -130,9 +134,11 @@ class Client(PageClient):
             registered.close(max(0.0, ends - time.monotonic()))
         super().close()
 
-    def _registered_cache(self, group: CacheGroup, model: str, options: EngineOptions) -> RegisteredCache:
+    def _registered_cache(
+        self, group: CacheGroup, model: str, options: EngineOptions, place: str = ""
+    ) -> RegisteredCache:
         paged = paged_cache_of(group, shard_of(options))
-        return RegisteredCache(self, paged, namespace_of(paged, group, model, options))
+        return RegisteredCache(self, paged, namespace_of(paged, group, model, options, place))
 
     def _remember(self, registered: _R) -> _R:
         self._registered.add(registered)

@@ -76,11 +76,14 @@ class RegisteredCache:
             The keys.
 
         Raises:
-            TypeError: Not exactly one of tokens and hashes is given, or they have another type.
+            TypeError: Not exactly one of tokens and hashes is given, they have another type, or `extra` comes without
+                tokens.
             ValueError: Keys belong to another namespace, or as Namespace.keys() and Namespace.keys_of() raise.
         """
         if (tokens is None) == (hashes is None):
             raise TypeError("pass either tokens or hashes")
+        if extra and (tokens is None or isinstance(tokens, Keys)):
+            raise TypeError("extra belongs to tokens: keys and hashes have to contain it already")
         if hashes is not None:
             return self.namespace.keys_of(hashes)
         if not isinstance(tokens, Keys):
@@ -227,9 +230,9 @@ class RegisteredCache:
         return self._copier.open()
 
     def close(self, timeout: float) -> bool:
-        """Rejects new asynchronous copies, and waits at most `timeout` seconds for those in flight.
+        """Closes the copier, if it was opened, and waits at most `timeout` seconds for copies in flight.
 
-        Client.close() calls it. May be called again.
+        Further asynchronous copies are rejected then. Client.close() calls it. May be called again.
 
         Returns:
             Whether all copies have ended.

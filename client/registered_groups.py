@@ -72,7 +72,7 @@ class RegisteredGroups:
     ) -> GroupMatch:
         """Returns the longest hit, pinned until it is released. Never waits; see Client.match_groups().
 
-        Raises as keys().
+        The lookup is counted at once, so tokens that load() reads from disk count as missed. Raises as keys().
 
         Args:
             tokens: See keys().

@@ -55,8 +55,8 @@ class CacheGroup(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         layout: One of LAYOUT_NAMES; ignored for a CacheLayout.
         kind: The pages that a hit needs, and their length: FullAttention(256), SlidingWindow(256, window=1024),
             Recurrent(1024). The pages of a Recurrent group are snapshots of its "states".
-        num_kv_heads: KV heads of the whole model in these layers. May be left out with one tensor-parallel rank, for
-            MLA latents and for states.
+        num_kv_heads: KV heads of the whole model in these layers. May be left out with one tensor-parallel rank, and
+            for the layouts "mla" and "states".
     """
 
     kv_caches: KvCaches | CacheLayout
@@ -108,8 +108,21 @@ def paged_cache_of(group: CacheGroup, shard: Shard) -> PagedCache:
     return PagedCache(cache, PageLayout(1 if recurrent else group.kind.page_tokens, rows), shard)
 
 
-def namespace_of(paged: PagedCache, group: CacheGroup, model: str, options: EngineOptions) -> Namespace:
+def namespace_of(
+    paged: PagedCache, group: CacheGroup, model: str, options: EngineOptions, place: str = ""
+) -> Namespace:
     """Returns the namespace of a group's pages.
+
+    Args:
+        paged: The cache of the group.
+        group: The group.
+        model: The model.
+        options: What the engine says about itself.
+        place: The place of the group among the model's groups. Groups of one kind and shape have different state, so
+            without it they would find each other's pages.
+
+    Returns:
+        The namespace.
 
     Raises:
         LayoutError: The tensors have elements of a type without a name, and no `dtype` was given.
@@ -119,7 +132,7 @@ def namespace_of(paged: PagedCache, group: CacheGroup, model: str, options: Engi
         revision=options.get("revision", ""),
         dtype=options.get("dtype") or _dtype_of(paged.cache),
         page_tokens=group.kind.page_tokens,
-        group=_name_of(group.kind),
+        group=_name_of(group.kind) + place,
         layout=paged.page.layout,
         rope=options.get("rope", ""),
         quantisation=options.get("quantisation", ""),

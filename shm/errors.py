@@ -2,7 +2,7 @@
 
 
 class PagetierError(Exception):
-    """Any error that pagetier raises on purpose, apart from TypeError and ValueError for wrong arguments.
+    """The base class of what the Python API raises, apart from TypeError and ValueError for wrong arguments.
 
     A LayoutError is also a ValueError.
     """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,24 @@ def test_wrong_arguments_of_a_store_raise(
 ) -> None:
     with pytest.raises(error, match=says):
         engine.cache.store(*arguments)
+
+
+def test_extra_without_tokens_raises_instead_of_being_ignored(engine: Engine) -> None:
+    with pytest.raises(TypeError, match="extra belongs to tokens"):
+        engine.cache.match(hashes=[b"one"], extra=b"image")
+    with pytest.raises(TypeError, match="extra belongs to tokens"):
+        engine.cache.store(engine.cache.keys(engine.prompt), WRITTEN, extra=b"image")
+
+
+def test_threads_share_the_copier(client: Client) -> None:
+    engine, barrier = Engine(client, "host"), threading.Barrier(8)
+
+    def copier(_: int) -> object:
+        barrier.wait()
+        return engine.cache.copier()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(copier, range(8)))) == 1
 
 
 def test_a_prompt_without_a_full_page_is_no_error(engine: Engine) -> None:

@@ -93,6 +93,22 @@ def test_a_hit_ends_where_the_last_group_has_state(engine: Engine) -> None:
     assert engine.groups.match(engine.prompt, limit=2 * SNAPSHOT + 5).tokens == 2 * SNAPSHOT
 
 
+def test_groups_that_look_alike_have_pages_of_their_own(daemon: RunningDaemon) -> None:
+    """A model may have several groups of the same kind and shape, whose state differs."""
+    one, other = np.random.default_rng(13).integers(0, 2**16, (2, 1, BLOCKS, 2, BLOCK, 2, 8), np.uint16)
+    alike = [
+        CacheGroup(kv_caches=list(tensors), layout="flashinfer", kind=FullAttention(PAGE)) for tensors in (one, other)
+    ]
+    with daemon.client(timeout=LONG_S) as client:
+        groups = client.register(groups=alike, model=os.urandom(8).hex())
+        full = np.arange(TOKENS // BLOCK)
+        assert [result.stored for result in groups.store(range(TOKENS), [full, full])] == [8, 8]
+        with groups.match(range(TOKENS)) as hit:
+            assert groups.load(hit, [full + 24, full + 24], strict=True) == TOKENS
+    for tensors in (one, other):
+        assert np.array_equal(tensors[:, full], tensors[:, full + 24])
+
+
 def test_background_copies(engine: Engine) -> None:
     stores = engine.groups.async_store(engine.prompt, tables(0, 3))
     assert [store.wait(LONG_S).stored for store in stores] == [8, 2, 1]
