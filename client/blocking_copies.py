@@ -100,7 +100,7 @@ class DeviceCopies:
 class LazyCopier:
     """The asynchronous copier of a cache, opened when it is first needed. Thread-safe.
 
-    There is no lock, because a forked child would inherit it as it is.
+    There is no lock, because a forked child would inherit one that another thread holds.
     """
 
     def __init__(self, client: PageClient, cache: PagedCache) -> None:
