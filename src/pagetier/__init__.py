@@ -6,8 +6,25 @@
         with cache.match(token_ids) as hit:
             cached_tokens = cache.load(hit, other_block_table)
 
-An engine imports Client from `pagetier.client`; `pagetierd` is the daemon. Importing this package imports no other
-module.
+`from pagetier import Client` is short for `from pagetier.client import Client`; `pagetierd` is the daemon. Importing
+this package imports no other module until Client is used.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagetier.client import Client as Client
+
 __version__ = "0.1.0"
+__all__ = ["Client", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports Client when it is first used, so that the daemon never imports the client."""
+    if name != "Client":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pagetier.client import Client
+
+    return Client
