@@ -57,7 +57,7 @@ class Scene(Stage):
     def disk_open(self, pages: int = 0) -> bool:
         """Returns whether the disk tier is open, with at least `pages` pages."""
         with self._observing() as (_, observer):
-            text = observer.disk_status() or b""
+            text = observer.status() or b""
             return b'"standing":"open"' in text and observer.header().disk_pages >= pages
 
     def drop_cache(self) -> None:

@@ -17,6 +17,7 @@ from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.load import Beside, ConfigError
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.memory_policy import Region, advise
 from pagetier.daemon.host.prefault import Prefaulted, prefault
@@ -142,7 +143,10 @@ class _Life:
 
     async def write_out(self) -> None:
         """Writes unwritten pages to disk before a stop releases the memory."""
-        if self._service is not None and self._way is StopRequest.STOP:
+        if self._service is None:
+            return
+        self._service.disk.enter(PhaseProgress(Phase.STOPPING))
+        if self._way is StopRequest.STOP:
             self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)
             await self._service.disk.stop(self._config.disk.stop_timeout)
             point("run.written")
@@ -227,17 +231,23 @@ class _Life:
         for advice in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
             log.log(logging.INFO if advice.taken else logging.WARNING, "%s", advice.note, extra=event("memory"))
         if arena.prefault == "populate":
-            done = await asyncio.to_thread(self._prefault, owner.populate)
+            done = await asyncio.to_thread(self._prefault, owner.populate, asyncio.get_running_loop())
             log.info("%s", done, extra=event("populated", bytes=done.nbytes, seconds=done.seconds))
             point("run.populated")
 
-    def _prefault(self, populate: Callable[[int, int], None]) -> Prefaulted:
+    def _prefault(self, populate: Callable[[int, int], None], loop: asyncio.AbstractEventLoop) -> Prefaulted:
         arena = self._config.arena
         with progress_for_people("arena", log) as report:
 
             def progress(done: int, total: int) -> None:
                 report(done, total)
+                loop.call_soon_threadsafe(self._show_start, done, total)
                 status = f"populating the arena: {format_size(done)} of {format_size(total)}"
                 self._notifier.progress(status, _CHUNK_S)
 
             return prefault(populate, arena.whole_size, threads=arena.threads, progress=progress, stop=self._halt)
+
+    def _show_start(self, done: int, total: int) -> None:
+        """Publishes how far the arena is populated, unless engines may attach already."""
+        if self._service is not None and not self._open and not self._leaving.is_set():
+            self._service.disk.enter(PhaseProgress(Phase.STARTING, done, total))

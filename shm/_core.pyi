@@ -20,7 +20,7 @@ KEY_BYTES: int
 SLOTS: int  # the most attachments
 PARTS: int  # the most parts of a page
 GROUPS: int  # the most groups of one match
-STATUS_BYTES: int  # the longest status of the disk tier
+STATUS_BYTES: int  # the longest status of a daemon
 LEAST_FRAME_BYTES: int
 LOCKS_OFFSET: int  # of the first lock word in its segment
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
@@ -475,7 +475,7 @@ class Observer:
     def counts(self) -> AttachmentCounts: ...
     def attachments_with_pins(self) -> list[AttachmentRecord]: ...
     def spaces(self) -> list[NamespaceRecord]: ...
-    def disk_status(self) -> bytes | None:
+    def status(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
 
 @final
@@ -632,8 +632,8 @@ class Owner:
         """Returns the run (u32) with which each page was granted; 0 if unknown."""
     def count_fetched(self, pages: int, bytes: int, missed: int, /) -> None:
         """Counts the results of requests for pages on disk, for the statistics."""
-    def publish_disk_status(self, text: bytes, /) -> None:
-        """Publishes the status of the disk tier for Observer.disk_status(); at most STATUS_BYTES."""
+    def publish_status(self, text: bytes, /) -> None:
+        """Publishes the status of the daemon for Observer.status(); at most STATUS_BYTES."""
     def check_integrity(self) -> list[str]:
         """Returns descriptions of what is wrong, one sentence each; empty if nothing is."""
     def close(self) -> None:

@@ -41,6 +41,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "resize": CommandEntry(f"{__name__}.resize", "Change sizes while engines run, until the configuration is reloaded"),
     "stats": CommandEntry(f"{__name__}.stats", "Show the contents of the cache and how it is used"),
     "top": CommandEntry(f"{__name__}.top", "Watch the cache: tiers, hit rates, throughput, engines and evictions"),
+    "wait": CommandEntry(f"{__name__}.wait", "Wait until engines can attach to the daemon"),
     "unit": CommandEntry(
         f"{__name__}.unit", "Print or install the systemd units, the system user and an example configuration"
     ),

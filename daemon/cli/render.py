@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, PageTier, Snapshot
+from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm.units import counted, format_size
 
@@ -54,7 +54,7 @@ def synced(disk: DiskReport) -> str:
 
 
 _COLUMNS = 80
-_NAME = 12  # width of the longest row label
+_NAME = 13  # width of the longest row label
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -98,7 +98,7 @@ def _headline(snapshot: Snapshot, socket: Path) -> str:
     daemon, stores = snapshot.daemon, snapshot.stores
     writing = f", {counted(stores.writing, 'page')} being written" if stores.writing else ""
     refused = f", {counted(stores.refused, 'page')} rejected so far" if stores.refused else ""
-    return f"pagetier on {socket}, incarnation {daemon.incarnation}{writing}{refused}"
+    return f"pagetier on {socket}, {daemon.phase_text}, incarnation {daemon.incarnation}{writing}{refused}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -114,14 +114,24 @@ def _tiers(snapshot: Snapshot) -> Table:
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
     table = _table("Tier", *there)
-    cells = [_tier_cells(tier) for tier in there.values()]
-    for label in _tier_cells(PageTier()):
+    cells = [_tier_cells(tier) | _ratio_cells(name, tier, snapshot.lookups) for name, tier in there.items()]
+    for label in cells[0]:
         table.add_row(label, *(column[label] for column in cells))
     return table
 
 
+def _ratio_cells(name: str, tier: PageTier, lookups: LookupStats) -> dict[str, str]:
+    """Returns the cells with ratios. The disk's hits and misses are reads, since only what it has is read from it."""
+    if name == "memory":
+        return {"hit ratio": _percent(tier.hit_ratio), "reads in time": "-"}
+    return {"hit ratio": _percent(lookups.disk_hit_ratio), "reads in time": _percent(tier.hit_ratio)}
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
+
+
 def _tier_cells(tier: PageTier) -> dict[str, str]:
-    ratio = tier.hit_ratio
     return {
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
@@ -129,7 +139,6 @@ def _tier_cells(tier: PageTier) -> dict[str, str]:
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",
-        "hit ratio": "-" if ratio is None else f"{ratio:.1%}",
         "evictions": f"{tier.evictions:,}",
         "moved in": format_size(tier.bytes_in),
         "moved out": format_size(tier.bytes_out),

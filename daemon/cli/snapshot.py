@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagetier.daemon.disk.status import DiskReport, unpack
+from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, Phase, PhaseProgress, unpack
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
 
@@ -28,8 +28,8 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
         cap: Bytes that the tier may use; 0 if this daemon has no such tier.
         used: Bytes in use, in whole frames.
         pages: Pages in the tier, including those that are being written.
-        hits: Pages that were found: in memory by the first match of a request, on disk by reads.
-        misses: Pages that were not found.
+        hits: Memory: pages that the first match of a request found. Disk: pages that were read in time.
+        misses: Memory: pages that the first match did not find. Disk: pages that were not read in time.
         flushed: Pages that were dropped on request.
         bytes_in: Bytes stored into the tier.
         bytes_out: Bytes loaded from the tier.
@@ -49,7 +49,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits per page looked up; None before the first lookup."""
+        """Hits per page looked up, or read from disk; None before the first one."""
         lookups = self.hits + self.misses
         return self.hits / lookups if lookups else None
 
@@ -130,6 +130,12 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int
     missed_tokens: int
 
+    @property
+    def disk_hit_ratio(self) -> float | None:
+        """Tokens from disk per token that memory did not have; None before the first one."""
+        asked = self.disk_tokens + self.missed_tokens
+        return self.disk_tokens / asked if asked else None
+
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """Responses to requests for memory, in pages or parts of pages.
@@ -162,8 +168,12 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
         departed: Clients that left or died.
         adopted: Pages that daemons took over from earlier ones.
         dropped: Pages that daemons could not take over.
+        phase: starting, serving or stopping. Engines can attach from serving on.
+        progress: How far it is with populating the arena or with writing at its stop, from 0 to 1.
     """
 
+    phase: Phase = Phase.SERVING
+    progress: float = 1.0
     build: str
     segments: str
     incarnation: int
@@ -174,6 +184,11 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
     departed: int
     adopted: int
     dropped: int
+
+    @property
+    def phase_text(self) -> str:
+        """The phase with its progress, if it has one: "serving", "starting, 25 %"."""
+        return self.phase.value + (f", {100 * self.progress:.0f} %" if self.progress < 1 else "")
 
 
 class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,23 +226,26 @@ def take_snapshot(observer: Observer) -> Snapshot:
     Takes the observing process some milliseconds for a million pages, and the daemon nothing.
     """
     header, counts = observer.header(), observer.counts()
-    report = _disk_report(observer)
+    status = _status(observer)
+    report = status.disk
     return Snapshot(
-        daemon=_daemon(header),
+        daemon=_daemon(header, status.progress),
         tiers=Tiers(memory=_memory(header, counts), disk=_disk(header, report)),
         disk=report,
         disk_work=_disk_work(header),
         lookups=_pick(LookupStats, counts),
         stores=_pick(StoreStats, header, writing=header.open_entries),
         namespaces=tuple(map(_namespace, observer.spaces())),
-        clients=tuple(map(_client, observer.attachments_with_pins())),
+        clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )
 
 
-def _daemon(header: IndexHeader) -> DaemonStats:
+def _daemon(header: IndexHeader, progress: PhaseProgress) -> DaemonStats:
     return _pick(
         DaemonStats,
         header,
+        phase=progress.phase,
+        progress=round(progress.done / progress.total, 3) if progress.total else 1.0,
         build=BUILD,
         segments=f"{header.segments_id:016x}",
         namespaces=header.spaces,
@@ -272,17 +290,22 @@ def _disk_work(header: IndexHeader) -> DiskWork:
     return DiskWork(written=written, read=read, lost=lost, skipped=header.disk_skipped, damaged=header.disk_damaged)
 
 
-def _disk_report(observer: Observer) -> DiskReport:
-    """Returns the report of the disk tier, which changes about once a second."""
+def _status(observer: Observer) -> DaemonStatus:
+    """Returns the status of the daemon, which changes about once a second."""
     for _ in range(_READS):
-        text = observer.disk_status()
+        text = observer.status()
         if text is not None:
             return unpack(text)
-    return DiskReport()
+    return DaemonStatus()
 
 
 def _namespace(space: NamespaceRecord) -> NamespaceStats:
     return _pick(NamespaceStats, space, label=space.name, digest=space.digest.hex())
+
+
+def _is_client(slot: AttachmentRecord) -> bool:
+    """Returns whether an attachment is a client, not the disk tier's worker."""
+    return slot.token != 0 or slot.name != WORKER_NAME
 
 
 def _client(slot: AttachmentRecord) -> ClientStats:

@@ -8,12 +8,14 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.connect import daemon_at, socket_option
-from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
+from pagetier.daemon.cli.snapshot import PageTier, Snapshot, take_snapshot
+from pagetier.shm.units import counted, format_size
 
 
 @click.command()
 @socket_option
 @click.option("--json", "show", flag_value="json", help="Print one JSON object instead of tables.")
+@click.option("--short", "show", flag_value="short", help="Print one line instead of tables.")
 def stats(socket: Path, show: str | None) -> None:
     """Show the contents of the cache and how it is used.
 
@@ -26,8 +28,27 @@ def stats(socket: Path, show: str | None) -> None:
     if show == "json":
         # bytes, since JSON is UTF-8 even if the terminal is not
         click.echo(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
+    elif show == "short":
+        click.echo(one_line(snapshot))
     else:
         _show_tables(snapshot, socket)
+
+
+def one_line(snapshot: Snapshot) -> str:
+    """Returns the state of the cache in one line, for prompts, logs and watch(1)."""
+    memory, disk = snapshot.tiers.memory, snapshot.tiers.disk
+    parts = [
+        snapshot.daemon.phase_text,
+        _tier("memory", memory),
+        *([_tier("disk", disk)] if disk.cap else []),
+        f"{memory.hit_ratio:.1%} hits" if memory.hit_ratio is not None else "no lookups",
+        counted(len(snapshot.clients), "client"),
+    ]
+    return "; ".join(parts)
+
+
+def _tier(name: str, tier: PageTier) -> str:
+    return f"{name} {counted(tier.pages, 'page')}, {format_size(tier.used)} of {format_size(tier.cap)}"
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:

@@ -10,7 +10,8 @@ import msgspec
 
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
-from pagetier.daemon.disk.status import DiskCounters, Standing
+from pagetier.daemon.disk.show_stop import StopProgress
+from pagetier.daemon.disk.status import DiskCounters, PhaseProgress, Standing
 from pagetier.daemon.disk.worker_events import WorkerEvents
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -90,13 +91,14 @@ class DiskTier:
         if self._bulletin.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
         polls, last_try = 0, self._supervisor.restarts + _MORE_WORKERS
-        while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
-            is_open = self._bulletin.is_open
-            if is_open and self.save(polls).synced:
-                return
-            polls = polls + 1 if is_open else 0
-            self.tidy()
-            await asyncio.sleep(_PAUSE_S)
+        with StopProgress(self._bulletin, ends - self._loop.time()) as progress:
+            while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
+                is_open = self._bulletin.is_open
+                if is_open and progress.show(self.save(polls)).synced:
+                    return
+                polls = polls + 1 if is_open else 0
+                self.tidy()
+                await asyncio.sleep(_PAUSE_S)
 
     def _expected(self) -> bool:
         """Returns whether the tier is open, or soon will be for unwritten pages."""
@@ -109,6 +111,15 @@ class DiskTier:
         if not self._bulletin.is_open:
             return f"the disk tier is not open ({self._bulletin.trouble})"
         return self.write_behind.stalled() or self.write_behind.trouble
+
+    @property
+    def progress(self) -> PhaseProgress:
+        """The phase of the daemon that was published last."""
+        return self._bulletin.progress
+
+    def enter(self, progress: PhaseProgress) -> None:
+        """Publishes the phase of the daemon, with or without a configured disk."""
+        self._bulletin.enter(progress)
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.

@@ -1,4 +1,4 @@
-"""Publishes the disk tier's status in the header of the index, and logs faults."""
+"""Publishes the status of the daemon and its disk tier in the header of the index, and logs faults of the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.disk.status import DiskReport, Standing, with_state
+from pagetier.daemon.disk.status import DaemonStatus, DiskReport, PhaseProgress, Standing, with_state
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
@@ -15,7 +15,7 @@ from pagetier.tiers.base import TierState
 
 
 class StatusPublisher:
-    """The status of the disk tier that `pagetier stats` shows. On the loop's thread only."""
+    """The status that `pagetier stats` shows. On the loop's thread only."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class StatusPublisher:
         self._stalled, self._restarts = stalled, restarts
         self._faults = FaultLog("%s", "the disk answers again")
         self.report = DiskReport()
+        self.progress = PhaseProgress()
 
     @property
     def standing(self) -> Standing:
@@ -61,4 +62,12 @@ class StatusPublisher:
             "restarts": self._restarts(),
         }
         self.report = msgspec.structs.replace(self.report, **news)
-        self._owner.publish_disk_status(self.report.pack())
+        self._publish()
+
+    def enter(self, progress: PhaseProgress) -> None:
+        """Publishes the phase of the daemon and how far it is."""
+        self.progress = progress
+        self._publish()
+
+    def _publish(self) -> None:
+        self._owner.publish_status(DaemonStatus(progress=self.progress, disk=self.report).pack())

@@ -1,16 +1,18 @@
-"""The status of the disk tier: JSON in the header of the index."""
+"""The status of the daemon and its disk tier: JSON in the header of the index."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 from pagetier.shm._core import STATUS_BYTES
 from pagetier.tiers.base import TierState
 
+WORKER_NAME: Final = "disk tier"  # the name of the worker's attachment, whose token is 0
 _LONGEST_TEXT = 400
 
 
@@ -78,14 +80,39 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     budget: BudgetReport | None = None
 
-    def pack(self) -> bytes:
-        """Returns the report as JSON, shortened to fit into the header."""
-        packed = msgspec.json.encode(self)
-        if len(packed) <= STATUS_BYTES:
-            return packed
+    def shortened(self) -> DiskReport:
+        """Returns the report with texts that fit into the header."""
         short = {name: getattr(self, name)[:_LONGEST_TEXT] for name in ("trouble", "opened", "note", "folder")}
-        packed = msgspec.json.encode(msgspec.structs.replace(self, **short))
-        return packed if len(packed) <= STATUS_BYTES else DiskReport(standing=self.standing).pack()
+        return msgspec.structs.replace(self, **short)
+
+
+class Phase(Enum):
+    """The phase of a daemon's life. Engines can attach while it serves or stops."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+
+
+class PhaseProgress(msgspec.Struct, frozen=True):
+    """How far the daemon is with its phase: bytes done of all bytes. Both are 0 if nothing is to be done."""
+
+    phase: Phase = Phase.STARTING
+    done: int = 0
+    total: int = 0
+
+
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a daemon publishes about itself: its phase, and the status of its disk tier."""
+
+    progress: PhaseProgress = PhaseProgress()
+    disk: DiskReport = DiskReport()
+
+    def pack(self) -> bytes:
+        """Returns the status as JSON, shortened to fit into the header."""
+        reports = (self.disk, self.disk.shortened(), DiskReport(standing=self.disk.standing))
+        texts = [msgspec.json.encode(DaemonStatus(progress=self.progress, disk=disk)) for disk in reports]
+        return next(text for text in texts if len(text) <= STATUS_BYTES)
 
 
 def with_state(report: DiskReport, state: TierState) -> DiskReport:
@@ -104,9 +131,9 @@ def with_state(report: DiskReport, state: TierState) -> DiskReport:
     )
 
 
-def unpack(text: bytes | None) -> DiskReport:
-    """Returns the report in the header; an empty one if none was published yet."""
-    return msgspec.json.decode(text, type=DiskReport) if text else DiskReport()
+def unpack(text: bytes | None) -> DaemonStatus:
+    """Returns the status in the header; that of a daemon that starts if none was published yet."""
+    return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()
 
 
 class DiskCounters(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ import os
 from typing import Final, Protocol
 
 from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.disk.status import WORKER_NAME
 from pagetier.daemon.disk.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
@@ -17,7 +18,6 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
 LASTING_S: Final = 2.0
 LEAVING_S: Final = 10.0
-WORKER_NAME: Final = "disk tier"
 _DYING_S: Final = 1.0
 STEADY_S: Final = 60.0
 # How far the next worker trusts the files, by the number of consecutive crashes within STEADY_S of a start.

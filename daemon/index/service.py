@@ -16,6 +16,7 @@ from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import LiveSettings
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor
@@ -94,6 +95,7 @@ class Service:
     def open_to_engines(self) -> None:
         """Lets engines attach: the arena is ready."""
         self._open = True
+        self.disk.enter(PhaseProgress(Phase.SERVING))
         self.disk.start()
 
     @property

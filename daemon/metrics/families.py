@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
@@ -143,6 +143,11 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
 def _daemon(sample: Sample) -> Iterator[Metric]:
     header = sample.header
     yield InfoMetricFamily(PREFIX + "build", "The running version.", value=_BUILD)
+    progress = sample.progress
+    phases = {phase.value: float(progress.phase is phase) for phase in Phase}
+    yield gauges("phase", "The phase of the daemon: 1 for one of these.", ["phase"], phases)
+    about = "How far the daemon is with populating the arena, or with writing pages at its stop."
+    yield gauge("phase_progress_ratio", about, progress.done / progress.total if progress.total else 1.0)
     yield gauge("incarnation", "Daemons that these segments have had.", header.incarnation)
     yield gauge("attached_processes", "Attachments, the disk tier's worker included.", sample.attached)
     yield gauge("attached_processes_limit", "The most attachments.", SLOTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.disk.status import DiskCounters
+from pagetier.daemon.disk.status import DiskCounters, PhaseProgress
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord
@@ -25,6 +25,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         reserve_seconds: The latency of reservations.
         work: The counters of the disk tier.
         idle_namespaces: The counters of dropped namespaces.
+        progress: The phase of the daemon.
     """
 
     header: IndexHeader
@@ -35,6 +36,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reserve_seconds: Histogram
     work: DiskCounters
     idle_namespaces: IdleCounts
+    progress: PhaseProgress
 
 
 class Sampler:
@@ -57,4 +59,5 @@ class Sampler:
             reserve_seconds=service.reserve_seconds,
             work=service.disk.work(),
             idle_namespaces=service.idle_namespaces.counts,
+            progress=service.disk.progress,
         )

@@ -158,18 +158,18 @@ static PyObject *describe_attachments_with_pins(const pt_view *v)
 
 static PyObject *observer_attachments_with_pins(Observer *self, PyObject *unused) { (void)unused; return describe_attachments_with_pins(&self->view); }
 
-/* disk_status() -> the status that the disk tier reports; None while it is being changed. */
-static PyObject *observer_disk_status(Observer *self, PyObject *unused)
+/* status() -> the status that the daemon published last; None while it is being changed. */
+static PyObject *observer_status(Observer *self, PyObject *unused)
 {
     (void)unused;
     pt_header *h = self->view.header;
     char text[PT_STATUS_BYTES];
-    uint32_t before = atomic_load_explicit(&h->disk_version, memory_order_acquire), bytes = h->disk_status_bytes;
+    uint32_t before = atomic_load_explicit(&h->status_version, memory_order_acquire), bytes = h->status_bytes;
     if (before & 1 || bytes > sizeof text)
         Py_RETURN_NONE;
-    memcpy(text, h->disk_status, bytes);
+    memcpy(text, h->status, bytes);
     atomic_thread_fence(memory_order_acquire);
-    if (atomic_load_explicit(&h->disk_version, memory_order_relaxed) != before)
+    if (atomic_load_explicit(&h->status_version, memory_order_relaxed) != before)
         Py_RETURN_NONE;
     return PyBytes_FromStringAndSize(text, bytes);
 }
@@ -179,7 +179,7 @@ static PyMethodDef observer_methods[] = {
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
-    {"disk_status", (PyCFunction)observer_disk_status, METH_NOARGS, NULL},
+    {"status", (PyCFunction)observer_status, METH_NOARGS, NULL},
     {0},
 };
 static PyType_Slot observer_slots_table[] = {

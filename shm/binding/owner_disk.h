@@ -282,8 +282,8 @@ static PyObject *owner_count_fetched(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* publish_disk_status(text): publishes the status of the disk tier for observers. Raises ValueError if the text is too long. */
-static PyObject *owner_publish_disk_status(Owner *self, PyObject *args)
+/* publish_status(text): publishes the status of the daemon for observers. Raises ValueError if the text is too long. */
+static PyObject *owner_publish_status(Owner *self, PyObject *args)
 {
     const char *text;
     Py_ssize_t bytes;
@@ -292,11 +292,11 @@ static PyObject *owner_publish_disk_status(Owner *self, PyObject *args)
     pt_header *h = self->shared.view.header;
     if (bytes > (Py_ssize_t)PT_STATUS_BYTES)
         return PyErr_Format(PyExc_ValueError, "a text of %zd bytes is longer than %u", bytes, PT_STATUS_BYTES);
-    atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_acq_rel);
+    atomic_fetch_add_explicit(&h->status_version, 1, memory_order_acq_rel);
     PT_POINT("status.odd");
-    memcpy(h->disk_status, text, (size_t)bytes);
-    h->disk_status_bytes = (uint32_t)bytes;
+    memcpy(h->status, text, (size_t)bytes);
+    h->status_bytes = (uint32_t)bytes;
     PT_POINT("status.written");
-    atomic_fetch_add_explicit(&h->disk_version, 1, memory_order_release);
+    atomic_fetch_add_explicit(&h->status_version, 1, memory_order_release);
     Py_RETURN_NONE;
 }

@@ -45,7 +45,7 @@ static PyMethodDef owner_methods[] = {
     {"sizes", (PyCFunction)owner_sizes, METH_VARARGS, NULL},
     {"chains", (PyCFunction)owner_chains, METH_VARARGS, NULL},
     {"count_fetched", (PyCFunction)owner_count_fetched, METH_VARARGS, NULL},
-    {"publish_disk_status", (PyCFunction)owner_publish_disk_status, METH_VARARGS, NULL},
+    {"publish_status", (PyCFunction)owner_publish_status, METH_VARARGS, NULL},
     {"close", (PyCFunction)owner_close, METH_NOARGS, NULL},
     {"header", (PyCFunction)owner_header, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)owner_spaces, METH_NOARGS, NULL},

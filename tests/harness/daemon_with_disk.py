@@ -29,7 +29,7 @@ def running_with_disk(folder: Path, *more: str) -> Iterator[RunningDaemon]:
 
 def is_open(daemon: RunningDaemon) -> bool:
     """Returns whether the disk tier is open."""
-    return b'"standing":"open"' in (daemon._observer().disk_status() or b"")
+    return b'"standing":"open"' in (daemon._observer().status() or b"")
 
 
 def until_written(daemon: RunningDaemon) -> None:

@@ -16,7 +16,7 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -26,7 +26,7 @@ def snapshot(
 ) -> Snapshot:
     """Returns a snapshot with one client and a disk. All numbers that are not given are `many`."""
     return Snapshot(
-        daemon=_filled(DaemonStats, many, build="", segments=segments),
+        daemon=_filled(DaemonStats, many, build="", segments=segments, phase=Phase.SERVING),
         tiers=Tiers(memory=_filled(PageTier, many, hits=hits, misses=misses), disk=_filled(PageTier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
         disk_work=_filled(DiskWork, many),

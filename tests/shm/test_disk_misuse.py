@@ -52,7 +52,7 @@ def test_no_call_works_before_the_adoption(place: Place) -> None:
         lambda: owner.sizes(b""),
         lambda: owner.chains(b""),
         lambda: owner.count_fetched(0, 0, 0),
-        lambda: owner.publish_disk_status(b""),
+        lambda: owner.publish_status(b""),
     ]
     for call in calls:
         with pytest.raises(RuntimeError, match="adopt"):

@@ -205,13 +205,13 @@ def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
 
 def test_the_tier_publishes_its_status(disk: Place) -> None:
     observer = Observer(*disk.memory.descriptors[:2])
-    assert observer.disk_status() == b""
+    assert observer.status() == b""
     for text in (b"all is well", b"", b"\0" * STATUS_BYTES):
-        disk.owner.publish_disk_status(text)
-        assert observer.disk_status() == text
+        disk.owner.publish_status(text)
+        assert observer.status() == text
     with pytest.raises(ValueError, match="2049 bytes"):
-        disk.owner.publish_disk_status(b"x" * (STATUS_BYTES + 1))
-    assert observer.disk_status() == b"\0" * STATUS_BYTES
+        disk.owner.publish_status(b"x" * (STATUS_BYTES + 1))
+    assert observer.status() == b"\0" * STATUS_BYTES
 
 
 def test_entries_out_of_range_are_ignored(disk: Place) -> None:

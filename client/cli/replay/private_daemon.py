@@ -84,15 +84,16 @@ class PrivateDisk(msgspec.Struct, frozen=True):
 
 
 class _DiskState(msgspec.Struct, frozen=True):
-    """The part of the daemon's disk status that is read here.
+    """The part of the daemon's status that is about the disk tier: open or down, for example, and why it is down."""
 
-    Attributes:
-        standing: The state of the disk tier, such as open or down.
-        trouble: The reason why it is down.
-    """
-
-    standing: str
+    standing: str = ""
     trouble: str = ""
+
+
+class _DaemonState(msgspec.Struct, frozen=True):
+    """The part of the daemon's status that is read here."""
+
+    disk: _DiskState = _DiskState()
 
 
 class PrivateDaemon:
@@ -174,10 +175,10 @@ class PrivateDaemon:
     def _disk_is_open(self) -> bool:
         """Returns whether the disk tier is open. Raises DaemonError if it cannot be used."""
         try:
-            text = observe(self.socket).disk_status()
+            text = observe(self.socket).status()
         except (LinkError, ShmError):
             return False
-        disk = msgspec.json.decode(text, type=_DiskState) if text else _DiskState("")
+        disk = (msgspec.json.decode(text, type=_DaemonState) if text else _DaemonState()).disk
         if disk.standing == "down":
             raise DaemonError(f"cannot use the disk: {disk.trouble}", _REFUSED)
         return disk.standing == "open"

@@ -77,7 +77,8 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     snapshot = take_snapshot(daemon.observer)
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
     has = f"{counted(memory.pages, 'page')} in {format_size(memory.used)} of {format_size(memory.cap)}"
-    yield ok("daemon", f"answers: {snapshot.daemon.build}, {has}, {counted(clients, 'client')}")
+    phase = snapshot.daemon.phase_text
+    yield ok("daemon", f"answers: {snapshot.daemon.build}, {phase}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())
     if not serves(have, config):
         differ = f"has {_described(have)}, this configuration asks for {_described(geometry_of(config))}"

@@ -21,7 +21,7 @@ from pagetier.daemon.cli.render import age, count, synced
 from pagetier.daemon.cli.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.status import Standing
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 WIDTH = 80
 _BAR, _SPARK = 28, 40
@@ -79,7 +79,7 @@ def gone(place: ScreenContext, why: str) -> Group:
 
 def _headline(snapshot: Snapshot, socket: Path) -> Text:
     daemon = snapshot.daemon
-    attached = f"{len(snapshot.clients)} attached, incarnation {daemon.incarnation}"
+    attached = f"{daemon.phase_text}, {counted(len(snapshot.clients), 'client')}, incarnation {daemon.incarnation}"
     line = Text.assemble(("pagetier", "bold"), f" on {socket}")
     line.truncate(WIDTH - len(attached) - 2, overflow="ellipsis")
     return line + Text(attached.rjust(WIDTH - len(line)), style="dim")

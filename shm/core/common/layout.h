@@ -175,11 +175,11 @@ typedef struct {
     uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
     pt_daemon_counts counters;
     pt_counts retired;
-    /* The status that the disk tier reports, for humans. A reader reads the version before and after the text: if it is odd
+    /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if it is odd
      * or has changed, the text was written at the same time and is not valid. */
-    pt_a32 disk_version;
-    uint32_t disk_status_bytes;
-    char disk_status[PT_STATUS_BYTES];
+    pt_a32 status_version;
+    uint32_t status_bytes;
+    char status[PT_STATUS_BYTES];
 } pt_header;
 _Static_assert(sizeof(pt_header) <= PT_PAGE, "the header is one page");
 

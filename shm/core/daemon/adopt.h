@@ -41,12 +41,12 @@ static inline void pt_forget_derived(pt_owner *o)
     h->free_entries = h->free_frames = h->open_entries = 0;
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
-    h->disk_status_bytes = 0;
+    h->status_bytes = 0;
     if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
         h->next_serial = 1;
     PT_POINT("adopt.forgetting");
     /* Makes the version even again if its writer died while it was odd. Otherwise no reader would ever accept a text. */
-    atomic_fetch_add_explicit(&h->disk_version, h->disk_version & 1 ? 1 : 2, memory_order_release);
+    atomic_fetch_add_explicit(&h->status_version, h->status_version & 1 ? 1 : 2, memory_order_release);
     for (uint32_t i = 0; i < h->spaces; i++) {
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;

@@ -187,7 +187,7 @@ class Scene:
 
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
-        return b'"standing":"open"' in (self.daemon.observer().disk_status() or b"")
+        return b'"standing":"open"' in (self.daemon.observer().status() or b"")
 
     def until_disk_is_open(self) -> None:
         """Waits until the disk tier is open, if the scene has one."""

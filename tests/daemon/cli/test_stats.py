@@ -28,7 +28,7 @@ KEYS = {
     "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "namespaces", "clients"},
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
-        *("departed", "adopted", "dropped"),
+        *("departed", "adopted", "dropped", "phase", "progress"),
     },
     "tiers": {"memory", "disk"},
     "tiers.memory": {

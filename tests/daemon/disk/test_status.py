@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.daemon.disk.status import BudgetReport, DiskReport, Standing, unpack, with_state
+from pagetier.daemon.disk.status import BudgetReport, DaemonStatus, DiskReport, Standing, unpack, with_state
 from pagetier.shm._core import STATUS_BYTES
 from pagetier.tiers.base import TierState
 
@@ -14,14 +14,14 @@ NUMBERS = st.integers(0, 1 << 62)
 
 def test_an_empty_header_is_an_empty_report() -> None:
     for text in (b"", None):
-        assert unpack(text) == DiskReport()
+        assert unpack(text) == DaemonStatus()
 
 
 @given(st.builds(DiskReport, budget=st.none() | st.builds(BudgetReport), cap=NUMBERS, last_sync=st.floats(0, 1e12)))
 def test_short_reports_are_read_as_they_were_written(report: DiskReport) -> None:
-    packed = report.pack()
+    packed = DaemonStatus(disk=report).pack()
     assert len(packed) <= STATUS_BYTES
-    unpacked = unpack(packed)
+    unpacked = unpack(packed).disk
     assert unpacked.standing is report.standing
     if max(map(len, (report.trouble, report.opened, report.note, report.folder))) < 100:
         assert unpacked == report
@@ -29,9 +29,10 @@ def test_short_reports_are_read_as_they_were_written(report: DiskReport) -> None
 
 @given(st.text(max_size=5000), st.text(max_size=5000), st.sampled_from(Standing))
 def test_long_texts_are_cut_and_the_standing_stays(trouble: str, note: str, standing: Standing) -> None:
-    packed = DiskReport(standing=standing, trouble=trouble, note=note, folder="/x" * 2000, opened=note).pack()
+    disk = DiskReport(standing=standing, trouble=trouble, note=note, folder="/x" * 2000, opened=note)
+    packed = DaemonStatus(disk=disk).pack()
     assert len(packed) <= STATUS_BYTES
-    unpacked = unpack(packed)
+    unpacked = unpack(packed).disk
     assert unpacked.standing is standing
     assert trouble.startswith(unpacked.trouble)
 

@@ -118,10 +118,10 @@ static void a_new_daemon_begins_without_a_disk(void)
     pt_header *h = s.owner.view.header;
     pt_answer a = store_written(&s, "a"), b = store(&s, "b");
     EXPECT(order(&s, 1, &entry) == 1 && entry == b.entry);
-    h->disk_status_bytes = 4;
-    atomic_store(&h->disk_version, 7); /* the old daemon died while it changed the text */
+    h->status_bytes = 4;
+    atomic_store(&h->status_version, 7); /* the old daemon died while it changed the text */
     adopt(&s);
-    EXPECT(h->disk_version % 2 == 0 && h->disk_version > 7 && h->disk_status_bytes == 0);
+    EXPECT(h->status_version % 2 == 0 && h->status_version > 7 && h->status_bytes == 0);
     end_order(&s, entry, PT_WRITE_DONE); /* the worker that is still alive responds to the wrong daemon */
     EXPECT(h->disk_pages == 0 && in_memory(&s, "a") && in_memory(&s, "b") && a.entry != b.entry);
     disk_scene_end(&s);

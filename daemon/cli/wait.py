@@ -1,0 +1,58 @@
+"""`pagetier wait`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.disk.status import Phase
+from pagetier.shm.units import parse_duration
+
+_PAUSE_S: Final = 0.1
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Returns the time in seconds. An invalid one is a usage error."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@socket_option
+@click.option(
+    "--timeout",
+    metavar="DURATION",
+    callback=_seconds,
+    default="60s",
+    show_default=True,
+    help="How long to wait; 0s asks once.",
+)
+def wait(socket: Path, timeout: float) -> None:
+    """Wait until engines can attach to the daemon.
+
+    For scripts and probes. Prints nothing if the daemon serves, else why it does not.
+
+    Exit codes: 0: engines can attach; 3: they cannot within the time.
+    """
+    ends = time.monotonic() + timeout
+    while why := _why_not(socket):
+        if time.monotonic() >= ends:
+            raise Unreachable(why)
+        time.sleep(min(_PAUSE_S, max(0.0, ends - time.monotonic())))
+
+
+def _why_not(socket: Path) -> str:
+    """Returns why engines cannot attach; "" if they can."""
+    try:
+        with daemon_at(socket) as daemon:
+            found = take_snapshot(daemon.observer).daemon
+    except Unreachable as error:
+        return error.message
+    return "" if found.phase is Phase.SERVING else f"the daemon on {socket} is {found.phase_text}"
