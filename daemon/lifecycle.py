@@ -7,12 +7,13 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.load import Beside, ConfigError
@@ -46,11 +47,13 @@ class RunContext(msgspec.Struct, frozen=True):
         notifier: Reports the state of the daemon to the service manager.
         read: Reads the configuration again, for a reload.
         keep_while: A stop is a hand-over while this file or folder exists.
+        sources: Returns the source of each setting that was given, as it was read last.
     """
 
     notifier: Notifier
     read: Callable[[Beside], Config]
     keep_while: Path | None = None
+    sources: Callable[[], Mapping[str, str]] = dict
 
 
 async def run(
@@ -87,6 +90,7 @@ class _Life:
         self._open = False
         self._changed = False  # a reload was requested before the daemon was ready
         self._refused = ""
+        self._frames_logged = False
         self._status_due = float("inf")
 
     def leave(self, way: StopRequest) -> None:
@@ -113,6 +117,7 @@ class _Life:
         try:
             self._asked = self._context.read(service.in_force.beside)
             changes = service.in_force.take(self._asked)
+            service.in_force.sources = self._context.sources()
         except ConfigError as error:
             log.error("not reloaded, the previous settings stay in force: %s", error, extra=event("reload_refused"))
             return f"; not reloaded, the previous settings stay in force: {error}"
@@ -176,6 +181,7 @@ class _Life:
         self._service = Service(self._segments, self._config, asyncio.get_running_loop())
         point("run.served")
         self._service.in_force.follow(self._follow)
+        self._service.in_force.sources = self._context.sources()
         self._service.alive = self._alive
         await self._server.start(self._service)
         point("run.answers")
@@ -219,6 +225,15 @@ class _Life:
         if (now := time.monotonic()) > self._status_due and not self._leaving.is_set():
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
+            self._check_frames()
+
+    def _check_frames(self) -> None:
+        """Warns once if frames are much larger than the pages in them."""
+        header = self._segments.owner.header()
+        advice = frame_advice(header.pages, header.bytes, header.used_frames * header.frame_bytes)
+        if advice and not self._frames_logged:
+            self._frames_logged = True
+            log.warning("%s", advice, extra=event("frame_size"))
 
     def _status(self) -> str:
         header = self._segments.owner.header()

@@ -13,10 +13,11 @@ from typing import Any
 
 import click
 
+from pagetier.daemon.check_config import check_config
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
 from pagetier.daemon.config.cli_options import NonEmptyPath, config_flags, config_options
-from pagetier.daemon.config.load import Beside, ConfigError, load
+from pagetier.daemon.config.load import ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.capacity import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
@@ -91,19 +92,19 @@ def main(
     SIGTERM and SIGINT stop the daemon and release its memory. SIGUSR1 stops it and keeps the pages in memory for the
     next daemon, as a crash does. SIGHUP reloads the configuration; memory sizes, names and paths need a restart.
     """
-
-    def read(beside: Beside | None = None) -> Config:
-        return load(config, os.environ, config_flags(flags), beside)
-
+    reader = ConfigReader(config, os.environ, config_flags(flags))
     try:
         if action is Action.GIVE_BACK:
             log_to_stderr("info")
             give_back_memory(name_meant(config, os.environ, config_flags(flags)))
             return
-        settings = read()
-        if action is not Action.CHECK:
+        settings = reader.read()
+        if action is Action.CHECK:
+            click.echo("\n".join(check_config(settings, Host())))
+        else:
             log_to_stderr(settings.log.level)
-            _serve(settings, leftovers, RunContext(Notifier(os.environ), read, keep_while))
+            context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
+            _serve(settings, leftovers, context)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except UnfitError as error:

@@ -17,7 +17,7 @@ from pagetier.shm.stdio import exit_if_stdout_fails
 
 def give_up(code: Exit, error: object) -> NoReturn:
     """Ends the process after one line on stderr, if stderr can be written."""
-    message = f"pagetierd: {error}" if sys.stderr.isatty() else _line(code, error)
+    message = f"Error: {error}" if sys.stderr.isatty() else _line(code, error)
     with suppress(OSError):
         click.echo(message, err=True)
     raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""Log lines for people and programs: logfmt on stderr, with journald's priorities if stderr is connected to journald.
+"""Log lines on stderr: sentences on a terminal, else logfmt, with priorities if stderr is connected to journald.
 
 In `level=info name=pagetierd event=ready msg="ready on ..." pages=12`, msg is the sentence and the fields behind it are
 its numbers. `event` names the kind of the line, for an administrator's alerts.
@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -35,6 +36,16 @@ class Logfmt(logging.Formatter):
         return f"ts={_time(record)} {_pairs(record, self)}"
 
 
+class Terminal(logging.Formatter):
+    """Formats each record for a person: the local time, the level unless it is info, and the sentence."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Implements Formatter.format()."""
+        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level}{record.getMessage()}{trace}"
+
+
 class Journald(logging.Formatter):
     """Formats each record as one line that begins with its priority. journald records the time."""
 
@@ -52,7 +63,9 @@ def log_to_stderr(level: str) -> None:
 
 
 def formatter() -> logging.Formatter:
-    """Returns the formatter for stderr: Journald if journald reads it, else Logfmt."""
+    """Returns the formatter for stderr: Terminal or Journald if one of these reads it, else Logfmt."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        return Terminal()
     return Journald() if journald_reads(os.environ) else Logfmt()
 
 

@@ -200,6 +200,19 @@ class Resized(_Message, frozen=True):
     trouble: str = ""
 
 
+class Describe(_Message, frozen=True):
+    """Requests the configuration that is in force. Every peer that may observe may send it."""
+
+    number: int
+
+
+class Description(_Message, frozen=True):
+    """Answers Describe with a triple for each setting: its name, its value as a configuration has it, its source."""
+
+    number: int
+    settings: list[tuple[str, str, str]]
+
+
 class Check(_Message, frozen=True):
     """Requests a complete check of the index."""
 
@@ -228,8 +241,10 @@ class Detached(_Message, frozen=True):
     number: int
 
 
-Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Resize | Check | Detach
-Answer: TypeAlias = Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Findings | Detached
+Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Resize | Describe | Check | Detach
+Answer: TypeAlias = (
+    Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Description | Findings | Detached
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)

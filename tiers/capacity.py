@@ -70,6 +70,14 @@ def least_cap(environments: int, frame_bytes: int) -> int:
     return high << 20
 
 
+def frames_under(cap_bytes: int, environments: int, frame_bytes: int) -> int:
+    """Returns the number of frames that certainly fit into the files under a cap. Small frames waste much of it.
+
+    A frame takes whole pages of the file with its header: one of 4 KiB takes 8 KiB.
+    """
+    return environments * shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room
+
+
 def has_room(cap_bytes: int, environments: int, frame_bytes: int) -> bool:
     """Returns whether each environment has room for a frame."""
     return shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0

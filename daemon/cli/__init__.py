@@ -33,18 +33,22 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
         "pagetier.client.cli.calibrate",
         "Measure which copy path is fastest at which length, and write the thresholds",
     ),
+    "config": CommandEntry(f"{__name__}.config", "Show the settings that the daemon runs by, and the source of each"),
     "doctor": CommandEntry(f"{__name__}.doctor", "Check the host and the daemon; each line says ok or what to do"),
     "flush": CommandEntry(f"{__name__}.flush", "Drop pages, or write all pages to disk"),
     "replay": CommandEntry(
         "pagetier.client.cli.replay", "Replay a TRACE of prompts and verify every byte that is loaded"
     ),
     "resize": CommandEntry(f"{__name__}.resize", "Change sizes while engines run, until the configuration is reloaded"),
+    "selftest": CommandEntry(
+        "pagetier.client.cli.selftest", "Store, match, load and drop a page of its own, and measure each step"
+    ),
     "stats": CommandEntry(f"{__name__}.stats", "Show the contents of the cache and how it is used"),
     "top": CommandEntry(f"{__name__}.top", "Watch the cache: tiers, hit rates, throughput, engines and evictions"),
-    "wait": CommandEntry(f"{__name__}.wait", "Wait until engines can attach to the daemon"),
     "unit": CommandEntry(
         f"{__name__}.unit", "Print or install the systemd units, the system user and an example configuration"
     ),
+    "wait": CommandEntry(f"{__name__}.wait", "Wait until engines can attach to the daemon"),
 }
 
 

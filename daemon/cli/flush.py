@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
+from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.snapshot import NamespaceStats, take_snapshot
 from pagetier.daemon.common.namespaces import means
@@ -94,6 +94,7 @@ class FlushArguments(msgspec.Struct, frozen=True, kw_only=True):
     tier: str | None
     to_disk: bool
     sure: bool
+    dry: bool
 
 
 class FlushOutcome(msgspec.Struct, frozen=True):
@@ -121,6 +122,7 @@ class FlushOutcome(msgspec.Struct, frozen=True):
     help="Drop nothing: write all pages that are not on disk yet, and wait until they are synced.",
 )
 @click.option("--yes", "sure", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", "dry", is_flag=True, help="Show what would be dropped, and drop nothing.")
 def flush(**options: Any) -> None:
     """Drop pages, or write all pages to disk.
 
@@ -137,16 +139,18 @@ def flush(**options: Any) -> None:
             return
         chosen = _choose(take_snapshot(daemon.observer).namespaces, wanted.namespace)
         _show_choice(chosen, wanted)
+        if wanted.dry:
+            return
         if not wanted.sure:
-            _confirm()
+            confirm("Drop them?", "to drop these pages")
         _show_outcome(_flush(daemon, chosen, wanted))
 
 
 def _check(wanted: FlushArguments) -> None:
     if wanted.to_disk:
-        if wanted.namespace is not None or wanted.everything or wanted.tier:
+        if wanted.namespace is not None or wanted.everything or wanted.tier or wanted.dry:
             raise click.UsageError(
-                "--to-disk writes everything and drops nothing: it excludes --namespace, --all and --tier"
+                "--to-disk writes everything and drops nothing: it excludes --namespace, --all, --tier and --dry-run"
             )
     elif (wanted.namespace is None) is not wanted.everything:
         raise click.UsageError("give either --namespace or --all")
@@ -182,12 +186,6 @@ def _contents(spaces: Sequence[NamespaceStats], tier: str | None) -> str:
     if tier == "disk":
         return disk
     return memory if tier == "memory" or not on_disk else f"{memory}; {disk}"
-
-
-def _confirm() -> None:
-    if not sys.stdin.isatty():
-        raise click.UsageError("cannot ask for confirmation without a terminal: use --yes to drop these pages")
-    click.confirm("Drop them?", abort=True)
 
 
 def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArguments) -> FlushOutcome:

@@ -86,6 +86,8 @@ def _least_width(table: Table, console: Console) -> int:
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _tiers(snapshot)
+    if wasteful := snapshot.frame_advice:
+        yield wasteful
     if _has_disk(snapshot):
         first, *rest = disk_lines(snapshot.disk, snapshot.disk_work)
         yield Group(first, *(Padding(line, (0, 0, 0, 2), expand=False) for line in rest))
@@ -114,13 +116,13 @@ def _tiers(snapshot: Snapshot) -> Table:
     tiers = {name: getattr(snapshot.tiers, name) for name in snapshot.tiers.__struct_fields__}
     there = {name: tier for name, tier in tiers.items() if tier.cap}
     table = _table("Tier", *there)
-    cells = [_tier_cells(tier) | _ratio_cells(name, tier, snapshot.lookups) for name, tier in there.items()]
+    cells = [_tier_cells(tier, _ratios(name, tier, snapshot.lookups)) for name, tier in there.items()]
     for label in cells[0]:
         table.add_row(label, *(column[label] for column in cells))
     return table
 
 
-def _ratio_cells(name: str, tier: PageTier, lookups: LookupStats) -> dict[str, str]:
+def _ratios(name: str, tier: PageTier, lookups: LookupStats) -> dict[str, str]:
     """Returns the cells with ratios. The disk's hits and misses are reads, since only what it has is read from it."""
     if name == "memory":
         return {"hit ratio": _percent(tier.hit_ratio), "reads in time": "-"}
@@ -131,14 +133,16 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
 
 
-def _tier_cells(tier: PageTier) -> dict[str, str]:
+def _tier_cells(tier: PageTier, ratios: dict[str, str]) -> dict[str, str]:
     return {
         "pages": f"{tier.pages:,}",
         "bytes": format_size(tier.bytes),
         "frames in use": format_size(tier.used),
+        "room": format_size(tier.room),
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",
+        **ratios,
         "evictions": f"{tier.evictions:,}",
         "moved in": format_size(tier.bytes_in),
         "moved out": format_size(tier.bytes_out),

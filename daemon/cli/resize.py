@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
 
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.config import config_of
+from pagetier.daemon.cli.confirm import confirm
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.snapshot import take_snapshot
 from pagetier.daemon.config.schema import fields
 from pagetier.shm.protocol import Resize, Resized
+from pagetier.shm.units import counted, format_size, parse_size
+from pagetier.tiers.capacity import frames_under
 
 
 def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
@@ -33,23 +39,47 @@ def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     "--evict-low", metavar="SHARE", callback=_validated, help="Evict when less than this share of the arena is free."
 )
 @click.option("--evict-high", metavar="SHARE", callback=_validated, help="Evict until this share of the arena is free.")
-def resize(socket: Path, **sizes: str | None) -> None:
+@click.option("--yes", "sure", flag_value="yes", help="Do not ask for confirmation.")
+@click.option("--dry-run", "dry", flag_value="dry", help="Say what would happen, and change nothing.")
+def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None) -> None:
     """Change sizes while engines run, until the configuration is reloaded.
 
-    A smaller disk tier drops its coldest pages; while it is reopened, its pages are not found. Only root and the
-    daemon's own user may resize. The arena keeps its size until the next cold start of the daemon.
+    A smaller disk tier drops its coldest pages, after a confirmation; while it is reopened, its pages are not found.
+    Only root and the daemon's own user may resize. The arena keeps its size until the next cold start of the daemon.
 
     Exit codes: 0: done; 1: rejected with nothing changed, or done but the output could not be written (the message says
     which); 2: invalid usage; 3: no daemon.
     """
-    _resize(socket, {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None})
-
-
-def _resize(socket: Path, wanted: dict[str, str]) -> None:
+    wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
     if not wanted:
         raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
     with daemon_at(socket) as daemon:
-        answer = daemon.ask(Resize(1, wanted), Resized)
+        loss = _disk_loss(daemon, wanted.get("disk.size"))
+        click.echo(loss, nl=bool(loss))
+        if dry:
+            return
+        if loss and not sure:
+            confirm("Drop them?", "to drop these pages")
+        _resize(daemon, wanted)
+
+
+def _disk_loss(daemon: Daemon, size: str | None) -> str:
+    """Returns a sentence about the pages that a disk of this size would drop; "" if it drops none."""
+    snapshot = take_snapshot(daemon.observer)
+    disk, frame = snapshot.tiers.disk, snapshot.daemon.frame_bytes
+    if size is None or not disk.used:
+        return ""
+    room = frame * frames_under(parse_size(size), config_of(daemon).disk.environments, frame)
+    if room >= disk.used:
+        return ""
+    pages = math.ceil(disk.pages * (1 - room / disk.used))
+    return (
+        f"about {counted(pages, 'page')} of {disk.pages:,} will leave the disk: {size} has room for {format_size(room)}"
+    )
+
+
+def _resize(daemon: Daemon, wanted: dict[str, str]) -> None:
+    answer = daemon.ask(Resize(1, wanted), Resized)
     if answer.trouble:
         raise click.ClickException(answer.trouble)
     click.echo("\n".join(answer.changed) or "nothing changed")

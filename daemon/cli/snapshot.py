@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, Phase, PhaseProgress, unpack
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
@@ -26,6 +27,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cap: Bytes that the tier may use; 0 if this daemon has no such tier.
+        room: Bytes of the frames that fit under the cap. On disk headers and trees take the rest.
         used: Bytes in use, in whole frames.
         pages: Pages in the tier, including those that are being written.
         hits: Memory: pages that the first match of a request found. Disk: pages that were read in time.
@@ -36,6 +38,7 @@ class PageTier(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cap: int = 0
+    room: int = 0
     used: int = 0
     pages: int = 0
     bytes: int = 0
@@ -219,6 +222,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 
+    @property
+    def frame_advice(self) -> str:
+        """A warning if frames are much larger than the pages in them; "" if they fit."""
+        memory = self.tiers.memory
+        return frame_advice(memory.pages, memory.bytes, memory.used)
+
 
 def take_snapshot(observer: Observer) -> Snapshot:
     """Returns the current state.
@@ -245,7 +254,7 @@ def _daemon(header: IndexHeader, progress: PhaseProgress) -> DaemonStats:
         DaemonStats,
         header,
         phase=progress.phase,
-        progress=round(progress.done / progress.total, 3) if progress.total else 1.0,
+        progress=progress.share,
         build=BUILD,
         segments=f"{header.segments_id:016x}",
         namespaces=header.spaces,
@@ -256,6 +265,7 @@ def _daemon(header: IndexHeader, progress: PhaseProgress) -> DaemonStats:
 def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
     return PageTier(
         cap=header.arena_bytes,
+        room=header.arena_bytes,
         used=header.used_frames * header.frame_bytes,
         pages=header.pages,
         bytes=header.bytes,
@@ -272,6 +282,7 @@ def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
 def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
     return PageTier(
         cap=report.cap,
+        room=header.disk_frames * header.frame_bytes or report.cap,
         used=header.disk_used_frames * header.frame_bytes,
         pages=header.disk_pages,
         bytes=header.disk_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +47,17 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-__all__ = ["FILE_VARIABLE", "Beside", "Config", "ConfigError", "Field", "fields", "load", "with_changes"]
+__all__ = [
+    "FILE_VARIABLE",
+    "Beside",
+    "Config",
+    "ConfigError",
+    "ConfigReader",
+    "Field",
+    "fields",
+    "load",
+    "with_changes",
+]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
 # The settings of the engines, which a host may set for all processes; see kernels/config/file.py.
@@ -70,31 +81,51 @@ class _SourcedValue(msgspec.Struct, frozen=True):
 _SourcedValues = dict[str, _SourcedValue]
 
 
-def load(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None], beside: Beside | None = None
-) -> Config:
-    """Returns the configuration from a file, environment variables and flags.
+class ConfigReader:
+    """Reads the configuration from a file, environment variables and flags, again for each reload.
 
     A flag overrides a variable, a variable overrides the file, and the file overrides the default. Values that are
     overridden are validated too.
 
-    Args:
-        path: The file; None for `$PAGETIER_CONFIG`, or no file.
-        env: The environment.
-        flags: Values by `Field.parameter`; None for a flag that was not given.
-        beside: For a reload: what would be in force is validated too.
-
-    Raises ConfigError if a source cannot be read, or a setting is unknown or invalid.
+    Attributes:
+        sources: The source of each setting that was given, by `Field.path`, as it was read last.
     """
-    named = env.get(FILE_VARIABLE)
-    file = path if path is not None else Path(named) if named else None
-    given: _SourcedValues = _from_file(file) if file is not None else {}
-    given |= _from_environment(env)
-    given |= _from_flags(flags)
-    config = _build(given, env)
-    if beside is not None:
-        _check_in_force(beside(config), given)
-    return config
+
+    def __init__(self, path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> None:
+        """Creates a reader.
+
+        Args:
+            path: The file; None for `$PAGETIER_CONFIG`, or no file.
+            env: The environment.
+            flags: Values by `Field.parameter`; None for a flag that was not given.
+        """
+        named = env.get(FILE_VARIABLE)
+        self._file = path if path is not None else Path(named) if named else None
+        self._env, self._flags = env, flags
+        self.sources: Mapping[str, str] = {}
+
+    def read(self, beside: Beside | None = None) -> Config:
+        """Returns the configuration.
+
+        Args:
+            beside: For a reload: what would be in force is validated too.
+
+        Raises:
+            ConfigError: A source cannot be read, or a setting is unknown or invalid.
+        """
+        given: _SourcedValues = _from_file(self._file) if self._file is not None else {}
+        given |= _from_environment(self._env)
+        given |= _from_flags(self._flags)
+        config = _build(given, self._env)
+        if beside is not None:
+            _check_in_force(beside(config), given)
+        self.sources = {path: value.location for path, value in given.items()}
+        return config
+
+
+def load(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
+    """Returns the configuration. Raises ConfigError; see ConfigReader."""
+    return ConfigReader(path, env, flags).read()
 
 
 def with_changes(config: Config, texts: Mapping[str, str], location: str) -> Config:
@@ -151,19 +182,38 @@ def _field_in_file(path: Path, section: str, key: str, raw: object) -> Field:
 
 def _nearest_key(section: str, key: str) -> str:
     """Returns a hint with the nearest name in the same table, else with the full name of the nearest in any table."""
+    full = {field.parameter: field for field in fields() if field.section}
+    if not section and key in full:
+        return f"; write {full[key].key} in the table [{full[key].section}]"
     same = [field.key for field in fields() if field.section == section]
     tables = [] if section else [field.section for field in fields() if field.section]
     paths = {field.key: field.path for field in fields()}
-    return hint(key, [*same, *tables]) or hint(key, paths, spellings=paths)
+    return hint(key.lower(), [*same, *tables]) or hint(key, paths, spellings=paths)
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {error}{_advice(text, str(error))}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: a number is too long, or brackets are nested too deeply") from error
+
+
+_LINE: Final = re.compile(r"at line (\d+)")
+_BARE_VALUE: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^\"'\[\]{}#]+?)\s*(?:#.*)?")
+
+
+def _advice(text: str, error: str) -> str:
+    """Returns the line that the parser rejects, and what to write instead if its value lacks quotes or is repeated."""
+    found = _LINE.search(error)
+    line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
+    if not line:
+        return ""
+    if error.startswith("Cannot overwrite a value"):
+        return f': "{line}" sets a key again: remove one of the two lines'
+    bare = _BARE_VALUE.fullmatch(line)
+    return f': "{line}": write {bare[1]} = "{bare[2]}", in quotes' if bare else f': "{line}"'
 
 
 def _text(path: Path) -> str:
@@ -185,10 +235,22 @@ def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
         name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_ENGINE_VARIABLES)
     ):
         if name not in known:
+            if why := _set_by_kubernetes(name):
+                raise ConfigError(f"unknown variable {name} (= {shown(env[name])}): {why}")
             near = hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
             raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
         given[known[name].path] = _read(known[name], env[name], f"variable {name}")
     return given
+
+
+_OF_SERVICE: Final = re.compile(rf"{PREFIX}(SERVICE_(HOST|PORT)|PORT)(_.*)?")
+
+
+def _set_by_kubernetes(name: str) -> str:
+    """Returns where a variable comes from that Kubernetes sets for a Service named pagetier; "" for others."""
+    if not _OF_SERVICE.fullmatch(name):
+        return ""
+    return "Kubernetes sets it for a Service named pagetier: set enableServiceLinks: false in the pod's specification"
 
 
 def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:

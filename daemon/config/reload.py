@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.config.load import ConfigError, with_changes
-from pagetier.daemon.config.schema import Config, fields, replaced, value_of
+from pagetier.daemon.config.schema import Config, Field, fields, replaced, value_of
 from pagetier.daemon.config.validate import wrong_disk_size
 from pagetier.shm.units import parse_size
 
@@ -43,10 +43,18 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class LiveSettings:
-    """The configuration that the daemon runs by, and the functions to call after a change. For the loop's thread."""
+    """The configuration that the daemon runs by, and the functions to call after a change. For the loop's thread.
+
+    Attributes:
+        config: The configuration in force.
+        sources: The source of each setting that was given, by `Field.path`.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.sources: Mapping[str, str] = {}
+        self._asked = config  # the configuration that was read last; parts of it may wait for a restart
+        self._resized: set[str] = set()
         self._followers: list[Callable[[Config], None]] = []
 
     def follow(self, follower: Callable[[Config], None]) -> None:
@@ -61,6 +69,11 @@ class LiveSettings:
 
         Raises ConfigError, and changes nothing, if the new values do not fit those that stay in force.
         """
+        changes = self._put_in_force(wanted)
+        self._asked, self._resized = wanted, set()
+        return changes
+
+    def _put_in_force(self, wanted: Config) -> Changes:
         old = self.config
         different = [field for field in fields() if value_of(old, field) != value_of(wanted, field)]
         done = [field for field in different if _changes_at_once(field.path, old, wanted)]
@@ -93,7 +106,23 @@ class LiveSettings:
         wanted = with_changes(self.config, texts, "resize")
         if wanted.disk.size != self.config.disk.size and not _changes_at_once("disk.size", self.config, wanted):
             raise ConfigError(f"disk.size: {_WITH_A_RESTART}")
-        return self.take(wanted)
+        changes = self._put_in_force(wanted)
+        self._resized |= texts.keys()
+        return changes
+
+    def described(self) -> list[tuple[str, str, str]]:
+        """Returns for each setting its name, its value as a configuration has it, and its source."""
+        values = [(field, field.setting.show(value_of(self.config, field))) for field in fields()]
+        return [(field.path, value, self._source(field)) for field, value in values]
+
+    def _source(self, field: Field) -> str:
+        if field.path in self._resized:
+            return "pagetier resize"
+        location = self.sources.get(field.path, "default")
+        asked = value_of(self._asked, field)
+        if asked == value_of(self.config, field):
+            return location
+        return f"an earlier start; {field.setting.show(asked) or '(none)'} after a restart ({location})"
 
 
 def _is_zero(size: str) -> bool:

@@ -17,6 +17,7 @@ from pagetier.daemon.config.value_types import (
     Address,
     Setting,
     address_setting,
+    arena_setting,
     choice_setting,
     count_setting,
     duration_setting,
@@ -51,7 +52,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 class ArenaOptions(Section, frozen=True, kw_only=True):
     """The shared memory for pages."""
 
-    size: Annotated[int, size_setting("Size of the arena, rounded down to whole frames.", LEAST_FRAME_BYTES)] = 1 << 30
+    size: Annotated[
+        int,
+        arena_setting(
+            "Size of the arena, rounded down to whole frames; 25%: a quarter of this host's memory.", LEAST_FRAME_BYTES
+        ),
+    ] = 1 << 30
     frame_size: Annotated[int, frame_setting("Size of a frame: a power of two, no larger than a page.")] = 1 << 20
     prefault: Annotated[
         Literal["populate", "lazy"],

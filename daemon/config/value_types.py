@@ -48,6 +48,35 @@ def size_setting(help: str, least: int = 0) -> Setting:
     return Setting(read=read, show=spell_size, metavar="SIZE", help=help)
 
 
+def arena_setting(help: str, least: int) -> Setting:
+    """Returns a setting in bytes, at least `least`, that may also be given as a percentage of this host's memory."""
+    plain = size_setting(help, least)
+
+    def read(raw: object) -> int:
+        if not isinstance(raw, str) or not raw.strip().endswith("%"):
+            size: int = plain.read(raw)
+            return size
+        share = share_of_percent(raw)
+        return int(plain.read(int(share * _host_memory())))
+
+    return Setting(read=read, show=spell_size, metavar="SIZE", help=help)
+
+
+def share_of_percent(text: str) -> float:
+    """Returns the share that a percentage such as "25%" means. Raises ValueError if it is not between 0 and 100."""
+    try:
+        percent = float(text.strip().removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        raise ValueError(f"{shown(text)} is not a percentage: 0 <= percentage < 100, such as 25%")
+    return percent / 100
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def frame_setting(help: str) -> Setting:
     """Returns a setting for the bytes of a frame: a power of two, at least 4096."""
     plain = size_setting(help, least=LEAST_FRAME_BYTES)
@@ -76,11 +105,13 @@ def count_setting(help: str, least: int, most: int) -> Setting:
 
 
 def share_setting(help: str) -> Setting:
-    """Returns a setting for a share: 0 <= share < 1."""
+    """Returns a setting for a share: 0 <= share < 1, or a percentage such as "5%"."""
 
     def read(raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
             raise ValueError(f"{shown(raw)} is not a share")
+        if isinstance(raw, str) and raw.strip().endswith("%"):
+            return share_of_percent(raw)
         share = _float(raw)
         if not 0 <= share < 1:
             raise ValueError(f"{shown(raw)} is not a share: 0 <= share < 1, such as 0.01")

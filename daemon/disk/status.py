@@ -22,6 +22,7 @@ class Standing(Enum):
     NONE = "none"
     STARTING = "starting"
     OPEN = "open"
+    RESIZING = "resizing"
     DOWN = "down"
 
 
@@ -45,7 +46,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     The fields are keys of `pagetier stats --json`: new ones may be added, none is renamed.
 
     Attributes:
-        standing: none, starting, open or down.
+        standing: none, starting, open, resizing or down.
         trouble: Why the tier is down, or its last fault; "" if there is none.
         folder: The folder of the tier.
         write: The rule for writing, `disk.write`.
@@ -100,6 +101,13 @@ class PhaseProgress(msgspec.Struct, frozen=True):
     phase: Phase = Phase.STARTING
     done: int = 0
     total: int = 0
+
+    @property
+    def share(self) -> float:
+        """How far the daemon is with its phase, from 0 to 1. A start begins with 0, a phase without bytes is at 1."""
+        if self.total:
+            return round(self.done / self.total, 3)
+        return float(self.phase is not Phase.STARTING)
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,10 +148,12 @@ class WorkerEvents:
         self._report_down(why)
 
     def _report_down(self, why: str) -> None:
-        self.bulletin.note(standing=Standing.DOWN, trouble=why)
         if self.supervisor.renewing:
+            self.bulletin.note(standing=Standing.RESIZING, trouble="")
             log.info("disk tier closed: %s", why, extra=event("disk_resized"))
-        elif not self.supervisor.leaving:
+            return
+        self.bulletin.note(standing=Standing.DOWN, trouble=why)
+        if not self.supervisor.leaving:
             log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
 
     def failed(self, why: str) -> None:

@@ -147,7 +147,7 @@ def _daemon(sample: Sample) -> Iterator[Metric]:
     phases = {phase.value: float(progress.phase is phase) for phase in Phase}
     yield gauges("phase", "The phase of the daemon: 1 for one of these.", ["phase"], phases)
     about = "How far the daemon is with populating the arena, or with writing pages at its stop."
-    yield gauge("phase_progress_ratio", about, progress.done / progress.total if progress.total else 1.0)
+    yield gauge("phase_progress_ratio", about, progress.share)
     yield gauge("incarnation", "Daemons that these segments have had.", header.incarnation)
     yield gauge("attached_processes", "Attachments, the disk tier's worker included.", sample.attached)
     yield gauge("attached_processes_limit", "The most attachments.", SLOTS)

@@ -23,6 +23,7 @@ from pagetier.shm.protocol import (
     Answer,
     Attach,
     Check,
+    Describe,
     Detach,
     Detached,
     Fetch,
@@ -164,6 +165,8 @@ class Connection(asyncio.Protocol):
                 self._greet(request)
             case Reserve() | Fetch() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
+            case Describe() if self._greeted:
+                self._send(self._service.describe(request))
             case Save() | Flush() | Check() | Resize() if self._greeted:
                 self._handle_if_allowed(request)
             case _:

@@ -30,8 +30,9 @@ def _whole_words(context: click.Context, option: click.Parameter, page_bytes: in
 
 
 def _check_together(options: dict[str, Any]) -> None:
-    if options["arena"] is not None and options["socket"] is not None:
-        raise click.UsageError("--arena starts a private daemon, --socket names a running one: they exclude each other")
+    live = options["live"] or options["socket"] is not None
+    if options["arena"] is not None and live:
+        raise click.UsageError("--arena starts a private daemon, --live uses a running one: they exclude each other")
     if options["disk"] is not None and options["arena"] is None:
         raise click.UsageError("--disk needs --arena: it configures the private daemon")
     if options["disk"] is not None and options["clients"] == SLOTS:
@@ -39,6 +40,10 @@ def _check_together(options: dict[str, Any]) -> None:
     for option in ("--disk-path", "--disk-write"):
         if options[option[2:].replace("-", "_")] is not None and options["disk"] is None:
             raise click.UsageError(f"{option} needs --disk")
+    if options["arena"] is None and not live:
+        raise click.UsageError(
+            "give --arena SIZE for a private daemon, or --live to fill the running one, which may evict its pages"
+        )
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
@@ -91,7 +96,8 @@ def _check_together(options: dict[str, Any]) -> None:
     show_default=True,
     help="At most N requests a second in total; 0: no limit.",
 )
-@click.option("--socket", type=click.Path(path_type=Path), help="The running daemon's control socket.")
+@click.option("--live", is_flag=True, help="Use the running daemon, whose pages may be evicted by those of the trace.")
+@click.option("--socket", type=click.Path(path_type=Path), help="With --live: the running daemon's control socket.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def replay(**options: Any) -> None:
     """Replay a TRACE of prompts and verify every byte that is loaded.
@@ -100,9 +106,10 @@ def replay(**options: Any) -> None:
 
     TRACE has one JSON object per line and may be compressed with gzip. The command reads "input_length", the tokens of
     the prompt, and "hash_ids", an ID for each block of the prompt that stands for the block and all before it. Only
-    full blocks are stored. Without --arena the running daemon is used, with the pages that it already has.
+    full blocks are stored. --arena starts a private daemon; --live uses the running one, with the pages that it has.
     """
     _check_together(options)
     from pagetier.client.cli.replay.run import ReplayArguments, main
 
+    del options["live"]
     raise SystemExit(main(ReplayArguments(**options)))

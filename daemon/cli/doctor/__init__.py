@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from pagetier.daemon.cli.connect import Unreachable, daemon_at
+from pagetier.daemon.cli.config import config_of
+from pagetier.daemon.cli.connect import Refused, Unreachable, daemon_at
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
 from pagetier.daemon.cli.doctor.host_checks import (
@@ -21,15 +22,16 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_room,
     check_shared_memory,
 )
-from pagetier.daemon.cli.doctor.result import Level, Result, problem
+from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
 from pagetier.daemon.cli.snapshot import take_snapshot
-from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.shm.exit_codes import Exit
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 _INDENT = 24
+_FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
 
 
 @click.command()
@@ -40,11 +42,14 @@ _INDENT = 24
 def doctor(socket: Path | None, config: Path | None) -> None:
     """Check the host and the daemon; each line says ok or what to do.
 
-    Changes nothing. Run it as root or as the daemon's user, with the daemon's configuration.
+    Changes nothing. Run it as root or as the daemon's user. With --config it also says whether a restart with this file
+    would keep the pages; without, a daemon that runs is checked by its own settings.
 
     Exit codes: 0: no problems (warnings possible); 1: problems found; 2: invalid usage or configuration.
     """
-    levels = [_show(result) for result in _check(_load(socket, config), Host())]
+    named = config is not None or FILE_VARIABLE in os.environ
+    check = _check if named else _check_as_it_runs
+    levels = [_show(result) for result in check(_load(socket, config), Host())]
     problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
     click.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
     sys.exit(Exit.WRONG if problems else Exit.OK)
@@ -56,6 +61,21 @@ def _load(socket: Path | None, config: Path | None) -> Config:
         return load(config, os.environ, flags)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _check_as_it_runs(config: Config, host: Host) -> Iterator[Result]:
+    """Checks with the settings of the daemon that runs, if one does, else with `config`."""
+    try:
+        with daemon_at(config.socket) as daemon:
+            config = config_of(daemon)
+        yield ok("configuration", f"that of the running daemon{_file_hint(host)}")
+    except (Unreachable, Refused, ConfigError):
+        yield ok("configuration", f"the defaults{_file_hint(host)}")
+    yield from _check(config, host)
+
+
+def _file_hint(host: Host) -> str:
+    return f"; --config {_FILE} checks this file too" if (host.root / _FILE[1:]).exists() else ""
 
 
 def _check(config: Config, host: Host) -> Iterator[Result]:

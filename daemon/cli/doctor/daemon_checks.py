@@ -62,6 +62,7 @@ def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
         yield ok("socket", whose)
 
 
+_MOST_LEFTOVERS = 3  # that get a line each
 _NAMESPACES_FULL = 0.8
 _NAMESPACES_ADVICE = (
     "a full table drops those unused for index.namespace_idle, and rejects new ones if there are none: lower"
@@ -85,6 +86,8 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
         yield warning("restart", f"the daemon {differ}: {_REFUSED if memory.pages else _RECREATED}; {_DROPS}")
     elif short := short_index(have, _with_disk_of(snapshot, config)):
         yield warning("index", short)
+    if wasteful := snapshot.frame_advice:
+        yield warning("frames", wasteful)
     yield _namespaces(snapshot)
     yield from _integrity(daemon)
 
@@ -126,10 +129,22 @@ def _described(geometry: Geometry) -> str:
 def check_leftovers() -> Iterator[Result]:
     """Reports segments in /dev/shm without a daemon: memory that is unused until a daemon takes it over."""
     left = [found for found in survey() if not found.lives]
-    for found in left:
-        yield warning("leftovers", _leftover(found))
+    for uid in sorted({found.uid for found in left}):
+        yield from _leftovers_of([found for found in left if found.uid == uid])
     if not left:
         yield ok("leftovers", "no segments without a daemon")
+
+
+def _leftovers_of(left: list[FoundSegments]) -> Iterator[Result]:
+    """Reports the segments of one user: each, or all in one line if there are many."""
+    if len(left) <= _MOST_LEFTOVERS:
+        yield from (warning("leftovers", _leftover(found)) for found in left)
+        return
+    nbytes, user = format_size(sum(found.nbytes for found in left)), user_name(left[0].uid)
+    names = " ".join(shlex.quote(found.name) for found in left)
+    release = f"for name in {names}; do pagetierd --name $name --give-back; done"
+    found = f"{len(left)} segments of user {user} without a daemon, {nbytes}"
+    yield warning("leftovers", f"{found}; to release them: {release}")
 
 
 def _leftover(found: FoundSegments) -> str:

@@ -87,6 +87,8 @@ def _headline(snapshot: Snapshot, socket: Path) -> Text:
 
 def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
     yield _tier("memory", snapshot.tiers.memory, "cyan", charset)
+    if wasteful := snapshot.frame_advice:
+        yield _cut(Text(f"{'':7}{wasteful}", style="yellow"))
     disk = snapshot.disk
     if disk.standing is Standing.NONE:
         return
@@ -98,8 +100,8 @@ def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
 
 
 def _tier(name: str, tier: PageTier, style: str, charset: Charset) -> Text:
-    share = min(1.0, tier.used / tier.cap) if tier.cap else 0.0
-    text = f" {format_size(tier.used):>10} of {format_size(tier.cap):>10} {share:>4.0%} {count(tier.pages):>6} pages"
+    share = min(1.0, tier.used / tier.room) if tier.room else 0.0
+    text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {count(tier.pages):>6} pages"
     full, empty = bar(share, _BAR, charset)
     return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), text)
 

@@ -212,7 +212,7 @@ def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
     ("arguments", "code", "why"),
     [
         (["--socket", "/nowhere/pagetier.sock"], 3, "cannot reach the daemon"),
-        (["--block-tokens", "100"], 2, "not in blocks of 100"),
+        (["--live", "--block-tokens", "100"], 2, "not in blocks of 100"),
         (["--page-bytes", "4097"], 2, "not a multiple of 8"),
         (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "exclude each other"),
         (["--arena", "1"], 2, "--arena-size"),
@@ -225,6 +225,7 @@ def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
         (["--arena", "1MiB", "--disk", "little"], 2, "--disk-size"),
         (["--arena", "1MiB", "--disk", "1GiB", "--disk-path", "/proc/none"], 4, "cannot use the disk: /proc/none"),
         (["--pace", "-1"], 2, "--pace"),
+        ([], 2, "give --arena SIZE for a private daemon, or --live to fill the running one"),
     ],
 )
 def test_invalid_options_and_an_unreachable_daemon_are_reported(

@@ -94,9 +94,11 @@ def test_segments_without_a_daemon_are_a_warning() -> None:
         daemon.start()
 
 
-def test_a_restart_that_would_fail_is_a_warning() -> None:
+def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:
+    config = tmp_path / "other.toml"
+    config.write_text('[arena]\nsize = "1GiB"\n')
     with RunningDaemon() as daemon:
-        arguments = ["--socket", str(daemon.socket)]
+        arguments = ["--socket", str(daemon.socket), "--config", str(config)]
         found = lines_of(doctor(*arguments, name=daemon.name))["restart"]
         assert "warning: the daemon has an arena of 16.0 MiB in frames of " in found
         header = daemon.header()

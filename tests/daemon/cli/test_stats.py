@@ -33,7 +33,7 @@ KEYS = {
     "tiers": {"memory", "disk"},
     "tiers.memory": {
         *("cap", "used", "pages", "bytes", "hits", "misses", "evictions", "evicted_bytes", "flushed"),
-        *("bytes_in", "bytes_out"),
+        *("bytes_in", "bytes_out", "room"),
     },
     "disk": {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),

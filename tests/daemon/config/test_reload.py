@@ -136,7 +136,7 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         engine.store_through(disk, pages)
         assert engine.places(pages)["nowhere"] == 0
-        assert disk.pagetier("resize", "--disk-size", "4MiB").output == "disk.size = 4MiB\n"
+        assert disk.pagetier("resize", "--disk-size", "4MiB", "--yes").output.endswith("disk.size = 4MiB\n")
         assert disk.until(lambda report: report.standing.value == "open" and report.cap == 4 << 20), disk.reported()
         assert disk.report().restarts == 0
         left = engine.places(pages)
@@ -166,7 +166,7 @@ def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
 
 def test_the_smallest_possible_disk_tier_works(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
-        assert disk.pagetier("resize", "--disk-size", "2MiB").exit_code == 0
+        assert disk.pagetier("resize", "--disk-size", "2MiB", "--yes").exit_code == 0
         assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.reported()
         engine.store_through(disk, range(8))
         assert disk.snapshot().disk_work.written == 8

@@ -1,0 +1,122 @@
+"""`pagetier selftest`: stores, matches, loads and drops a page of its own, as an engine on this host would."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import click
+
+from pagetier.client.client import Client
+from pagetier.client.keys import Keys, Namespace
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.exit_codes import Exit
+from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe
+from pagetier.shm.socket_path import default_socket
+from pagetier.shm.units import format_size
+
+_TIMEOUT_S: Final = 5.0
+_PAUSE_S: Final = 0.02
+_PAGE_BYTES: Final = 1 << 20
+_PAGE_TOKENS: Final = 16
+
+
+class StepError(Exception):
+    """A step failed; the message says why."""
+
+
+@click.command()
+@click.option("--socket", type=click.Path(path_type=Path), help="The daemon's control socket. [default: as engines do]")
+def selftest(socket: Path | None) -> None:
+    """Store, match, load and drop a page of its own, and measure each step.
+
+    It attaches as an engine does, so it also checks the rights of this user. Other pages stay, but a full arena evicts
+    its coldest pages for it.
+
+    Exit codes: 0: all steps work; 1: a step failed (the last line says which); 3: no daemon.
+    """
+    path = socket or default_socket()
+    with Client(socket, timeout=_TIMEOUT_S, name="pagetier selftest") as client:
+        check = SelfTest(client, path)
+        for step in (check.attach, check.store, check.match, check.load, check.drop):
+            _run(step)
+
+
+def _run(step: Callable[[], str]) -> None:
+    began = time.perf_counter()
+    try:
+        result = step()
+    except StepError as error:
+        click.echo(f"failed  {step.__name__:<7}{error}")
+        raise SystemExit(Exit.UNREACHABLE if step.__name__ == "attach" else Exit.WRONG) from error
+    click.echo(f"ok      {step.__name__:<7}{(time.perf_counter() - began) * 1e3:8.2f} ms  {result}")
+
+
+class SelfTest:
+    """The steps, in their order. Each returns what it found, and raises StepError if it failed."""
+
+    def __init__(self, client: Client, socket: Path) -> None:
+        self._client = client
+        self._socket = socket
+        self._page = os.urandom(_PAGE_BYTES)
+        namespace = Namespace(
+            model="pagetier-selftest", dtype="bytes", page_tokens=_PAGE_TOKENS, layout="", salt=secrets.token_hex(16)
+        )
+        self._namespace = namespace
+        self._keys: Keys = namespace.keys(range(_PAGE_TOKENS))
+
+    def attach(self) -> str:
+        """Attaches to the daemon."""
+        if not self._client.wait_attached(_TIMEOUT_S):
+            raise StepError(f"cannot attach to the daemon on {self._socket}: run `pagetier doctor`")
+        return f"to the daemon on {self._socket}"
+
+    def store(self) -> str:
+        """Stores a page of random bytes."""
+        result = self._client.store(self._keys, [self._page])
+        if result.stored != 1:
+            raise StepError(result.reason or f"the page was not stored: {result.outcomes[0].name.lower()}")
+        return f"a page of {format_size(_PAGE_BYTES)}"
+
+    def match(self) -> str:
+        """Finds the page."""
+        with self._client.match(self._keys) as match:
+            if len(match) != 1:
+                raise StepError("the page that was stored is not found: it was evicted, or the arena is too small")
+        return "found it"
+
+    def load(self) -> str:
+        """Loads the page and compares its bytes."""
+        loaded = bytearray(_PAGE_BYTES)
+        with self._client.match(self._keys) as match:
+            if self._client.load(match, [loaded]) != 1:
+                raise StepError("the page cannot be loaded")
+        if loaded != self._page:
+            raise StepError("the page has other bytes than were stored: please report it")
+        return "all bytes are equal"
+
+    def drop(self) -> str:
+        """Drops the page. A page that is being written to disk can be dropped a moment later."""
+        ends = time.monotonic() + _TIMEOUT_S
+        while (answer := self._flush()).kept and time.monotonic() < ends:
+            time.sleep(_PAUSE_S)
+        if answer.trouble or not answer.dropped:
+            raise StepError(answer.trouble or "the page was not dropped")
+        return "dropped it"
+
+    def _flush(self) -> Flushed:
+        try:
+            with closing(Link(self._socket, _TIMEOUT_S)) as link:
+                for descriptor in link.greet(Observe(BUILD), _TIMEOUT_S).descriptors:
+                    os.close(descriptor)
+                answer = link.ask(Flush(1, self._namespace.digest.hex()), _TIMEOUT_S)
+        except LinkError as error:
+            raise StepError(str(error)) from error
+        if not isinstance(answer, Flushed):
+            raise StepError(str(answer))
+        return answer

@@ -1,0 +1,41 @@
+"""`pagetier config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.config.load import with_changes
+from pagetier.daemon.config.schema import Config
+from pagetier.shm.protocol import Describe, Description
+
+
+@click.command()
+@socket_option
+@click.option("--json", "show", flag_value="json", help="Print one JSON object instead of lines.")
+def config(socket: Path, show: str | None) -> None:
+    """Show the settings that the daemon runs by, and the source of each.
+
+    A setting that waits for a restart is shown with the value in force and with the one that waits. `pagetierd --check`
+    validates a configuration without a daemon.
+
+    Exit codes: 0: success; 3: no daemon.
+    """
+    with daemon_at(socket) as daemon:
+        settings = daemon.ask(Describe(1), Description).settings
+    if show == "json":
+        values = {name: {"value": value, "source": source} for name, value, source in settings}
+        click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2))
+        return
+    widest = max(len(f"{name} = {value}") for name, value, _ in settings)
+    for name, value, source in settings:
+        click.echo(f"{f'{name} = {value}':<{widest}}  # {source}")
+
+
+def config_of(daemon: Daemon) -> Config:
+    """Returns the configuration that a daemon runs by. Raises Unreachable, Refused or ConfigError."""
+    settings = daemon.ask(Describe(1), Description).settings
+    return with_changes(Config(), {name: value for name, value, _ in settings}, "the daemon")

@@ -1,0 +1,97 @@
+"""Tests `pagetier config`, and what doctor says by it, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon_with_disk import is_open, until_written
+from pagetier.daemon.cli import main
+from pagetier.shm.exit_codes import Exit
+from running_daemon import RunningDaemon, eventually, namespace
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("disk") / "d"
+    file = folder.parent / "daemon.toml"
+    file.write_text('[evict]\nlow = "1%"\nhigh = 0.02\n')
+    disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through", "--config", str(file))
+    with RunningDaemon("16MiB", "64KiB", *disk) as running:
+        assert eventually(lambda: is_open(running), 20.0)
+        yield running
+
+
+def pagetier(command: str, daemon: RunningDaemon, *more: str) -> Result:
+    runner = CliRunner(env={"PAGETIER_CONFIG": None, "PAGETIER_SOCKET": None})
+    return runner.invoke(main, [command, "--socket", str(daemon.socket), *more])
+
+
+def settings(daemon: RunningDaemon) -> dict[str, dict[str, str]]:
+    values: dict[str, dict[str, str]] = json.loads(pagetier("config", daemon, "--json").stdout)
+    return values
+
+
+def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> None:
+    found = settings(daemon)
+    assert found["arena.size"] == {"value": "16MiB", "source": "flag --arena-size"}
+    assert found["evict.low"]["value"] == "0.01" and found["evict.low"]["source"].endswith("daemon.toml: evict.low")
+    assert found["disk.sync"] == {"value": "10s", "source": "default"}
+    assert "arena.size = 16MiB" in pagetier("config", daemon).output
+
+
+def test_a_resized_setting_names_the_command(daemon: RunningDaemon) -> None:
+    assert pagetier("resize", daemon, "--evict-high", "5%").exit_code == Exit.OK
+    assert settings(daemon)["evict.high"] == {"value": "0.05", "source": "pagetier resize"}
+
+
+def test_doctor_without_a_file_compares_with_the_daemon_itself(daemon: RunningDaemon) -> None:
+    lines = pagetier("doctor", daemon).output
+    assert "that of the running daemon" in lines
+    assert "restart" not in lines
+
+
+def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        client.store(namespace().keys(range(16 * 100)), [bytes(60_000)] * 100)
+    assert eventually(lambda: daemon.header().disk_pages == 100, 20.0)
+    told = pagetier("resize", daemon, "--disk-size", "4MiB", "--dry-run")
+    assert told.exit_code == Exit.OK and "of 100 will leave the disk: 4MiB has room for" in told.output
+    asked = pagetier("resize", daemon, "--disk-size", "4MiB")
+    assert asked.exit_code == Exit.USAGE and "--yes" in asked.output
+    shown = pagetier("flush", daemon, "--all", "--dry-run")
+    assert shown.exit_code == Exit.OK and "100 pages" in shown.output
+    assert daemon.header().disk_pages == 100 and settings(daemon)["disk.size"]["value"] == "64MiB"
+
+
+def test_frames_that_are_far_too_large_are_reported(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        until_written(daemon)
+        pagetier("flush", daemon, "--all", "--yes")
+        client.store(namespace(lora="tiny").keys(range(16 * 20)), [bytes(5000)] * 20)
+    advice = 'arena.frame_size = "4KiB" fits better'
+    assert advice in pagetier("stats", daemon).output.replace("\n", " ")
+    assert advice in pagetier("doctor", daemon).output
+    until_written(daemon)
+    pagetier("flush", daemon, "--all", "--yes")
+    assert advice not in pagetier("stats", daemon).output
+
+
+def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
+    before = daemon.header().pages
+    done = pagetier("selftest", daemon)
+    assert done.exit_code == Exit.OK, done.output
+    assert [line.split()[:2] for line in done.output.splitlines()] == [
+        ["ok", step] for step in ("attach", "store", "match", "load", "drop")
+    ]
+    assert daemon.header().pages == before
+
+
+def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:
+    runner = CliRunner(env={"PAGETIER_SOCKET": None})
+    done = runner.invoke(main, ["selftest", "--socket", str(tmp_path / "none.sock")])
+    assert done.exit_code == Exit.UNREACHABLE and done.output.startswith("failed  attach")

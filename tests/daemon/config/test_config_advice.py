@@ -1,0 +1,60 @@
+"""Tests that a wrong configuration file or environment names what to write instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pagetier.daemon.check_config import check_config
+from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions
+from pagetier.daemon.host.host import Host
+
+
+def why(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "x.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(file, {}, {})
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("[arena]\nsize = 64GB\n", 'write size = "64GB", in quotes'),
+        ('[arena]\nsize = "1GiB"\nsize = "2GiB"\n', '"size = "2GiB"" sets a key again'),
+        ('arena_size = "1GiB"\n', "write size in the table [arena]"),
+        ('[ARENA]\nsize = "1GiB"\n', 'did you mean "arena"?'),
+        ('[evict]\nlow = "5 percent"\n', '"5 percent" is not a number'),
+        ('[evict]\nlow = "500%"\n', "is not a percentage"),
+    ],
+)
+def test_a_mistake_names_the_fix(tmp_path: Path, text: str, advice: str) -> None:
+    assert advice in why(tmp_path, text)
+
+
+def test_variables_of_kubernetes_name_their_origin() -> None:
+    with pytest.raises(ConfigError, match="enableServiceLinks: false"):
+        load(None, {"PAGETIER_SERVICE_HOST": "10.0.0.1"}, {})
+    with pytest.raises(ConfigError, match="enableServiceLinks: false"):
+        load(None, {"PAGETIER_PORT_9464_TCP_ADDR": "10.0.0.1"}, {})
+
+
+def test_shares_and_the_arena_can_be_percentages() -> None:
+    config = load(None, {}, {"evict_low": "1%", "evict_high": "5%", "arena_size": "25%"})
+    assert (config.evict.low, config.evict.high) == (0.01, 0.05)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert config.arena.size == memory // 4
+
+
+def test_a_check_says_that_the_file_is_right_and_what_does_not_fit_here() -> None:
+    disk = DiskOptions(path=Path("/x"), size=200 << 20)
+    config = Config(name="pagetier-test-check", arena=ArenaOptions(size=900 << 40, frame_size=1 << 30), disk=disk)
+    first, memory, room, warning = check_config(config, Host())
+    assert first == "the configuration is valid"
+    assert memory == "memory: 900.0 TiB in 921,600 frames of 1GiB"
+    assert room == "disk: room for 0 B in 0 frames under a cap of 200.0 MiB"
+    assert warning.startswith("warning: on this host an arena of 900.0 TiB does not fit")
