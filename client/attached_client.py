@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pagetier.client.attachment import Attachment, display_name
+from pagetier.client.misuse import MisuseLog
 from pagetier.client.rpc import clamp_timeout
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session
@@ -23,6 +24,7 @@ class AttachedClient:
     Attributes:
         timeout: Seconds that a call may wait if the call itself has no `timeout`.
         threads: The number of threads that a large copy may use, the calling thread included.
+        misuse: Logs wrong use where an exception could end an engine's forward pass.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class AttachedClient:
         self._name = display_name(name)
         self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
+        self.misuse = MisuseLog()
         self._attachments: dict[int, Attachment] = {}
         self._attachment = self._attach()
 

@@ -172,4 +172,12 @@ def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) ->
 def _checked(groups: Sequence[GroupKeys]) -> tuple[GroupKeys, ...]:
     if not groups:
         raise ValueError("a match needs at least one group")
+    for one in groups:
+        _require_group_keys(one)
     return tuple(groups)
+
+
+def _require_group_keys(one: object) -> None:
+    if not isinstance(one, GroupKeys):
+        kind = type(one).__name__
+        raise TypeError(f"a group is GroupKeys, not {kind}: write match_groups([GroupKeys(group, keys), ...])")

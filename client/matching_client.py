@@ -10,6 +10,7 @@ from pagetier.client.attached_client import AttachedClient
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
+from pagetier.client.misuse import reject_keys
 from pagetier.shm._core import Session, miss
 
 
@@ -33,8 +34,18 @@ class MatchingClient(AttachedClient):
         session = self._attachment.session
         if session is None or not session.usable:
             self._own_attachment()
-            return miss(Match, keys, len(keys))
-        return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
+            return self._miss(keys)
+        try:
+            return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
+        except AttributeError as error:
+            reject_keys(keys, error)
+
+    def _miss(self, keys: Keys) -> Match:
+        if self._closed:
+            self.misuse.report("closed", "match() of a client that is closed: every match is a miss")
+        if not isinstance(keys, Keys):
+            reject_keys(keys, AttributeError())
+        return miss(Match, keys, len(keys))
 
     def rematch(self, match: Match) -> Match:
         """Returns a second match of the same keys for the same request, for example after a prefetch.

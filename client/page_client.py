@@ -22,6 +22,7 @@ from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, disk_prefix_of
 from pagetier.client.match import Match
 from pagetier.client.matching_client import MatchingClient
+from pagetier.client.misuse import why_nothing_loaded
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
 from pagetier.client.reservation import Reservation, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
@@ -59,7 +60,7 @@ class PageClient(MatchingClient):
         destination = destination_of(match, out, start_page, self.threads)
         on_disk = disk_prefix_of(match, destination)
         if on_disk is None:
-            return destination.copy(match, 0)
+            return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
         # The disk works while pages in memory are copied. It gets a little less time than the caller has, so that a
@@ -80,6 +81,12 @@ class PageClient(MatchingClient):
             done += destination.copy(longer, done)
         match.count_loaded(start_page + done)
         return done
+
+    def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
+        """Returns 0, and logs once if that is the caller's mistake."""
+        if not isinstance(out, Blocks) and (why := why_nothing_loaded(match, out, start_page)):
+            self.misuse.report(why.partition(":")[2], why)
+        return 0
 
     def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
         """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
@@ -167,6 +174,8 @@ class PageClient(MatchingClient):
         """
         seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
+        if self._closed:
+            return Reservation.rejected(len(keys), "the client is closed", part)
         if not seconds:
             packed_sizes(sizes, len(keys))
             return Reservation.rejected(len(keys), "the timeout left no time to ask", part)

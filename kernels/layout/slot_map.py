@@ -149,13 +149,18 @@ def slot_map(
         raise ValueError(f"tokens {position} to {ends} of {len(table)} blocks of {block_tokens}: more than 62 bits")
     tokens = tokens or range(position, position)
     if len(tokens) and not (max(0, position) <= tokens.start and tokens.stop <= min(ends, len(table) * block_tokens)):
-        raise ValueError(
-            f"tokens {tokens.start} to {tokens.stop} exceed the {count} pages (tokens {position} to {ends})"
-            f" or the {len(table)} blocks of {block_tokens} tokens"
-        )
+        raise ValueError(_why_outside(tokens, range(position, ends), len(table), block_tokens))
     positions = position + page_tokens * np.arange(count, dtype=np.int64)
     first, end = ((edge - positions).clip(0, page_tokens) for edge in (tokens.start, tokens.stop))
     return SlotMap(page_tokens, block_tokens, table, token_rows(positions, first, end))
+
+
+def _why_outside(tokens: range, pages: range, blocks: int, block_tokens: int) -> str:
+    if pages.start <= tokens.start and tokens.stop <= pages.stop and tokens.start >= 0:
+        needed = -(-tokens.stop // block_tokens)
+        need = f"the {len(tokens)} tokens to copy need {needed} blocks of {block_tokens} tokens"
+        return f"{need}: the block table has {blocks}"
+    return f"tokens {tokens.start} to {tokens.stop} are outside of the pages (tokens {pages.start} to {pages.stop})"
 
 
 def joined_slots(*maps: SlotMap) -> SlotMap:

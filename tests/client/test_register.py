@@ -141,7 +141,7 @@ def test_closing_the_client_ends_copies_in_the_background(daemon: RunningDaemon)
     ("arguments", "error", "says"),
     [
         ((None, WRITTEN), TypeError, "either tokens or hashes"),
-        (((range(TOKENS)), WRITTEN[:5]), ValueError, "5 blocks"),
+        (((range(TOKENS)), WRITTEN[:5]), ValueError, "the block table has 5"),
         (((range(TOKENS)), WRITTEN + 60), ValueError, "block 91 does not exist"),
         (((range(TOKENS)), torch.zeros(6)), TypeError, "integers"),
         ((["a"], WRITTEN), TypeError, None),

@@ -198,8 +198,12 @@ def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: r
     """Two pages of three tokens (one, if they begin before the table), two blocks of three."""
     count = 1 if position < -1 else 2
     wanted = tokens or range(position, position + 3 * count)
-    pages = f"{count} pages (tokens {position} to {position + 3 * count})"
-    why = f"tokens {wanted.start} to {wanted.stop} exceed the {pages} or the 2 blocks of 3 tokens"
+    pages = range(position, position + 3 * count)
+    if pages.start <= wanted.start and wanted.stop <= pages.stop and wanted.start >= 0:
+        why = f"the {len(wanted)} tokens to copy need 3 blocks of 3 tokens: the block table has 2"
+    else:
+        outside = f"(tokens {pages.start} to {pages.stop})"
+        why = f"tokens {wanted.start} to {wanted.stop} are outside of the pages {outside}"
     with pytest.raises(ValueError, match=re.escape(why)):
         slot_map([0, 1], count, 3, 3, position, tokens)
 

@@ -1,0 +1,54 @@
+"""Logs wrong use of the API once, where an exception could end an engine's forward pass."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+from pagetier.client.keys import Keys
+from pagetier.client.match import Match
+from pagetier.kernels.host.buffers import Access, HostBuffers, page_count, pages_of
+
+log = logging.getLogger("pagetier.client")
+
+
+class MisuseLog:
+    """The kinds of wrong use that one client has logged. Each kind is logged once."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def report(self, kind: str, text: str) -> None:
+        """Logs a warning, unless one of this kind was logged before."""
+        if kind not in self._logged:
+            self._logged.add(kind)
+            log.warning("%s; further cases are not logged", text)
+
+
+def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> str:
+    """Returns why buffers cannot take the first page of a match; "" if they can."""
+    if len(match) and not match.pinned:
+        return "load() of a match that is released: load its pages before release() or the end of its with block"
+    sizes = match.page_sizes[start_page:]
+    if not len(sizes) or _fits(out, int(sizes[0])):
+        return ""
+    return f"load() of a page of {int(sizes[0]):,} bytes into a buffer of another size: nothing is loaded"
+
+
+def _fits(out: HostBuffers, page_bytes: int) -> bool:
+    """Returns whether the first of some buffers, or one buffer for all pages, has room for exactly whole pages."""
+    try:
+        count = page_count(out, page_bytes)
+    except ValueError:
+        return False
+    return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
+
+
+def reject_keys(value: object, error: AttributeError) -> NoReturn:
+    """Raises TypeError for an argument that is not Keys, and AttributeError again for one that is."""
+    if isinstance(value, Keys):
+        raise error
+    raise TypeError(
+        f"match() takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or call match() of"
+        " what register() returns"
+    ) from None
