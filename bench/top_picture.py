@@ -19,7 +19,7 @@ from rich.console import Console
 
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli.connect import daemon_at
-from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, ScreenContext, screen
 

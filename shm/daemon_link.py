@@ -26,13 +26,13 @@ from pagetier.shm.protocol import (
     ProtocolError,
     Refusal,
     Request,
-    Unpacker,
     Welcome,
     pack,
     read_answer,
 )
 from pagetier.shm.socket_path import DefaultSocket
 from pagetier.shm.socket_trust import why_untrusted
+from pagetier.shm.unpacker import Unpacker
 
 _CHUNK = 256 << 10
 _DESCRIPTORS = 3

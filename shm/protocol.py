@@ -7,7 +7,6 @@ with Refusal. After that the client may send requests at any time; each is answe
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
@@ -22,7 +21,7 @@ BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
 GREETING_LIMIT: Final = 2 << 20
-_LENGTH: Final = struct.Struct("<I")
+LENGTH: Final = struct.Struct("<I")
 _T = TypeVar("_T")
 
 
@@ -254,46 +253,7 @@ _answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answe
 def pack(message: msgspec.Struct) -> bytes:
     """Returns a message with its length, ready to be sent."""
     body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Unpacker:
-    """Splits a stream of bytes into messages. Each connection has its own."""
-
-    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
-        self._buffer = bytearray()
-        self._limit = limit
-
-    def limit(self, nbytes: int) -> None:
-        """Sets the maximum length of the messages to come."""
-        self._limit = nbytes
-
-    @property
-    def buffered(self) -> int:
-        """The bytes of messages that are incomplete or not yet taken."""
-        return len(self._buffer)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yields the bodies of the messages that `data` completes.
-
-        Raises ProtocolError for a length over the limit.
-        """
-        self._buffer += data
-        while (body := self._next()) is not None:
-            yield body
-
-    def _next(self) -> bytes | None:
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > self._limit:
-            raise ProtocolError(f"a message of {length} bytes exceeds the limit of {self._limit}")
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        body = bytes(memoryview(self._buffer)[_LENGTH.size : end])
-        del self._buffer[:end]
-        return body
+    return LENGTH.pack(len(body)) + body
 
 
 def read_request(body: bytes) -> Request:

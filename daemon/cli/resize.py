@@ -10,7 +10,7 @@ import click
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.config.schema import fields
 from pagetier.shm.protocol import Resize, Resized
 from pagetier.shm.units import counted, format_size, parse_size
@@ -51,8 +51,7 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
     which); 2: invalid usage; 3: no daemon.
     """
     wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
-    if not wanted:
-        raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
+    _require_one(wanted)
     with daemon_at(socket) as daemon:
         loss = _disk_loss(daemon, wanted.get("disk.size"))
         click.echo(loss, nl=bool(loss))
@@ -61,6 +60,11 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
         if loss and not sure:
             confirm("Drop them?", "to drop these pages")
         _resize(daemon, wanted)
+
+
+def _require_one(wanted: dict[str, str]) -> None:
+    if not wanted:
+        raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
 
 
 def _disk_loss(daemon: Daemon, size: str | None) -> str:

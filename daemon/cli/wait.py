@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option
-from pagetier.daemon.cli.snapshot import take_snapshot
+from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.disk.status import Phase
 from pagetier.shm.units import parse_duration
 
@@ -41,7 +41,10 @@ def wait(socket: Path, timeout: float) -> None:
 
     Exit codes: 0: engines can attach; 3: they cannot within the time.
     """
-    ends = time.monotonic() + timeout
+    _wait(socket, time.monotonic() + timeout)
+
+
+def _wait(socket: Path, ends: float) -> None:
     while why := _why_not(socket):
         if time.monotonic() >= ends:
             raise Unreachable(why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from pagetier.daemon.config.hints import advice_for_line, hint, set_by_kubernetes
 from pagetier.daemon.config.schema import PREFIX, Config, Field, fields, replaced
 from pagetier.daemon.config.validate import first_conflict
-from pagetier.daemon.config.value_types import hint
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
 
@@ -195,25 +194,9 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}{_advice(text, str(error))}") from error
+        raise ConfigError(f"{path}: {error}{advice_for_line(text, str(error))}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: a number is too long, or brackets are nested too deeply") from error
-
-
-_LINE: Final = re.compile(r"at line (\d+)")
-_BARE_VALUE: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^\"'\[\]{}#]+?)\s*(?:#.*)?")
-
-
-def _advice(text: str, error: str) -> str:
-    """Returns the line that the parser rejects, and what to write instead if its value lacks quotes or is repeated."""
-    found = _LINE.search(error)
-    line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
-    if not line:
-        return ""
-    if error.startswith("Cannot overwrite a value"):
-        return f': "{line}" sets a key again: remove one of the two lines'
-    bare = _BARE_VALUE.fullmatch(line)
-    return f': "{line}": write {bare[1]} = "{bare[2]}", in quotes' if bare else f': "{line}"'
 
 
 def _text(path: Path) -> str:
@@ -235,22 +218,12 @@ def _from_environment(env: Mapping[str, str]) -> _SourcedValues:
         name for name in env if name.startswith(PREFIX) and name not in (FILE_VARIABLE, *_ENGINE_VARIABLES)
     ):
         if name not in known:
-            if why := _set_by_kubernetes(name):
+            if why := set_by_kubernetes(name):
                 raise ConfigError(f"unknown variable {name} (= {shown(env[name])}): {why}")
             near = hint(name, [*known, FILE_VARIABLE, *_ENGINE_VARIABLES])
             raise ConfigError(f"unknown variable {name} (= {shown(env[name])}){near}")
         given[known[name].path] = _read(known[name], env[name], f"variable {name}")
     return given
-
-
-_OF_SERVICE: Final = re.compile(rf"{PREFIX}(SERVICE_(HOST|PORT)|PORT)(_.*)?")
-
-
-def _set_by_kubernetes(name: str) -> str:
-    """Returns where a variable comes from that Kubernetes sets for a Service named pagetier; "" for others."""
-    if not _OF_SERVICE.fullmatch(name):
-        return ""
-    return "Kubernetes sets it for a Service named pagetier: set enableServiceLinks: false in the pod's specification"
 
 
 def _from_flags(flags: Mapping[str, str | None]) -> _SourcedValues:

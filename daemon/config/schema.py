@@ -13,10 +13,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from pagetier.daemon.config.address import Address, address_setting
 from pagetier.daemon.config.value_types import (
-    Address,
     Setting,
-    address_setting,
     arena_setting,
     choice_setting,
     count_setting,

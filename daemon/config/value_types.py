@@ -7,17 +7,17 @@ flags, any TOML type from a file), returns the typed one, and raises ValueError 
 
 from __future__ import annotations
 
-import difflib
 import grp
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pagetier.daemon.config.hints import hint
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
 
@@ -269,63 +269,3 @@ def _id(item: object, noun: str, find_id: Callable[[str], int]) -> int:
         return find_id(str(item))
     except (KeyError, ValueError):
         raise ValueError(f"there is no {noun} {shown(item)} on this host") from None
-
-
-def hint(name: str, known: Iterable[str], spellings: Mapping[str, str] | None = None) -> str:
-    """Returns `; did you mean "..."?` with the known name from which `name` differs by a typo; "" if there is none.
-
-    spellings: How a known name is shown, if differently.
-    """
-    # One wrong or two exchanged characters. Names with a common prefix are similar without being meant.
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=1 - 1.01 / max(2, len(name)))
-    return f'; did you mean "{(spellings or {}).get(near[0], near[0])}"?' if near else ""
-
-
-_EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
-_LOCAL = "127.0.0.1"
-
-
-class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Either the path of a socket, or an address of this host and a port."""
-
-    path: Path | None = None
-    host: str = ""
-    port: int = 0
-
-    def __str__(self) -> str:
-        if self.path is not None:
-            return str(self.path)
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def address_setting(help: str) -> Setting:
-    """Returns a setting for an absolute path, a port, or an address of this host and a port; empty means none."""
-    plain = socket_setting(help)
-
-    def read(raw: object) -> Address | None:
-        if isinstance(raw, str) and raw.startswith("/"):
-            return Address(path=plain.read(raw))
-        if isinstance(raw, bool) or not isinstance(raw, (str, int)):
-            raise ValueError(f"{shown(raw)} is not an address: write {_EXAMPLES}")
-        return _read_port(str(raw)) if str(raw) else None
-
-    return Setting(read=read, show=lambda address: str(address or ""), metavar="ADDRESS", help=help)
-
-
-def _read_port(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{shown(text)} is not an address: write {_EXAMPLES}")
-    host = host.removeprefix("[").removesuffix("]") or _LOCAL
-    if not _is_local(host):
-        raise ValueError(f"{shown(text)} is not a loopback address: write {_EXAMPLES}; a proxy can serve other hosts")
-    return Address(host=host, port=int(port))
-
-
-def _is_local(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -18,7 +18,8 @@ from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.process import Process
-from pagetier.shm.protocol import ProtocolError, Unpacker, pack
+from pagetier.shm.protocol import ProtocolError, pack
+from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
     Command,
     HasRead,

@@ -33,8 +33,6 @@ from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     Attach,
     Check,
-    Describe,
-    Description,
     Fetch,
     Fetched,
     Findings,
@@ -226,10 +224,6 @@ class Service:
         log.info("resized: %s", changes, extra=event("resized"))
         warnings = [f"warning: {text}" for text in (self.disk.too_large(), self.short_index()) if text]
         return Resized(request.number, [*changes.done, *warnings])
-
-    def describe(self, request: Describe) -> Description:
-        """Returns the configuration in force."""
-        return Description(request.number, self.in_force.described())
 
     def short_index(self) -> str:
         """Returns a warning if the index is too small for the sizes in force, else ""."""

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
+from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.config.value_types import Address
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.families import families
 from pagetier.daemon.metrics.http import OpenConnections, Page, ScrapeConnection

@@ -24,6 +24,7 @@ from pagetier.shm.protocol import (
     Attach,
     Check,
     Describe,
+    Description,
     Detach,
     Detached,
     Fetch,
@@ -37,10 +38,10 @@ from pagetier.shm.protocol import (
     Resize,
     Save,
     Saved,
-    Unpacker,
     pack,
     read_request,
 )
+from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class Connection(asyncio.Protocol):
             case Reserve() | Fetch() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
             case Describe() if self._greeted:
-                self._send(self._service.describe(request))
+                self._send(Description(request.number, self._service.in_force.described()))
             case Save() | Flush() | Check() | Resize() if self._greeted:
                 self._handle_if_allowed(request)
             case _:

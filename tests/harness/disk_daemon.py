@@ -19,7 +19,8 @@ import numpy as np
 from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
-from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
+from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError

@@ -24,11 +24,11 @@ from pagetier.shm.protocol import (
     Request,
     Reserve,
     Reserved,
-    Unpacker,
     Welcome,
     pack,
     read_request,
 )
+from pagetier.shm.unpacker import Unpacker
 
 ANSWER_S = 10.0
 GEOMETRY = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)

@@ -19,8 +19,9 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import BUILD, Answer, Request, Unpacker, pack, read_answer
+from pagetier.shm.protocol import BUILD, Answer, Request, pack, read_answer
 from pagetier.shm.segments import SegmentRequest, Segments, take
+from pagetier.shm.unpacker import Unpacker
 
 WAIT_S = 10.0
 SMALL = Geometry(frame_bytes=4096, frames=64, entries=64, spaces=4)

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from pagetier.daemon.cli import main as cli
 from pagetier.daemon.config.load import ConfigError, load
 from pagetier.daemon.main import main
+from pagetier.shm.exit_codes import Exit
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/kubernetes"
 
 
-def documents(name: str) -> list[Any]:
-    return list(yaml.safe_load_all((DOCS / name).read_text()))
+def document(name: str, kind: str) -> Any:
+    (found,) = (one for one in yaml.safe_load_all((DOCS / name).read_text()) if one["kind"] == kind)
+    return found
+
+
+def configuration() -> str:
+    return str(document("daemonset.yaml", "ConfigMap")["data"]["pagetierd.toml"])
 
 
 @pytest.fixture
 def daemon() -> Any:
-    return documents("daemonset.yaml")[1]["spec"]["template"]["spec"]
+    return document("daemonset.yaml", "DaemonSet")["spec"]["template"]["spec"]
 
 
 @pytest.fixture
 def engine() -> Any:
-    return documents("vllm.yaml")[0]["spec"]
+    return document("vllm.yaml", "Pod")["spec"]
 
 
 def paths(spec: Any) -> dict[str, str]:
@@ -38,7 +47,7 @@ def paths(spec: Any) -> dict[str, str]:
 
 def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: Path) -> None:
     file = tmp_path / "pagetierd.toml"
-    file.write_text(documents("daemonset.yaml")[0]["data"]["pagetierd.toml"])
+    file.write_text(configuration())
     config = load(file, {}, {})
     assert config.socket.parent == Path("/run/pagetier")
     assert paths(daemon)["/run/pagetier"] == "/run/pagetier"
@@ -69,11 +78,36 @@ def test_the_daemon_gets_no_variables_of_services(daemon: Any, engine: Any) -> N
     assert daemon["enableServiceLinks"] is engine["enableServiceLinks"] is False
 
 
+def test_the_probes_are_valid_commands(daemon: Any) -> None:
+    probes = [
+        daemon["containers"][0][f"{kind}Probe"]["exec"]["command"] for kind in ("startup", "readiness", "liveness")
+    ]
+    for program, *words in probes:
+        assert program == "pagetier"
+        done = CliRunner().invoke(cli, [*words, "--socket", "/nowhere/pagetier.sock"])
+        assert done.exit_code == Exit.UNREACHABLE, done.output
+
+
+def test_prometheus_reaches_the_socket_of_the_metrics(daemon: Any) -> None:
+    config = tomllib.loads(configuration())
+    _, relay = daemon["containers"]
+    assert f"UNIX-CONNECT:{config['metrics']['listen']}" in relay["args"]
+    port = document("daemonset.yaml", "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"]
+    assert str(relay["ports"][0]["containerPort"]) == port
+
+
+def test_pods_have_namespaces_and_run_on_nodes_with_gpus(daemon: Any, engine: Any) -> None:
+    for name, kind in (("daemonset.yaml", "DaemonSet"), ("vllm.yaml", "Pod")):
+        namespace = document(name, "Namespace")["metadata"]["name"]
+        assert document(name, kind)["metadata"]["namespace"] == namespace
+    assert daemon["tolerations"] == engine["tolerations"]
+
+
 def test_the_engine_needs_only_the_folder(daemon: Any, engine: Any, tmp_path: Path) -> None:
     assert paths(engine) == {"/run/pagetier": paths(daemon)["/run/pagetier"]}
     assert not {"hostPID", "hostIPC", "hostNetwork"} & engine.keys()
     file = tmp_path / "pagetierd.toml"
-    file.write_text(documents("daemonset.yaml")[0]["data"]["pagetierd.toml"])
+    file.write_text(configuration())
     config = load(file, {}, {})
     assert set(engine["securityContext"]["supplementalGroups"]) == set(config.access.groups)
     assert daemon["securityContext"]["runAsGroup"] in config.access.groups  # the group of the socket

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pagetier.daemon.cli.connect import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
+from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.config.schema import AccessOptions, Config, replaced
 from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 from pagetier.daemon.server.control_socket import locked_out

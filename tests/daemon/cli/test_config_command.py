@@ -59,12 +59,12 @@ def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace().keys(range(16 * 100)), [bytes(60_000)] * 100)
     assert eventually(lambda: daemon.header().disk_pages == 100, 20.0)
-    told = pagetier("resize", daemon, "--disk-size", "4MiB", "--dry-run")
-    assert told.exit_code == Exit.OK and "of 100 will leave the disk: 4MiB has room for" in told.output
+    shown = pagetier("resize", daemon, "--disk-size", "4MiB", "--dry-run")
+    assert shown.exit_code == Exit.OK and "of 100 will leave the disk: 4MiB has room for" in shown.output
     asked = pagetier("resize", daemon, "--disk-size", "4MiB")
     assert asked.exit_code == Exit.USAGE and "--yes" in asked.output
-    shown = pagetier("flush", daemon, "--all", "--dry-run")
-    assert shown.exit_code == Exit.OK and "100 pages" in shown.output
+    flushed = pagetier("flush", daemon, "--all", "--dry-run")
+    assert flushed.exit_code == Exit.OK and "100 pages" in flushed.output
     assert daemon.header().disk_pages == 100 and settings(daemon)["disk.size"]["value"] == "64MiB"
 
 

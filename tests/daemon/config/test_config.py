@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.load import Config, fields, load
-from pagetier.daemon.config.value_types import Address
 
 # One valid raw text for each setting, and its value.
 TYPED = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.config.value_types import Address, address_setting
+from pagetier.daemon.config.address import Address, address_setting
 from pagetier.daemon.metrics import endpoint
 from pagetier.daemon.server.control_socket import SocketError
 

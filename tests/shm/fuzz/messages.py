@@ -33,12 +33,12 @@ from pagetier.shm.protocol import (
     Fetch,
     Observe,
     ProtocolError,
-    Unpacker,
     pack,
     read_answer,
     read_request,
 )
 from pagetier.shm.segments import SegmentRequest, take
+from pagetier.shm.unpacker import Unpacker
 
 # A process that is preempted during a walk would delay the next one, and its response, by ten times as much.
 vars(scan_queue)["_LONG_S"] = math.inf

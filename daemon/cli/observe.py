@@ -1,0 +1,129 @@
+"""Takes a snapshot of a running cache from shared memory, without a request to the daemon."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+
+from pagetier.daemon.cli.snapshot import (
+    ClientStats,
+    DaemonStats,
+    DiskWork,
+    LookupStats,
+    NamespaceStats,
+    PageTier,
+    Snapshot,
+    StoreStats,
+    Tiers,
+)
+from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, PhaseProgress, unpack
+from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
+from pagetier.shm.protocol import BUILD
+
+_NS = 1_000_000_000
+_READS = 1000
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def take_snapshot(observer: Observer) -> Snapshot:
+    """Returns the current state.
+
+    Takes the observing process some milliseconds for a million pages, and the daemon nothing.
+    """
+    header, counts = observer.header(), observer.counts()
+    status = _status(observer)
+    report = status.disk
+    return Snapshot(
+        daemon=_daemon(header, status.progress),
+        tiers=Tiers(memory=_memory(header, counts), disk=_disk(header, report)),
+        disk=report,
+        disk_work=_disk_work(header),
+        lookups=_pick(LookupStats, counts),
+        stores=_pick(StoreStats, header, writing=header.open_entries),
+        namespaces=tuple(map(_namespace, observer.spaces())),
+        clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
+    )
+
+
+def _daemon(header: IndexHeader, progress: PhaseProgress) -> DaemonStats:
+    return _pick(
+        DaemonStats,
+        header,
+        phase=progress.phase,
+        progress=progress.share,
+        build=BUILD,
+        segments=f"{header.segments_id:016x}",
+        namespaces=header.spaces,
+        departed=header.deaths,
+    )
+
+
+def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
+    return PageTier(
+        cap=header.arena_bytes,
+        room=header.arena_bytes,
+        used=header.used_frames * header.frame_bytes,
+        pages=header.pages,
+        bytes=header.bytes,
+        hits=counts.hit_pages,
+        misses=counts.miss_pages,
+        evictions=header.evicted,
+        evicted_bytes=header.evicted_bytes,
+        flushed=header.flushed,
+        bytes_in=counts.stored_bytes,
+        bytes_out=counts.loaded_bytes,
+    )
+
+
+def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
+    return PageTier(
+        cap=report.cap,
+        room=header.disk_frames * header.frame_bytes or report.cap,
+        used=header.disk_used_frames * header.frame_bytes,
+        pages=header.disk_pages,
+        bytes=header.disk_bytes,
+        hits=header.disk_read,
+        misses=header.disk_missed,
+        evictions=header.disk_evicted,
+        evicted_bytes=header.disk_evicted_bytes,
+        flushed=header.disk_flushed,
+        bytes_in=header.disk_written_bytes,
+        bytes_out=header.disk_read_bytes,
+    )
+
+
+def _disk_work(header: IndexHeader) -> DiskWork:
+    written, read, lost = header.disk_written, header.disk_read, header.disk_lost
+    return DiskWork(written=written, read=read, lost=lost, skipped=header.disk_skipped, damaged=header.disk_damaged)
+
+
+def _status(observer: Observer) -> DaemonStatus:
+    """Returns the status of the daemon, which changes about once a second."""
+    for _ in range(_READS):
+        text = observer.status()
+        if text is not None:
+            return unpack(text)
+    return DaemonStatus()
+
+
+def _namespace(space: NamespaceRecord) -> NamespaceStats:
+    return _pick(NamespaceStats, space, label=space.name, digest=space.digest.hex())
+
+
+def _is_client(slot: AttachmentRecord) -> bool:
+    """Returns whether an attachment is a client, not the disk tier's worker."""
+    return slot.token != 0 or slot.name != WORKER_NAME
+
+
+def _client(slot: AttachmentRecord) -> ClientStats:
+    counts = slot.counts
+    age = max(0.0, (time.monotonic_ns() - slot.attached_ns) / _NS)
+    more = {"age_seconds": round(age, 3), "hits": counts.hit_pages, "misses": counts.miss_pages}
+    return msgspec.convert(slot._asdict() | counts._asdict() | more, ClientStats)
+
+
+def _pick(kind: type[_T], numbers: IndexHeader | AttachmentCounts | NamespaceRecord, **more: Any) -> _T:
+    """Returns a `kind` with the values of the same names in `numbers`, and `more`."""
+    return msgspec.convert(numbers._asdict() | more, kind)

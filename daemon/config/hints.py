@@ -1,0 +1,44 @@
+"""Says what to write instead of a wrong name or line in a configuration."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+
+def hint(name: str, known: Iterable[str], spellings: Mapping[str, str] | None = None) -> str:
+    """Returns `; did you mean "..."?` with the known name from which `name` differs by a typo; "" if there is none.
+
+    spellings: How a known name is shown, if differently.
+    """
+    # One wrong or two exchanged characters. Names with a common prefix are similar without being meant.
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=1 - 1.01 / max(2, len(name)))
+    return f'; did you mean "{(spellings or {}).get(near[0], near[0])}"?' if near else ""
+
+
+_LINE: Final = re.compile(r"at line (\d+)")
+_BARE_VALUE: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^\"'\[\]{}#]+?)\s*(?:#.*)?")
+
+
+def advice_for_line(text: str, error: str) -> str:
+    """Returns the line that the parser rejects, and what to write instead if its value lacks quotes or is repeated."""
+    found = _LINE.search(error)
+    line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
+    if not line:
+        return ""
+    if error.startswith("Cannot overwrite a value"):
+        return f': "{line}" sets a key again: remove one of the two lines'
+    bare = _BARE_VALUE.fullmatch(line)
+    return f': "{line}": write {bare[1]} = "{bare[2]}", in quotes' if bare else f': "{line}"'
+
+
+_OF_SERVICE: Final = re.compile(r"PAGETIER_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
+
+
+def set_by_kubernetes(name: str) -> str:
+    """Returns where a variable comes from that Kubernetes sets for a Service named pagetier; "" for others."""
+    if not _OF_SERVICE.fullmatch(name):
+        return ""
+    return "Kubernetes sets it for a Service named pagetier: set enableServiceLinks: false in the pod's specification"
