@@ -17,14 +17,14 @@ _ROOMS: Final = ("client", "daemon", "kernels", "tiers")
 
 
 def mutant(name: str, folder: Path) -> Path:
-    """Builds the core with a patch of the stress tests, DRIVER/NAME; returns the folder to put first on the path."""
+    """Builds the core with a mutant of the stress tests, DRIVER/NAME; returns the folder to put first on the path."""
     package = folder / "pagetier"
     shutil.copytree(ROOT / "shm", package / "shm", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for room in _ROOMS:
         (package / room).symlink_to(ROOT / room)
     (package / "__init__.py").symlink_to(ROOT / "src" / "pagetier" / "__init__.py")
-    patch = _STRESS / "mutants" / f"{name}.patch"
-    subprocess.run([sys.executable, _STRESS / "mutate.py", patch, package / "shm" / "core"], check=True)
+    mutate = [sys.executable, _STRESS / "mutate.py", _STRESS / "mutants.txt", package / "shm" / "core", name]
+    subprocess.run(mutate, check=True)
     _compile(package / "shm")
     return folder
 

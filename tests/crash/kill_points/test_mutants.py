@@ -8,17 +8,16 @@ import pytest
 
 from kill_points.cases import Case, run
 from kill_points.control import Action
-from kill_points.instrumented_build import HERE, ROOT
+from kill_points.instrumented_build import HERE
 from kill_points.operation import Operation, Role
 from kill_points.operations import Load, Store, StoreByRanks, StorePart
 from kill_points.scene import Scene
 from kill_points.sweep import stage
 
-_OF_THE_CORE = ROOT / "tests" / "shm" / "stress" / "mutants" / "crash"
 # On a busy machine the other ranks must have reached the same place before the dead one is reaped.
 _SLOW = ("--store-quarantine", "0.5s")
 MISTAKES = [
-    (_OF_THE_CORE / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that are not taken"),
+    (HERE / "mutants" / "pins-of-the-dead-stay.patch", Load, "match.stamped", "pinned by slots that are not taken"),
     (HERE / "mutants" / "parts-of-the-dead-stay.patch", Store, "copy.piece", "was not released|which is not taken"),
     (HERE / "mutants" / "finished-parts-of-the-dead-stay.patch", StorePart, "part.gone", "was not released"),
     (HERE / "mutants" / "one-part-is-enough.patch", StoreByRanks, "copy.piece", "a page has wrong content"),

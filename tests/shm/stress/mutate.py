@@ -1,28 +1,40 @@
-"""Applies a unified diff to the files of a folder, by their base names, or fails.
+"""Makes the replacements of one mutant in the files of a folder, or fails.
 
-usage: mutate.py PATCH FOLDER
+usage: mutate.py MUTANTS FOLDER [NAME]
 
-It needs no patch(1), which a machine that builds pagetier may lack. Every hunk must be found word for word and exactly
-once: a mutant that no longer fits the core must be rewritten, not guessed at. Failpoints (core/common/failpoints.h) are
-removed first, because they compile to nothing here.
+In the text MUTANTS a mutant begins with [NAME] and a sentence. Then come its replacements: the name of a file, and its
+lines, which begin with "-" (old), "+" (new) or a space (both). Without NAME, MUTANTS is one unified diff.
+
+The old lines must be found word for word and exactly once: a mutant that no longer fits the code must be rewritten, not
+guessed at. Failpoints (core/common/failpoints.h) are removed first, because they compile to nothing here.
 """
 
 import re
 import sys
 from pathlib import Path
 
+FILE = re.compile(r"(?:\+\+\+ \S*?)?(\w+/)*(\w+\.\w+)")
 
-def hunks(diff: str) -> list[tuple[str, str, str]]:
-    """Returns file name, text before and text after of each hunk."""
+
+def read_lines(text: str, name: str) -> list[str]:
+    """Returns the lines of this mutant. Raises ValueError if there is not exactly one with the name."""
+    _, mutant = text.split(f"[{name}]\n")
+    return mutant.split("\n[")[0].splitlines()
+
+
+def replacements(lines: list[str]) -> list[tuple[str, str, str]]:
+    """Returns file name, old text and new text of each replacement."""
     found: list[tuple[str, str, str]] = []
-    for part in re.split(r"^--- ", diff, flags=re.MULTILINE)[1:]:
-        name = Path(part.splitlines()[1].removeprefix("+++ ").split()[0]).name
-        for body in re.split(r"^@@.*\n", part, flags=re.MULTILINE)[1:]:
-            lines = body.splitlines(keepends=True)
-            before = "".join(line[1:] for line in lines if line[0] in " -")
-            after = "".join(line[1:] for line in lines if line[0] in " +")
-            found.append((name, before, after))
-    return found
+    for line in lines:
+        if file := FILE.fullmatch(line):
+            found.append((file[2], "", ""))
+        elif found and line.startswith("@@"):
+            found.append((found[-1][0], "", ""))
+        elif found and line and not line.startswith("--- "):
+            name, old, new = found[-1]
+            kept = line[1:] + "\n"
+            found[-1] = name, old + kept * (line[0] in " -"), new + kept * (line[0] in " +")
+    return [one for one in found if one[1] or one[2]]
 
 
 def without_points(text: str) -> str:
@@ -30,16 +42,15 @@ def without_points(text: str) -> str:
     return re.sub(r'^[ \t]*PT_POINT\("[\w.]+"\);\n', "", text, flags=re.MULTILINE)
 
 
-def main(patch: Path, folder: Path) -> None:
-    """Applies all hunks, or exits with the hunk that does not fit."""
-    for name, before, after in hunks(patch.read_text()):
-        (path,) = folder.rglob(name)
-        text = without_points(path.read_text())
-        if text.count(before) != 1:
-            sys.exit(
-                f"{patch}: a hunk for {name} was found {text.count(before)} times, not once: the patch does not apply"
-            )
-        path.write_text(text.replace(before, after))
+def main(mutants: Path, folder: Path, name: str = "") -> None:
+    """Makes all replacements, or exits with the one that does not fit."""
+    text = mutants.read_text()
+    for file, old, new in replacements(read_lines(text, name) if name else text.splitlines()):
+        (path,) = folder.rglob(file)
+        before = without_points(path.read_text())
+        if before.count(old) != 1:
+            sys.exit(f"{mutants} {name}: old lines of {file} were found {before.count(old)} times, not once")
+        path.write_text(before.replace(old, new))
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]))
+main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -1,30 +1,20 @@
-# usage: FIXED=... sh refute.sh SEED BUILT_MUTANT...  FIXED: the prefix that TSan needs (see Makefile).
-#   Each mutant must be refuted: its driver must end with a finding within some tries.
-seed=$1
-shift
-log=build/refute.log
+# usage: FIXED=... sh refute.sh SEED MUTANT  FIXED: the prefix that TSan needs (see Makefile).
+#   The mutant must be refuted: its driver must end with a finding within some tries. Prints how long it took, and what was
+#   found; fails if the mutant survives all tries.
+seed=$1 name=$2
 tries=10 seconds=4
+run=build/mutants/$name/run
 
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
 
-# Prints how long it took and what was found; fails if the mutant survives all tries.
-refute() {
-    name=$(dirname "${1#build/mutants/}")
-    began=$(milliseconds)
-    for try in $(seq $tries); do
-        $FIXED "$1" $((seed + try)) $seconds >"$log" 2>&1
-        status=$?
-        [ $status = 0 ] && continue
-        found=$(grep -m1 "FINDING\|data race" "$log" || echo "it ended with status $status")
-        printf 'mutant     %-43s refuted after %5d ms: %.80s\n' "$name" $(($(milliseconds) - began)) "${found#FINDING: }"
-        return 0
-    done
-    echo "mutant     $name SURVIVED $tries runs of $seconds s, seeds from $((seed + 1)) on"
-    return 1
-}
-
-failed=0
-for mutant; do
-    refute "$mutant" || failed=1
+began=$(milliseconds)
+for try in $(seq $tries); do
+    $FIXED "$run" $((seed + try)) $seconds >"$run.log" 2>&1
+    status=$?
+    [ $status = 0 ] && continue
+    found=$(grep -m1 "FINDING\|data race" "$run.log" || echo "it ended with status $status")
+    printf 'mutant     %-43s refuted after %5d ms: %.80s\n' "$name" $(($(milliseconds) - began)) "${found#FINDING: }"
+    exit 0
 done
-exit $failed
+echo "mutant     $name SURVIVED $tries runs of $seconds s, seeds from $((seed + 1)) on"
+exit 1
