@@ -55,7 +55,6 @@ static void damage_and_adopt(place *p)
     expect_sound(&p->owner, "after the dead processes were reaped");
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     place *p = &here;
@@ -67,9 +66,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
             act_by_choice(p);
     }
     forget_all(p);
-    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
-    for (uint32_t i = 0; i < ENGINES; i++)
-        pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
-    expect_all_returned(&p->owner);
+    place_end(p);
     return 0;
 }

@@ -54,7 +54,6 @@ static void choose_header(choices *c, pt_header *h, pt_locks_header *l, pt_sizes
         ((uint64_t *)l)[choose(c, 3)] = choose_odd(c);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     static pt_header h;

@@ -92,7 +92,6 @@ static void step(place *p)
         expect_sound(&p->owner, "after a step");
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     place *p = &here;
@@ -103,9 +102,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (wild)
         place_adopt(p, place_alive(p));
     expect_sound(&p->owner, "at the end");
-    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
-    for (uint32_t i = 0; i < ENGINES; i++)
-        pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
-    expect_all_returned(&p->owner);
+    place_end(p);
     return 0;
 }

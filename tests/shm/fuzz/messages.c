@@ -28,7 +28,6 @@ static void python_begin(void)
     PyConfig_Clear(&config);
 }
 
-int LLVMFuzzerInitialize(int *count, char ***arguments);
 int LLVMFuzzerInitialize(int *count, char ***arguments)
 {
     (void)count, (void)arguments;
@@ -44,7 +43,6 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     return 0;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     PyObject *done = PyObject_CallFunction(take, "y#", (const char *)data, (Py_ssize_t)bytes);

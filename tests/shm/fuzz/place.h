@@ -42,7 +42,6 @@ typedef struct {
 /* The build renames clock_gettime to place_clock: an input always does the same. */
 static uint64_t place_now;
 
-int place_clock(clockid_t clock, struct timespec *now);
 int place_clock(clockid_t clock, struct timespec *now)
 {
     (void)clock;
@@ -112,4 +111,13 @@ static inline pt_session *choose_engine(place *p, uint32_t *engine)
 {
     *engine = choose(&p->choices, ENGINES);
     return &p->engines[*engine];
+}
+
+/* Ends all processes: everything must return. */
+static inline void place_end(place *p)
+{
+    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
+    for (uint32_t i = 0; i < ENGINES; i++)
+        pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
+    expect_all_returned(&p->owner);
 }

@@ -83,7 +83,6 @@ static void divert_a_chain(place *p)
     engine_copy(p);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     place *p = &here;

@@ -40,14 +40,12 @@ static void adopt(trial *t)
 
 static void store_some(trial *t)
 {
-    pt_request r = {.slot = t->session.slot, .part = 0, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
+    pt_request r = {.slot = t->session.slot, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
     for (uint32_t n = 0; n < MANY; n++) {
         uint32_t id = page_with_parts(&t->random, 1);
-        uint64_t size = page_size(id);
         uint8_t key[PT_KEY_BYTES];
-        pt_answer a;
         page_key(id, key);
-        pt_reserve(&t->owner, &r, key, &size, 1, &a);
+        pt_answer a = reserve_page(&t->owner, &r, key, page_size(id));
         if (a.outcome == PT_GRANTED && !rng_one_in(&t->random, 8))
             page_write(&t->session.view, a.entry, id, 0, t->memory), pt_part_finish(&t->session.view, a.entry, 0);
     }
@@ -153,11 +151,10 @@ static void damage_and_adopt(trial *t)
 static uint32_t store_crowd(trial *t, uint32_t *entries, uint64_t *serials)
 {
     uint32_t stored = 0;
-    pt_request r = {.slot = t->session.slot, .part = 0, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
+    pt_request r = {.slot = t->session.slot, .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
     for (uint32_t n = 0; n < ALL; n++) {
-        uint64_t words[4] = {n < FIRST ? 0 : PT_WINDOW - 1, n, n, n}, size = 8;
-        pt_answer a;
-        pt_reserve(&t->owner, &r, (uint8_t *)words, &size, 1, &a);
+        uint64_t words[4] = {n < FIRST ? 0 : PT_WINDOW - 1, n, n, n};
+        pt_answer a = reserve_page(&t->owner, &r, (uint8_t *)words, 8);
         if (a.outcome != PT_GRANTED)
             continue;
         page_fill(t->memory, n, 0, 8);
@@ -191,8 +188,7 @@ static void adopt_in_another_order(trial *t)
 int main(int count, char **arguments)
 {
     static trial t;
-    (void)count;
-    run r = run_begin("adoption", arguments);
+    run r = run_begin("adoption", count, arguments);
     t.random = rng_stream(r.seed, 0);
     adopt_in_another_order(&t);
     while (!run_over(&r))

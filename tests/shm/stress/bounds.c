@@ -3,30 +3,28 @@
 
 static uint64_t bounded(const pt_session *s) { return atomic_load(&s->view.uses[s->slot].bounded); }
 
-static void matches_end_at_the_quota_of_pinned_frames(void)
+CASE(matches_end_at_the_quota_of_pinned_frames, 8, 4)
 {
-    scene s = scene_new(8, 4);
-    pt_answer pages[3] = {store(&s, "a"), store(&s, "b"), store(&s, "c")};
+    pt_answer pages[3] = {store(s, "a"), store(s, "b"), store(s, "c")};
     uint32_t entries[3] = {pages[0].entry, pages[1].entry, pages[2].entry};
     uint64_t serials[3] = {pages[0].serial, pages[1].serial, pages[2].serial};
-    settle(&s, NOON);
-    atomic_store(&s.owner.view.header->pin_frames, 2);
+    settle(s, NOON);
+    atomic_store(&s->owner.view.header->pin_frames, 2);
     for (int times = 0; times < 2; times++) { /* a page that is pinned twice counts once */
-        EXPECT(pt_repin(&s.other, entries, serials, 3) == 2 && s.other.frames == 2);
-        EXPECT(!there(&s.other, "c") && there(&s.other, "a") && there(&s.one, "c"));
+        EXPECT(pt_repin(&s->other, entries, serials, 3) == 2 && s->other.frames == 2);
+        EXPECT(!there(&s->other, "c") && there(&s->other, "a") && there(&s->one, "c"));
     }
-    EXPECT(bounded(&s.other) == 4 && !bounded(&s.one));
-    EXPECT(!(atomic_load(&s.other.view.locks[entries[2]].word) & PT_PINS));
-    atomic_store(&s.owner.view.header->pin_frames, 3);
-    EXPECT(there(&s.other, "c"));
-    atomic_store(&s.owner.view.header->pin_frames, 2);
+    EXPECT(bounded(&s->other) == 4 && !bounded(&s->one));
+    EXPECT(!(atomic_load(&s->other.view.locks[entries[2]].word) & PT_PINS));
+    atomic_store(&s->owner.view.header->pin_frames, 3);
+    EXPECT(there(&s->other, "c"));
+    atomic_store(&s->owner.view.header->pin_frames, 2);
     for (int times = 0; times < 2; times++)
-        pt_release(&s.other, entries, 2);
-    EXPECT(!s.other.frames && there(&s.other, "c"));
-    atomic_store(&s.owner.view.header->pin_frames, 0);
-    EXPECT(pt_repin(&s.other, entries, serials, 3) == 3);
-    pt_release(&s.other, entries, 3);
-    scene_end(&s);
+        pt_release(&s->other, entries, 2);
+    EXPECT(!s->other.frames && there(&s->other, "c"));
+    atomic_store(&s->owner.view.header->pin_frames, 0);
+    EXPECT(pt_repin(&s->other, entries, serials, 3) == 3);
+    pt_release(&s->other, entries, 3);
 }
 
 enum { MANY = PT_PASSES + 500 };
@@ -50,59 +48,46 @@ static uint32_t reserve_many(scene *s, uint32_t count, rng *names, pt_answer *an
     return granted;
 }
 
-static void unpinned_pages_are_found_among_very_many_pinned_ones(void)
+CASE(unpinned_pages_are_found_among_very_many_pinned_ones, MANY, MANY)
 {
     static pt_answer answers[MANY], more[2];
     static uint32_t entries[MANY];
     static uint64_t serials[MANY];
-    scene s = scene_new(MANY, MANY);
     rng names = rng_stream(1, 1);
-    EXPECT(reserve_many(&s, MANY, &names, answers) == MANY);
-    settle(&s, s.now);
+    EXPECT(reserve_many(s, MANY, &names, answers) == MANY);
+    settle(s, s->now);
     for (uint32_t i = 0; i < MANY; i++)
         entries[i] = answers[i].entry, serials[i] = answers[i].serial;
-    EXPECT(pt_repin(&s.other, entries, serials, MANY) == MANY);
+    EXPECT(pt_repin(&s->other, entries, serials, MANY) == MANY);
     for (int times = 0; times < 2; times++) {
-        EXPECT(!reserve_many(&s, 2, &names, more) && s.owner.leased_until > s.now);
-        pt_release(&s.other, &entries[times], 1);
-        pt_release(&s.other, &entries[MANY - 1 - times], 1);
-        EXPECT(reserve_many(&s, 2, &names, more) == 2);
-        settle(&s, s.now);
-        EXPECT(pt_repin(&s.other, &more[0].entry, &more[0].serial, 1) && pt_repin(&s.other, &more[1].entry, &more[1].serial, 1));
-        EXPECT(!pt_repin(&s.other, &entries[times], &serials[times], 1));
+        EXPECT(!reserve_many(s, 2, &names, more) && s->owner.leased_until > s->now);
+        pt_release(&s->other, &entries[times], 1);
+        pt_release(&s->other, &entries[MANY - 1 - times], 1);
+        EXPECT(reserve_many(s, 2, &names, more) == 2);
+        settle(s, s->now);
+        EXPECT(repin(&s->other, &more[0]) && repin(&s->other, &more[1]));
+        EXPECT(!pt_repin(&s->other, &entries[times], &serials[times], 1));
     }
-    pt_reap(&s.owner, s.other.slot, s.now);
-    EXPECT(reserve_many(&s, 2, &names, more) == 2);
-    scene_end(&s);
+    pt_reap(&s->owner, s->other.slot, s->now);
+    EXPECT(reserve_many(s, 2, &names, more) == 2);
 }
 
-static void every_open_reservation_gets_its_turn(void)
+CASE(every_open_reservation_gets_its_turn, 16, 16)
 {
-    scene s = scene_new(16, 16);
     pt_answer all[8];
     for (uint32_t i = 0; i < 8; i++)
-        all[i] = ask(&s, &s.one, (char[]){(char)('a' + i), 0}, FRAME, 0, 1);
-    EXPECT(finish(&s, &all[7], 0));
+        all[i] = ask(s, &s->one, (char[]){(char)('a' + i), 0}, FRAME, 0, 1);
+    EXPECT(finish(s, &all[7], 0));
     for (uint32_t turn = 0; turn < 4; turn++) {
-        EXPECT(s.owner.view.header->open_entries == 8);
-        pt_settle_turn(&s.owner, NOON, turn < 3 ? 2 : 1);
-        expect_sound(&s.owner, "after a turn");
+        EXPECT(s->owner.view.header->open_entries == 8);
+        pt_settle_turn(&s->owner, NOON, turn < 3 ? 2 : 1);
+        expect_sound(&s->owner, "after a turn");
     }
-    pt_settle_turn(&s.owner, NOON, 1);
-    EXPECT(s.owner.view.header->open_entries == 7);
-    pt_settle_turn(&s.owner, s.now + 2 * TTL, 100);
-    EXPECT(s.owner.view.header->counters.expired == 7);
-    pt_reap(&s.owner, s.one.slot, NOON);
-    scene_end(&s);
+    pt_settle_turn(&s->owner, NOON, 1);
+    EXPECT(s->owner.view.header->open_entries == 7);
+    pt_settle_turn(&s->owner, s->now + 2 * TTL, 100);
+    EXPECT(s->owner.view.header->counters.expired == 7);
+    pt_reap(&s->owner, s->one.slot, NOON);
 }
 
-int main(int count, char **arguments)
-{
-    (void)count;
-    run r = run_begin("bounds", arguments);
-    matches_end_at_the_quota_of_pinned_frames();
-    unpinned_pages_are_found_among_very_many_pinned_ones();
-    every_open_reservation_gets_its_turn();
-    run_end(&r, "%u cases,", 3u);
-    return 0;
-}
+int main(int count, char **arguments) { return run_cases("bounds", count, arguments); }

@@ -12,7 +12,6 @@
 
 #define ENGINES 5u
 
-typedef void role_step(client *);
 static role_step *const roles[ENGINES] = {NULL /* the keeper: never killed */, reader_step, any_step, writer_step,
                                           any_step};
 
@@ -52,19 +51,6 @@ static void kill_now(pid_t pid, const char *name)
         finding("%s ended without being killed, status %x", name, (unsigned)status);
 }
 
-_Noreturn static void engine_life(client *c, role_step *step)
-{
-    keeper k = {.client = c};
-    mprotect(c->world->index, c->world->sizes.index, PROT_READ);
-    while (!atomic_load_explicit(&c->world->stop, memory_order_relaxed))
-        if (step)
-            step(c);
-        else
-            keeper_step(&k);
-    keeper_end(&k);
-    _exit(0);
-}
-
 static void engine_start(supervisor *s, uint32_t i)
 {
     engine *e = &s->engines[i];
@@ -75,8 +61,11 @@ static void engine_start(supervisor *s, uint32_t i)
     *c = (client){.world = s->world, .session = &session, .box = &s->world->boxes[i], .did = before};
     c->random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
     e->pid = fork_mortal();
-    if (!e->pid)
-        engine_life(c, roles[i]);
+    if (!e->pid) {
+        mprotect(s->world->index, s->world->sizes.index, PROT_READ);
+        client_live(c, roles[i]);
+        _exit(0);
+    }
     session_end(&session);
 }
 
@@ -248,8 +237,7 @@ static void begin(supervisor *s)
 
 int main(int count, char **arguments)
 {
-    (void)count;
-    run r = run_begin("crash", arguments);
+    run r = run_begin("crash", count, arguments);
     supervisor s = {.world = world_new(r.seed, ENTRIES, FRAMES), .random = rng_stream(r.seed, 0)};
     s.clients = shared_memory(pt_round_up(ENGINES * sizeof *s.clients));
     begin(&s);

@@ -93,12 +93,11 @@ static inline void service_answer_all(service *s)
 static inline void service_churn(service *s)
 {
     uint32_t id = page_with_parts(&s->random, 1);
-    uint64_t now = pt_now_ns(), size = page_size(id);
-    pt_request r = {.slot = s->ghost.session->slot, .space = page_space(id), .part = 0, .parts = 1, .now = now, .expires_ns = now + 1000000};
-    pt_answer a;
+    uint64_t now = pt_now_ns();
+    pt_request r = {.slot = s->ghost.session->slot, .space = page_space(id), .parts = 1, .now = now, .expires_ns = now + 1000000};
     uint8_t key[PT_KEY_BYTES];
     page_key(id, key);
-    pt_reserve(&s->owner, &r, key, &size, 1, &a);
+    pt_answer a = reserve_page(&s->owner, &r, key, page_size(id));
     if (a.outcome == PT_GRANTED)
         client_publish(&s->ghost, a.entry, id, 0, r.expires_ns);
     if (a.outcome == PT_REFUSED_FULL)

@@ -144,8 +144,7 @@ static void phase(trial *t)
 
 int main(int count, char **arguments)
 {
-    (void)count;
-    run r = run_begin("dictionary", arguments);
+    run r = run_begin("dictionary", count, arguments);
     world *w = world_new(r.seed, KEYS, 1);
     trial t = {.v = world_view(w), .random = rng_stream(r.seed, 0)};
     t.d = pt_dict_of(&t.v, 0);

@@ -3,240 +3,187 @@
 
 /* ---- written, evicted, read ---- */
 
-static void an_evicted_page_is_found_on_disk(void)
+DISK_CASE(an_evicted_page_is_found_on_disk, 8, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    pt_answer a = store_written(&s, "a");
-    EXPECT(in_memory(&s, "a") && evict(&s) && used(&s) == 0);
-    EXPECT(state_of(&s, a.entry) == PT_ON_DISK && on_disk_alone(&s, "a"));
-    store(&s, "b");
-    EXPECT(look(&s, "ba").count == 1 && look(&s, "ba").reach == 2);
-    EXPECT(look(&s, "ab").count == 0 && look(&s, "ab").reach == 2); /* continues over pages in memory */
-    EXPECT(look(&s, "acb").reach == 1);
-    EXPECT(dropped(&s, ""));
-    disk_scene_end(&s);
+    pt_answer a = store_written(s, "a");
+    EXPECT(in_memory(s, "a") && evict(s) && used(s) == 0);
+    EXPECT(state_of(s, a.entry) == PT_ON_DISK && on_disk_alone(s, "a"));
+    store(s, "b");
+    EXPECT(look(s, "ba").count == 1 && look(s, "ba").reach == 2);
+    EXPECT(look(s, "ab").count == 0 && look(s, "ab").reach == 2); /* continues over pages in memory */
+    EXPECT(look(s, "acb").reach == 1);
+    EXPECT(dropped(s, ""));
 }
 
-static void a_page_on_disk_is_read(void)
+DISK_CASE(a_page_on_disk_is_read, 8, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    pt_answer before = store_written(&s, "a");
-    EXPECT(fetch(&s, 'a').outcome == PT_PRESENT && evict(&s));
-    pt_answer a = fetch(&s, 'a');
-    EXPECT(a.outcome == PT_GRANTED && a.entry == before.entry && a.serial != before.serial && used(&s) == 1);
-    EXPECT(on_disk_alone(&s, "a") && fetch(&s, 'a').outcome == PT_PENDING);
-    EXPECT(ask(&s, &s.other, "a", FRAME, 0, 1).outcome == PT_PENDING);
-    EXPECT(finish(&s, &a, 0) && in_memory(&s, "a"));
-    settle(&s, later(&s));
-    EXPECT(evict(&s) && on_disk_alone(&s, "a")); /* need not be written again */
-    EXPECT(fetch(&s, 'x').outcome == PT_ABSENT);
-    disk_scene_end(&s);
+    pt_answer before = store_written(s, "a");
+    EXPECT(fetch(s, "a").outcome == PT_PRESENT && evict(s));
+    pt_answer a = fetch(s, "a");
+    EXPECT(a.outcome == PT_GRANTED && a.entry == before.entry && a.serial != before.serial && used(s) == 1);
+    EXPECT(on_disk_alone(s, "a") && fetch(s, "a").outcome == PT_PENDING);
+    EXPECT(ask(s, &s->other, "a", FRAME, 0, 1).outcome == PT_PENDING);
+    EXPECT(finish(s, &a, 0) && in_memory(s, "a"));
+    settle(s, later(s));
+    EXPECT(evict(s) && on_disk_alone(s, "a")); /* need not be written again */
+    EXPECT(fetch(s, "x").outcome == PT_ABSENT);
 }
 
-static void a_page_on_disk_is_stored_again(void)
+DISK_CASE(a_page_on_disk_is_stored_again, 8, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    EXPECT(evict(&s));
-    pt_answer first = ask(&s, &s.one, "a", FRAME, 0, 2), second = ask(&s, &s.other, "a", FRAME, 1, 2);
-    EXPECT(first.outcome == PT_GRANTED && second.outcome == PT_GRANTED && on_disk_alone(&s, "a"));
-    EXPECT(finish(&s, &first, 0) && finish(&s, &second, 1) && in_memory(&s, "a"));
-    EXPECT(on_disk_frames(&s) == 1 && dropped(&s, ""));
-    disk_scene_end(&s);
+    store_written(s, "a");
+    EXPECT(evict(s));
+    pt_answer first = ask(s, &s->one, "a", FRAME, 0, 2), second = ask(s, &s->other, "a", FRAME, 1, 2);
+    EXPECT(first.outcome == PT_GRANTED && second.outcome == PT_GRANTED && on_disk_alone(s, "a"));
+    EXPECT(finish(s, &first, 0) && finish(s, &second, 1) && in_memory(s, "a"));
+    EXPECT(on_disk_frames(s) == 1 && dropped(s, ""));
 }
 
-static void an_abandoned_refill_keeps_the_copy_on_disk(void)
+DISK_CASE(an_abandoned_refill_keeps_the_copy_on_disk, 8, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    EXPECT(evict(&s));
-    pt_answer a = fetch(&s, 'a');
-    pt_part_abandon(&s.one.view, a.entry, 0);
-    pt_answer again = fetch(&s, 'a'); /* at once: the first one is not settled yet */
-    EXPECT(again.outcome == PT_GRANTED && again.entry != a.entry && on_disk_frames(&s) == 1);
-    pt_part_abandon(&s.one.view, again.entry, 0);
-    pt_answer stored = ask(&s, &s.other, "a", FRAME, 0, 1);
-    EXPECT(stored.outcome == PT_GRANTED && s.owner.view.header->disk_pages == 1 && used(&s) == 1);
-    pt_reap(&s.owner, s.other.slot, later(&s));
-    expect_sound(&s.owner, "after a death");
-    EXPECT(on_disk_alone(&s, "a") && used(&s) == 0 && dropped(&s, ""));
-    disk_scene_end(&s);
+    store_written(s, "a");
+    EXPECT(evict(s));
+    pt_answer a = fetch(s, "a");
+    pt_part_abandon(&s->one.view, a.entry, 0);
+    pt_answer again = fetch(s, "a"); /* at once: the first one is not settled yet */
+    EXPECT(again.outcome == PT_GRANTED && again.entry != a.entry && on_disk_frames(s) == 1);
+    pt_part_abandon(&s->one.view, again.entry, 0);
+    pt_answer stored = ask(s, &s->other, "a", FRAME, 0, 1);
+    EXPECT(stored.outcome == PT_GRANTED && s->owner.view.header->disk_pages == 1 && used(s) == 1);
+    pt_reap(&s->owner, s->other.slot, later(s));
+    expect_sound(&s->owner, "after a death");
+    EXPECT(on_disk_alone(s, "a") && used(s) == 0 && dropped(s, ""));
 }
 
-static void a_copy_without_an_entry_is_dropped(void)
+DISK_CASE(a_copy_without_an_entry_is_dropped, 1, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(1, 4, 4, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    EXPECT(evict(&s));
-    pt_answer a = fetch(&s, 'a');
-    pt_part_abandon(&s.one.view, a.entry, 0);
-    settle(&s, later(&s));
-    EXPECT(nowhere(&s, "a") && dropped(&s, "a") && on_disk_frames(&s) == 0);
-    disk_scene_end(&s);
+    store_written(s, "a");
+    EXPECT(evict(s));
+    pt_answer a = fetch(s, "a");
+    pt_part_abandon(&s->one.view, a.entry, 0);
+    settle(s, later(s));
+    EXPECT(nowhere(s, "a") && dropped(s, "a") && on_disk_frames(s) == 0);
 }
 
-static void a_page_of_another_size_replaces_it(void)
+DISK_CASE(a_page_of_another_size_replaces_it, 8, 4, 4, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    pt_answer a = store_written(&s, "a");
-    EXPECT(evict(&s));
-    EXPECT(pt_try(&s.other, a.entry) == PT_ON_DISK); /* a reader compares its key */
-    EXPECT(ask(&s, &s.one, "a", 2 * FRAME, 0, 1).outcome == PT_PENDING && dropped(&s, ""));
-    pt_keep(&s.other, a.entry, false);
-    pt_answer other = ask(&s, &s.one, "a", 2 * FRAME, 0, 1);
-    EXPECT(other.outcome == PT_GRANTED && dropped(&s, "a") && on_disk_frames(&s) == 0);
-    EXPECT(nowhere(&s, "a") && finish(&s, &other, 0) && in_memory(&s, "a"));
-    EXPECT(!report(&s, 'a', FRAME, NOON)); /* nor is it accepted from a report */
-    disk_scene_end(&s);
+    pt_answer a = store_written(s, "a");
+    EXPECT(evict(s));
+    EXPECT(pt_try(&s->other, a.entry) == PT_ON_DISK); /* a reader compares its key */
+    EXPECT(ask(s, &s->one, "a", 2 * FRAME, 0, 1).outcome == PT_PENDING && dropped(s, ""));
+    pt_keep(&s->other, a.entry, false);
+    pt_answer other = ask(s, &s->one, "a", 2 * FRAME, 0, 1);
+    EXPECT(other.outcome == PT_GRANTED && dropped(s, "a") && on_disk_frames(s) == 0);
+    EXPECT(nowhere(s, "a") && finish(s, &other, 0) && in_memory(s, "a"));
+    EXPECT(!report(s, "a", FRAME, NOON)); /* nor is it accepted from a report */
 }
 
 /* ---- being written ---- */
 
-static void a_page_that_is_being_written_stays(void)
+DISK_CASE(a_page_that_is_being_written_stays, 8, 1, 4, PT_WRITE_EVICTED)
 {
     uint32_t entry;
-    scene s = disk_scene(8, 1, 4, PT_WRITE_EVICTED);
-    store(&s, "a");
-    EXPECT(order(&s, 1, &entry) == 1 && order(&s, 1, &entry) == 0);
-    EXPECT(!evict(&s) && flush(&s, PT_TIER_MEMORY | PT_TIER_DISK).kept == 1 && flush(&s, PT_TIER_DISK).kept == 1);
-    EXPECT(ask(&s, &s.one, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL && in_memory(&s, "a"));
-    EXPECT(report(&s, 'a', FRAME, NOON) && dropped(&s, "")); /* a drop would arrive after the write */
-    end_order(&s, entry, PT_WRITE_DONE);
-    end_order(&s, entry, PT_WRITE_DONE);
-    end_order(&s, 8, PT_WRITE_DONE);
-    EXPECT(s.owner.view.header->counters.disk_written == 1 && evict(&s) && on_disk_alone(&s, "a"));
-    disk_scene_end(&s);
+    store(s, "a");
+    EXPECT(order(s, 1, &entry) == 1 && order(s, 1, &entry) == 0);
+    EXPECT(!evict(s) && flush(s, PT_TIER_MEMORY | PT_TIER_DISK).kept == 1 && flush(s, PT_TIER_DISK).kept == 1);
+    EXPECT(ask(s, &s->one, "b", FRAME, 0, 1).outcome == PT_REFUSED_FULL && in_memory(s, "a"));
+    EXPECT(report(s, "a", FRAME, NOON) && dropped(s, "")); /* a drop would arrive after the write */
+    end_order(s, entry, PT_WRITE_DONE);
+    end_order(s, entry, PT_WRITE_DONE);
+    end_order(s, 8, PT_WRITE_DONE);
+    EXPECT(s->owner.view.header->counters.disk_written == 1 && evict(s) && on_disk_alone(s, "a"));
 }
 
-static void a_page_that_leaves_the_disk_is_dropped(void)
+DISK_CASE(a_page_that_leaves_the_disk_is_dropped, 8, 4, 1, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 4, 1, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    EXPECT(evict(&s));
-    store_written(&s, "b");
-    EXPECT(dropped(&s, "a") && nowhere(&s, "a") && in_memory(&s, "b"));
-    EXPECT(flush(&s, PT_TIER_DISK).dropped == 1 && dropped(&s, "b") && in_memory(&s, "b"));
-    EXPECT(flush(&s, PT_TIER_DISK).dropped == 0 && flush(&s, PT_TIER_MEMORY).dropped == 1 && nowhere(&s, "b"));
-    disk_scene_end(&s);
+    store_written(s, "a");
+    EXPECT(evict(s));
+    store_written(s, "b");
+    EXPECT(dropped(s, "a") && nowhere(s, "a") && in_memory(s, "b"));
+    EXPECT(flush(s, PT_TIER_DISK).dropped == 1 && dropped(s, "b") && in_memory(s, "b"));
+    EXPECT(flush(s, PT_TIER_DISK).dropped == 0 && flush(s, PT_TIER_MEMORY).dropped == 1 && nowhere(s, "b"));
 }
 
-static void a_failed_write_is_not_retried(void)
+DISK_CASE(a_failed_write_is_not_retried, 8, 4, 4, PT_WRITE_EVICTED)
 {
     uint32_t entry;
-    scene s = disk_scene(8, 4, 4, PT_WRITE_EVICTED);
-    store(&s, "a");
-    EXPECT(order(&s, 1, &entry) == 1);
-    end_order(&s, entry, PT_WRITE_AGAIN);
-    EXPECT(order(&s, 1, &entry) == 1);
-    end_order(&s, entry, PT_WRITE_FAILED);
-    EXPECT(order(&s, 1, &entry) == 0 && pt_unwritten(&s.owner).pages == 0);
-    pt_disk_set_rule(&s.owner, PT_WRITE_THROUGH, later(&s));
-    EXPECT(pt_unwritten(&s.owner).pages == 1 && order(&s, 1, &entry) == 1);
-    end_order(&s, entry, PT_WRITE_SKIPPED);
-    EXPECT(evict(&s) && nowhere(&s, "a"));
-    EXPECT(s.owner.view.header->counters.disk_lost == 0 && s.owner.view.header->counters.disk_skipped == 2);
-    disk_scene_end(&s);
+    store(s, "a");
+    EXPECT(order(s, 1, &entry) == 1);
+    end_order(s, entry, PT_WRITE_AGAIN);
+    EXPECT(order(s, 1, &entry) == 1);
+    end_order(s, entry, PT_WRITE_FAILED);
+    EXPECT(order(s, 1, &entry) == 0 && pt_unwritten(&s->owner).pages == 0);
+    pt_disk_set_rule(&s->owner, PT_WRITE_THROUGH, later(s));
+    EXPECT(pt_unwritten(&s->owner).pages == 1 && order(s, 1, &entry) == 1);
+    end_order(s, entry, PT_WRITE_SKIPPED);
+    EXPECT(evict(s) && nowhere(s, "a"));
+    EXPECT(s->owner.view.header->counters.disk_lost == 0 && s->owner.view.header->counters.disk_skipped == 2);
 }
 
-static void writes_in_progress_take_room_on_the_disk(void)
+DISK_CASE(writes_in_progress_take_room_on_the_disk, 8, 8, 3, PT_WRITE_EVICTED)
 {
     uint32_t entries[2];
-    scene s = disk_scene(8, 8, 3, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    pt_answer b = ask(&s, &s.one, "b", 2 * FRAME, 0, 1), c = ask(&s, &s.one, "c", 2 * FRAME, 0, 1);
-    EXPECT(finish(&s, &b, 0) && finish(&s, &c, 0));
-    EXPECT(order(&s, 2, entries) == 1 && entries[0] == b.entry);
-    EXPECT(dropped(&s, "") && on_disk_frames(&s) == 1); /* evicting a would not have helped */
-    end_order(&s, b.entry, PT_WRITE_DONE);
-    EXPECT(order(&s, 1, entries) == 1 && entries[0] == c.entry && dropped(&s, "ab") && on_disk_frames(&s) == 0);
-    disk_scene_end(&s);
+    store_written(s, "a");
+    pt_answer b = ask(s, &s->one, "b", 2 * FRAME, 0, 1), c = ask(s, &s->one, "c", 2 * FRAME, 0, 1);
+    EXPECT(finish(s, &b, 0) && finish(s, &c, 0));
+    EXPECT(order(s, 2, entries) == 1 && entries[0] == b.entry);
+    EXPECT(dropped(s, "") && on_disk_frames(s) == 1); /* evicting a would not have helped */
+    end_order(s, b.entry, PT_WRITE_DONE);
+    EXPECT(order(s, 1, entries) == 1 && entries[0] == c.entry && dropped(s, "ab") && on_disk_frames(s) == 0);
 }
 
 /* ---- the order of eviction ---- */
 
-static void only_pages_that_were_used_twice_are_written(void)
+DISK_CASE(only_pages_that_were_used_twice_are_written, 8, 4, 4, PT_WRITE_SECOND)
 {
     uint32_t entry;
-    scene s = disk_scene(8, 4, 4, PT_WRITE_SECOND);
-    pt_answer a = store(&s, "a");
-    settle(&s, later(&s));
-    pt_answer b = store(&s, "b");
-    EXPECT(order(&s, 1, &entry) == 0);
-    pt_stamp(&s.owner, a.entry, later(&s));
-    EXPECT(evict(&s) && nowhere(&s, "b") && in_memory(&s, "a") && b.entry != a.entry);
-    EXPECT(order(&s, 1, &entry) == 1 && entry == a.entry);
-    disk_scene_end(&s);
+    pt_answer a = store(s, "a");
+    settle(s, later(s));
+    pt_answer b = store(s, "b");
+    EXPECT(order(s, 1, &entry) == 0);
+    pt_stamp(&s->owner, a.entry, later(s));
+    EXPECT(evict(s) && nowhere(s, "b") && in_memory(s, "a") && b.entry != a.entry);
+    EXPECT(order(s, 1, &entry) == 1 && entry == a.entry);
 }
 
-static void a_written_page_is_evicted_before_an_unwritten_one(void)
+DISK_CASE(a_written_page_is_evicted_before_an_unwritten_one, 8, 8, 8, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
-    uint64_t noon = s.now;
-    pt_answer ready = store_written(&s, "a"), unwritten = store(&s, "b");
-    settle(&s, later(&s));
-    pt_stamp(&s.owner, unwritten.entry, noon);
-    pt_stamp(&s.owner, ready.entry, noon + 100);
-    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, noon + 1000); /* lists them again */
-    EXPECT(pt_next_to_leave(&s.owner, noon + 197).entry == unwritten.entry);
-    EXPECT(pt_next_to_leave(&s.owner, noon + 200).entry == ready.entry);
-    EXPECT(pt_next_to_leave(&s.owner, noon + 50).entry == unwritten.entry); /* no overflow */
-    disk_scene_end(&s);
+    uint64_t noon = s->now;
+    pt_answer ready = store_written(s, "a"), unwritten = store(s, "b");
+    settle(s, later(s));
+    pt_stamp(&s->owner, unwritten.entry, noon);
+    pt_stamp(&s->owner, ready.entry, noon + 100);
+    pt_disk_set_rule(&s->owner, PT_WRITE_EVICTED, noon + 1000); /* lists them again */
+    EXPECT(pt_next_to_leave(&s->owner, noon + 197).entry == unwritten.entry);
+    EXPECT(pt_next_to_leave(&s->owner, noon + 200).entry == ready.entry);
+    EXPECT(pt_next_to_leave(&s->owner, noon + 50).entry == unwritten.entry); /* no overflow */
 }
 
-static void frames_before_unwritten_counts_frames_that_can_become_free(void)
+DISK_CASE(frames_before_unwritten_counts_frames_that_can_become_free, 8, 8, 8, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(8, 8, 8, PT_WRITE_EVICTED);
-    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 100); /* nothing is unwritten */
-    store_written(&s, "a");
-    store_written(&s, "b");
-    pt_answer c = store(&s, "c");
-    settle(&s, later(&s));
-    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 5 + 2 && pt_frames_before_unwritten(&s.owner, 5) == 5);
-    pt_stamp(&s.owner, c.entry, NOON);
-    pt_disk_set_rule(&s.owner, PT_WRITE_EVICTED, later(&s));
-    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 5); /* c is the coldest of all */
-    pt_disk_close(&s.owner, later(&s));
-    EXPECT(pt_frames_before_unwritten(&s.owner, 100) == 100);
-    disk_scene_end(&s);
+    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 100); /* nothing is unwritten */
+    store_written(s, "a");
+    store_written(s, "b");
+    pt_answer c = store(s, "c");
+    settle(s, later(s));
+    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 5 + 2 && pt_frames_before_unwritten(&s->owner, 5) == 5);
+    pt_stamp(&s->owner, c.entry, NOON);
+    pt_disk_set_rule(&s->owner, PT_WRITE_EVICTED, later(s));
+    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 5); /* c is the coldest of all */
+    pt_disk_close(&s->owner, later(s));
+    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 100);
 }
 
-static void pages_on_disk_are_evicted_for_their_entries(void)
+DISK_CASE(pages_on_disk_are_evicted_for_their_entries, 3, 8, 8, PT_WRITE_EVICTED)
 {
-    scene s = disk_scene(3, 8, 8, PT_WRITE_EVICTED);
-    store_written(&s, "a");
-    EXPECT(evict(&s));
-    pt_answer b = store_written(&s, "b"), c = store_written(&s, "c");
-    EXPECT(ask(&s, &s.one, "d", FRAME, 0, 1).outcome == PT_GRANTED && dropped(&s, "a"));
-    EXPECT(state_of(&s, b.entry) == PT_READABLE && state_of(&s, c.entry) == PT_READABLE);
-    EXPECT(ask(&s, &s.one, "e", FRAME, 0, 1).outcome == PT_GRANTED);
-    EXPECT(dropped(&s, "b") && nowhere(&s, "b") && on_disk_frames(&s) == 1); /* from both tiers: c keeps its copy on disk */
-    pt_reap(&s.owner, s.one.slot, later(&s));
-    disk_scene_end(&s);
+    store_written(s, "a");
+    EXPECT(evict(s));
+    pt_answer b = store_written(s, "b"), c = store_written(s, "c");
+    EXPECT(ask(s, &s->one, "d", FRAME, 0, 1).outcome == PT_GRANTED && dropped(s, "a"));
+    EXPECT(state_of(s, b.entry) == PT_READABLE && state_of(s, c.entry) == PT_READABLE);
+    EXPECT(ask(s, &s->one, "e", FRAME, 0, 1).outcome == PT_GRANTED);
+    EXPECT(dropped(s, "b") && nowhere(s, "b") && on_disk_frames(s) == 1); /* from both tiers: c keeps its copy on disk */
+    pt_reap(&s->owner, s->one.slot, later(s));
 }
 
-int main(int count, char **arguments)
-{
-    static void (*const cases[])(void) = {
-        an_evicted_page_is_found_on_disk,
-        a_page_on_disk_is_read,
-        a_page_on_disk_is_stored_again,
-        an_abandoned_refill_keeps_the_copy_on_disk,
-        a_copy_without_an_entry_is_dropped,
-        a_page_of_another_size_replaces_it,
-        a_page_that_is_being_written_stays,
-        a_page_that_leaves_the_disk_is_dropped,
-        a_failed_write_is_not_retried,
-        writes_in_progress_take_room_on_the_disk,
-        only_pages_that_were_used_twice_are_written,
-        a_written_page_is_evicted_before_an_unwritten_one,
-        frames_before_unwritten_counts_frames_that_can_become_free,
-        pages_on_disk_are_evicted_for_their_entries,
-    };
-    const uint32_t all = sizeof cases / sizeof cases[0];
-    (void)count;
-    run r = run_begin("disk_entries", arguments);
-    for (uint32_t i = 0; i < all; i++)
-        cases[i]();
-    run_end(&r, "%u cases,", all);
-    return 0;
-}
+int main(int count, char **arguments) { return run_cases("disk_entries", count, arguments); }

@@ -5,40 +5,18 @@
 
 #define MOST 8u
 
-static inline void key_of(char name, uint8_t *key)
-{
-    memset(key, 0, PT_KEY_BYTES);
-    key[0] = (uint8_t)name;
-}
-
-static inline scene disk_scene(uint32_t entries, uint32_t frames, uint64_t room, enum pt_write_rule rule)
-{
-    scene s = scene_new(entries, frames);
-    pt_disk_open(&s.owner, room, rule, s.now);
-    return s;
-}
-
-static inline uint64_t later(scene *s) { return s->now += 10; }
-
-static inline void disk_scene_end(scene *s)
-{
-    pt_disk_close(&s->owner, later(s));
-    expect_sound(&s->owner, "after the disk went");
-    scene_end(s);
-}
-
-static inline pt_answer fetch(scene *s, char name)
+static inline pt_answer fetch(scene *s, const char *name)
 {
     uint8_t key[PT_KEY_BYTES];
     pt_answer a;
-    pt_request r = {.slot = s->one.slot, .part = 0, .parts = 1, .now = later(s), .expires_ns = s->now + TTL};
+    pt_request r = request(s, &s->one);
     key_of(name, key);
     pt_fetch(&s->owner, &r, key, 1, &a);
     expect_sound(&s->owner, "after a fetch");
     return a;
 }
 
-static inline bool report(scene *s, char name, uint64_t size, uint64_t tick)
+static inline bool report(scene *s, const char *name, uint64_t size, uint64_t tick)
 {
     uint8_t key[PT_KEY_BYTES];
     key_of(name, key);
@@ -47,7 +25,7 @@ static inline bool report(scene *s, char name, uint64_t size, uint64_t tick)
     return taken;
 }
 
-static inline void damaged(scene *s, char name)
+static inline void damaged(scene *s, const char *name)
 {
     uint8_t key[PT_KEY_BYTES];
     key_of(name, key);
@@ -64,7 +42,7 @@ static inline pt_matched look(scene *s, const char *names)
     uint8_t keys[MOST * PT_KEY_BYTES];
     pt_matched to = {entries, serials, 0, 0};
     for (uint32_t i = 0; i < count; i++)
-        key_of(names[i], keys + i * PT_KEY_BYTES);
+        key_of((char[]){names[i], 0}, keys + i * PT_KEY_BYTES);
     pt_match(&s->other, keys, count, &to);
     pt_release(&s->other, entries, to.count);
     for (uint32_t entry = 0; entry < s->owner.view.entry_count; entry++)

@@ -19,18 +19,17 @@ static void page_name(uint32_t name, uint8_t *key)
 static void add(uint32_t name)
 {
     uint8_t key[PT_KEY_BYTES];
-    uint64_t size = FRAME;
-    pt_answer a;
+    pt_request r = request(&s, &s.one);
     page_name(name, key);
-    pt_request r = {.slot = s.one.slot, .parts = 1, .now = later(&s), .expires_ns = s.now + TTL};
-    pt_reserve(&s.owner, &r, key, &size, 1, &a);
+    pt_answer a = reserve_page(&s.owner, &r, key, FRAME);
     EXPECT(a.outcome == PT_GRANTED && finish(&s, &a, 0));
     entries[name] = a.entry;
 }
 
 static void begin(void)
 {
-    s = disk_scene(2 * POOL, POOL, POOL, PT_WRITE_EVICTED);
+    s = scene_new(2 * POOL, POOL);
+    pt_disk_open(&s.owner, POOL, PT_WRITE_EVICTED, s.now);
     for (uint32_t name = 0; name < POOL; name++)
         add(name);
     uint32_t written[POOL], count = order(&s, POOL, written);
@@ -191,15 +190,15 @@ static bool try(rng *r)
 
 int main(int count, char **arguments)
 {
-    (void)count;
-    run r = run_begin("groups", arguments);
+    run r = run_begin("groups", count, arguments);
     rng random = rng_stream(r.seed, 0);
     uint64_t matches = 0, hits = 0;
     begin();
     for (; !run_over(&r); matches++)
         hits += try(&random);
     s.now = pt_now_ns() > s.now ? pt_now_ns() : s.now;
-    disk_scene_end(&s);
+    pt_disk_close(&s.owner, later(&s));
+    scene_end(&s);
     run_end(&r, "%lu matches, %lu hits,", matches, hits);
     return 0;
 }

@@ -26,9 +26,9 @@ typedef struct {
 } run;
 
 /* Begins a run. The arguments of every driver are SEED SECONDS. A run that hangs is ended by its alarm. */
-static inline run run_begin(const char *what, char **arguments)
+static inline run run_begin(const char *what, int count, char **arguments)
 {
-    if (!arguments[0] || !arguments[1] || !arguments[2]) {
+    if (count != 3) {
         fprintf(stderr, "usage: %s SEED SECONDS\n", what);
         exit(2);
     }

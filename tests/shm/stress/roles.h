@@ -196,3 +196,19 @@ static inline void keeper_end(keeper *k)
         if (k->pinned[cell].found)
             keeper_end_promise(k, cell);
 }
+
+/* ---- the life of a client ---- */
+
+typedef void role_step(client *);
+
+/* Repeats a step, or the keeper's if there is none, until the world stops. */
+static inline void client_live(client *c, role_step *step)
+{
+    keeper k = {.client = c};
+    while (!atomic_load_explicit(&c->world->stop, memory_order_relaxed))
+        if (step)
+            step(c);
+        else
+            keeper_step(&k);
+    keeper_end(&k);
+}

@@ -14,6 +14,7 @@
 /* A scene and its results. */
 typedef struct {
     scene s;
+    const char *name; /* of the page that is searched */
     pt_answer page, next; /* the page of the test, and the page that is stored during the pause */
     pt_found found;
     bool evicted, published;
@@ -21,8 +22,8 @@ typedef struct {
 
 static pt_found look(pt_session *session, const char *name)
 {
-    uint8_t key[PT_KEY_BYTES] = {0};
-    strncpy((char *)key, name, sizeof key - 1);
+    uint8_t key[PT_KEY_BYTES];
+    key_of(name, key);
     pthread_mutex_lock(&session->lock);
     pt_found found = pt_find(session, key);
     pthread_mutex_unlock(&session->lock);
@@ -45,6 +46,7 @@ static bool evict(scene *s)
 
 static void store_settled(trial *n, const char *name)
 {
+    n->name = name;
     n->page = store(&n->s, name);
     settle(&n->s, n->s.now);
 }
@@ -52,7 +54,7 @@ static void store_settled(trial *n, const char *name)
 static void store_pinned(trial *n, const char *name)
 {
     store_settled(n, name);
-    EXPECT(pt_repin(&n->s.other, &n->page.entry, &n->page.serial, 1) == 1);
+    EXPECT(repin(&n->s.other, &n->page));
 }
 
 static void was_found(trial *n)
@@ -74,7 +76,7 @@ static void a_page_in_the_old_dictionary(trial *n)
 static void search(void *given)
 {
     trial *n = given;
-    n->found = look(&n->s.one, "a");
+    n->found = look(&n->s.one, n->name);
 }
 
 static void daemons_die(void *given)
@@ -107,12 +109,6 @@ static void a_page_away_from_home(trial *n)
     EXPECT(displaced(&n->s) == 1);
 }
 
-static void search_the_moving(void *given)
-{
-    trial *n = given;
-    n->found = look(&n->s.one, MOVING);
-}
-
 static void it_moves_home(void *given)
 {
     scene *s = &((trial *)given)->s;
@@ -127,12 +123,6 @@ static void a_page_that_may_leave(trial *n)
 {
     n->s = scene_new(8, 2);
     store_settled(n, ALIKE "a");
-}
-
-static void search_the_leaving(void *given)
-{
-    trial *n = given;
-    n->found = look(&n->s.one, ALIKE "a");
 }
 
 static void its_entry_is_filled_again(void *given)
@@ -255,16 +245,15 @@ int main(int count, char **arguments)
 {
     static const race races[] = {
         {a_page_in_the_old_dictionary, search, daemons_die, was_found},
-        {a_page_away_from_home, search_the_moving, it_moves_home, was_found},
-        {a_page_that_may_leave, search_the_leaving, its_entry_is_filled_again, was_found_or_evicted},
+        {a_page_away_from_home, search, it_moves_home, was_found},
+        {a_page_that_may_leave, search, its_entry_is_filled_again, was_found_or_evicted},
         {a_page_to_publish, publish, room_is_made, published_only_its_own},
         {a_page_to_publish, publish, its_time_is_over, published_only_its_own},
         {the_only_page, make_room, it_is_pinned, was_pinned_or_evicted},
     };
     const uint32_t all = sizeof races / sizeof races[0];
     uint64_t pauses = 0;
-    (void)count;
-    run r = run_begin("stepped_races", arguments);
+    run r = run_begin("stepped_races", count, arguments);
     if (!CAN_STEP) {
         printf("stepped_races  skipped: it steps with the trap flag of x86-64\n");
         return 0;

@@ -3,8 +3,6 @@
 #include "pauses.h"
 #include "roles.h"
 
-typedef void role_step(client *);
-
 /* The clients. Threads with the same process share a session. */
 static const struct {
     uint32_t process;
@@ -28,23 +26,10 @@ _Static_assert(CAST <= BOXES, "each client has a mailbox of its own");
 static pt_session sessions[PROCESSES], ghost;
 static client clients[CAST];
 
-static void keeper_life(client *c)
-{
-    keeper k = {.client = c};
-    while (!atomic_load_explicit(&c->world->stop, memory_order_relaxed))
-        keeper_step(&k);
-    keeper_end(&k);
-}
-
 static void *live(void *given)
 {
     client *c = given;
-    role_step *step = cast[c - clients].step;
-    if (!step)
-        keeper_life(c);
-    else
-        while (!atomic_load_explicit(&c->world->stop, memory_order_relaxed))
-            step(c);
+    client_live(c, cast[c - clients].step);
     atomic_fetch_sub(&c->world->running, 1);
     return NULL;
 }
@@ -82,8 +67,7 @@ static tally end(service *s, pthread_t *threads)
 
 int main(int count, char **arguments)
 {
-    (void)count;
-    run r = run_begin("stress", arguments);
+    run r = run_begin("stress", count, arguments);
     world *w = world_new(r.seed, ENTRIES, FRAMES);
     service s = {.world = w, .owner = world_adopt(w, 0), .random = rng_stream(r.seed, 1000)};
     pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()}; /* the daemon's thread is stopped most often */

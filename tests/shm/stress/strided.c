@@ -256,8 +256,7 @@ static bool harmless(trial *x)
 
 int main(int count, char **arguments)
 {
-    (void)count;
-    run r = run_begin("strided", arguments);
+    run r = run_begin("strided", count, arguments);
     trial x = {.random = rng_stream(r.seed, 0)};
     uint64_t tables = 0, refused = 0;
     for (; !run_over(&r); unmake(&x)) {

@@ -115,6 +115,14 @@ static inline pt_owner world_adopt(const world *w, uint64_t alive)
     return o;
 }
 
+/* Reserves one page with its size. */
+static inline pt_answer reserve_page(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t size)
+{
+    pt_answer a;
+    pt_reserve(o, r, key, &size, 1, &a);
+    return a;
+}
+
 static inline uint32_t listed(const pt_owner *o)
 {
     return o->kind->count(o->ready) + o->kind->count(o->unwritten) + o->kind->count(o->on_disk);
