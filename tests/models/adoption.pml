@@ -169,7 +169,7 @@ inline pt_fill(e, from)
         ; of_present[e] = true; died[e] = false
 #endif
     }
-#ifdef MUTANT_state_before_frames
+#if MUTANT_state_before_frames
     atomic { done[e] = false; gone[e] = false }
     pt_change(e, from, WRITING, did);
     take_frame(e);
@@ -191,7 +191,7 @@ inline pt_grant(e)
 
 inline pt_drop_page(e, to)
 {
-#ifdef MUTANT_frames_free_before_state
+#if MUTANT_frames_free_before_state
     atomic { owner = NOBODY; content = 0 }
 #endif
     pt_retire(e, READABLE, to, did);
@@ -279,14 +279,14 @@ inline pt_reap(slot)
 {
     pins[0] = pins[0] & (255 ^ BIT(slot));
     pins[1] = pins[1] & (255 ^ BIT(slot));
-#ifdef MUTANT_slot_free_before_its_writers_are_marked
+#if MUTANT_slot_free_before_its_writers_are_marked
     atomic { new_client(slot) }
 #endif
     let_go_of_part(slot, 0, DEAD_WRITER);
     let_go_of_part(slot, 1, DEAD_WRITER);
     settle_open(0);
     settle_open(1);
-#ifndef MUTANT_slot_free_before_its_writers_are_marked
+#if !MUTANT_slot_free_before_its_writers_are_marked
     atomic { new_client(slot) }
 #endif
 }
@@ -294,7 +294,7 @@ inline pt_reap(slot)
 /* The storing client attaches to a new daemon and lists what it was granted; the daemon releases the rest. */
 inline attach_again()
 {
-#ifndef MUTANT_lost_grant_kept
+#if !MUTANT_lost_grant_kept
     if
     :: opened[0] && writer[0] == STORER && !mine[0] -> gone[0] = true
     :: else
@@ -321,50 +321,35 @@ inline pt_forget_derived()
 /* `known_dead` has the processes that were dead when the daemon began. */
 inline clear_pins(e)
 {
-#if defined(MUTANT_pins_of_the_living_cleared)
-    pins[e] = 0
-#elif defined(MUTANT_pins_of_the_dead_stay)
-    skip
-#else
-    pins[e] = pins[e] & (255 ^ known_dead)
-#endif
+    pins[e] = (MUTANT_pins_of_the_living_cleared -> 0 :
+              (MUTANT_pins_of_the_dead_stay -> pins[e] : pins[e] & (255 ^ known_dead)))
 }
 
 inline pt_adopt_entry(e)
 {
     was = state[e];
     if
-#ifdef MUTANT_doomed_page_freed
-    :: (was == WRITING || was == READABLE) && framed[e] && owner == e ->
-#else
-    :: (was == WRITING || was == READABLE || was == DOOMED) && framed[e] && owner == e ->
-#endif
+    :: (was == WRITING || was == READABLE || (was == DOOMED && !MUTANT_doomed_page_freed)) && framed[e] && owner == e ->
         atomic { seen_frame = true; opened[e] = true }
-#ifndef MUTANT_entry_on_disk_freed
+#if !MUTANT_entry_on_disk_freed
     :: was == ON_DISK || (was == DOOMED && !framed[e]) ->
         pt_change(e, ON_DISK, DOOMED, did);
         atomic { writer[e] = NOBODY; framed[e] = false; opened[e] = true }
 #endif
     :: else ->
-#if !defined(MUTANT_doomed_page_freed) && !defined(MUTANT_entry_on_disk_freed)
-        assert(was == FREE); /* 3 */
-#endif
+        assert(was == FREE || MUTANT_doomed_page_freed || MUTANT_entry_on_disk_freed); /* 3 */
         state[e] = FREE;
         atomic { framed[e] = false; key[e] = false; entry_free[e] = true }
     fi
 }
 
-#ifdef MUTANT_finished_parts_of_the_dead_adopted
-#define MARK_OF_ADOPTED(slot) slot
-#else
-#define MARK_OF_ADOPTED(slot) DEAD_WRITER
-#endif
+#define MARK_OF_ADOPTED(slot) (MUTANT_finished_parts_of_the_dead_adopted -> slot : DEAD_WRITER)
 
 inline pt_free_dead_slots(slot)
 {
     if
     :: known_dead & BIT(slot) ->
-#ifndef MUTANT_parts_of_the_dead_adopted
+#if !MUTANT_parts_of_the_dead_adopted
         let_go_of_part(slot, 0, MARK_OF_ADOPTED(slot));
         let_go_of_part(slot, 1, MARK_OF_ADOPTED(slot));
 #endif

@@ -28,22 +28,15 @@ bool closed[LINKS], lost[LINKS];
 
 /* ---- the session ---- */
 
-inline unmap()
-{
-#ifndef MUTANT_detach_before_unmapping
-    mapped = false
-#else
-    skip
-#endif
-}
+inline unmap() { mapped = mapped && MUTANT_detach_before_unmapping }
 
 inline detach()
 {
     detach_sent[link] = true;
-#ifdef MUTANT_detach_before_unmapping
+#if MUTANT_detach_before_unmapping
     mapped = false;
 #endif
-#ifdef MUTANT_detach_not_confirmed
+#if MUTANT_detach_not_confirmed
     has_slot = false
 #else
     if
@@ -82,7 +75,7 @@ next: /* without a connection */
 
 leaving:
     unmap();
-#ifdef MUTANT_no_detach_while_attaching
+#if MUTANT_no_detach_while_attaching
     if
     :: !answered -> closed[link] = true; goto end
     :: else
@@ -94,7 +87,7 @@ again:
     do
     :: !has_slot -> break
     :: else ->
-#ifdef MUTANT_no_detach_from_the_next_daemon
+#if MUTANT_no_detach_from_the_next_daemon
         break
 #else
         attach_sent[link] = true;
@@ -132,12 +125,8 @@ inline answer(at)
     :: !closed[at] -> welcome[at] = true
     :: else ->
         if
-#ifdef MUTANT_slot_of_a_closed_connection_is_always_freed
-        :: true -> free_slot()
-#else
-        :: !had -> free_slot()
+        :: !had || MUTANT_slot_of_a_closed_connection_is_always_freed -> free_slot()
         :: else
-#endif
         fi
     fi
 }
@@ -148,12 +137,8 @@ inline read_attach(at)
     attach_read[at] = true;
     had = taken;
     if
-#ifndef MUTANT_slot_for_a_closed_connection
-    :: closed[at] && !had -> lost[at] = true
-    :: !closed[at] || had ->
-#else
-    :: true ->
-#endif
+    :: closed[at] && !had && !MUTANT_slot_for_a_closed_connection -> lost[at] = true
+    :: !closed[at] || had || MUTANT_slot_for_a_closed_connection ->
         taken = true;
         if
         :: deaths -> die()

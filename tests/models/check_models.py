@@ -2,9 +2,9 @@
 
 usage: check_models.py [MODEL...]
 
-A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored, and `#ifdef MUTANT_x`
-a mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a model has an
-error, was not explored completely, or if a mutant survives. Needs spin and gcc.
+A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored. A macro MUTANT_x is 0,
+or 1 for a mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a model
+has an error, was not explored completely, or if a mutant survives. Needs spin and gcc.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def unique(prefix: str, text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(re.findall(rf"\b{prefix}\w+", text)))
 
 
-def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
-    """Explores all states of a variant, up to the first error.
+def check_variant(model: Model, case: str, mutant: str = "") -> Verdict:
+    """Explores all states of a variant, up to the first error. A mutant's search is short, so it is built at -O0.
 
     Args:
         model: The model.
-        macros: Its case and its mutant, if any.
-        speed: The optimization level of gcc. A mutant's search is short, so it is built at -O0.
+        case: One of its cases.
+        mutant: One of its mutants, if any.
 
     Returns:
         The result of the search.
@@ -85,10 +85,11 @@ def check_variant(model: Model, macros: list[str], speed: str) -> Verdict:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
         copy = Path(copytree(HERE, folder, dirs_exist_ok=True)) / model.path.parent.relative_to(HERE)
-        said = run(["spin", *(f"-D{macro}" for macro in macros), "-a", model.path.name], copy)
+        macros = [f"-D{name}={int(name == mutant)}" for name in model.mutants] + [f"-D{case}"] * bool(case)
+        said = run(["spin", *macros, "-a", model.path.name], copy)
         if re.search(r"\berror\b", said, re.IGNORECASE) or not (copy / "pan.c").exists():
             raise ModelError(f"{model.name}: {said[:500]}")
-        run([*COMPILE, speed], copy)
+        run([*COMPILE, "-O0" if mutant else "-O1"], copy)
         return verdict(run(RUN, copy), time.monotonic() - began)
 
 
@@ -112,7 +113,7 @@ def verdict(said: str, seconds: float) -> Verdict:
 def check_model(model: Model) -> Iterator[str]:
     """Yields the errors of a model; prints a line for each variant."""
     for case in model.cases:
-        got = check_variant(model, [case] if case else [], "-O1")
+        got = check_variant(model, case)
         title = f"{model.name} {case.removeprefix('CASE_').replace('_', ' ')}"
         say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
         if got.errors:
@@ -125,7 +126,7 @@ def refute(model: Model, mutant: str) -> Iterator[str]:
     """Yields an error if no case of the model shows the mistake."""
     title = f"{model.name}: {mutant.removeprefix('MUTANT_').replace('_', ' ')}"
     for case in model.cases:
-        got = check_variant(model, [mutant, case] if case else [mutant], "-O0")
+        got = check_variant(model, case, mutant)
         if got.errors:
             say("mutant", title, f"refuted: {got.errors}", got.seconds)
             return

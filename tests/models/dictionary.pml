@@ -109,14 +109,8 @@ again:
         :: reach > 2 -> scan_slot(2)
         :: else
         fi;
-#ifdef MUTANT_miss_believed
-        same = true;
-#else
-        same = !moved[me] || cleared[me];
-#endif
-#ifndef MUTANT_miss_believed_over_adoption
-        same = same && number == before;
-#endif
+        same = !moved[me] || cleared[me] || MUTANT_miss_believed;
+        same = same && (number == before || MUTANT_miss_believed_over_adoption);
         if
         :: !same -> reach = 0; goto again
         :: else -> assert(!steady[me]) /* 1 */
@@ -211,17 +205,17 @@ inline pt_dict_pull_home()
         :: moving == 0 -> break
         :: else
         fi;
-#if defined(MUTANT_old_place_cleared_first)
+#if MUTANT_old_place_cleared_first
         PLACE(at + step) = 0;
         PLACE(at) = moving;
         raise_version(HOME(moving));
         COUNT_HOME;
-#elif defined(MUTANT_version_raised_before_the_copy)
+#elif MUTANT_version_raised_before_the_copy
         raise_version(HOME(moving));
         PLACE(at) = moving;
         PLACE(at + step) = 0;
         COUNT_HOME;
-#elif defined(MUTANT_version_raised_too_late)
+#elif MUTANT_version_raised_too_late
         PLACE(at) = moving;
         PLACE(at + step) = 0;
         COUNT_HOME;
@@ -273,12 +267,11 @@ inline there_are_all_owned() { there[1] = owned[1]; there[2] = owned[2]; there[3
  * steps. */
 inline pt_adopt()
 {
-#ifdef MUTANT_dictionary_in_use_rebuilt
-    d = IN_USE;
-#else
-    atomic { d = 1 - IN_USE; deriving = true };
-#endif
-#ifdef MUTANT_switch_before_derived
+    atomic {
+        d = (MUTANT_dictionary_in_use_rebuilt -> IN_USE : 1 - IN_USE);
+        deriving = !MUTANT_dictionary_in_use_rebuilt
+    }
+#if MUTANT_switch_before_derived
     number++;
 #endif
     if
@@ -286,9 +279,9 @@ inline pt_adopt()
     :: atomic { !NO_READER -> skip }
         derive()
     fi;
-#if defined(MUTANT_dictionary_in_use_rebuilt)
+#if MUTANT_dictionary_in_use_rebuilt
     number = number + 2;
-#elif !defined(MUTANT_switch_before_derived)
+#elif !MUTANT_switch_before_derived
     number++;
 #endif
     atomic { deriving = false; there_are_all_owned(); forget_old_dictionary() }

@@ -61,12 +61,8 @@ inline pt_try()
 inline take_back()
 {
     if
-#ifdef MUTANT_pin_taken_by_a_wrong_guess
-    :: true -> pt_unpin(0, slot)
-#else
-    :: !held[slot] -> pt_unpin(0, slot)
+    :: !held[slot] || MUTANT_pin_taken_by_a_wrong_guess -> pt_unpin(0, slot)
     :: else
-#endif
     fi
 }
 
@@ -113,7 +109,7 @@ proctype Reader(byte slot)
                 :: MAY_LOCK -> asked_serial = 1
                 fi;
                 take_lock();
-#ifdef MUTANT_key_before_pin
+#if MUTANT_key_before_pin
                 same = key == asked_key
             }
             atomic { pt_try() }
@@ -185,16 +181,16 @@ inline pt_refill()
 
 inline pt_drop_page()
 {
-#ifdef MUTANT_frames_free_before_state
+#if MUTANT_frames_free_before_state
     content = 0;
 #endif
-#ifdef MUTANT_evict_by_store
+#if MUTANT_evict_by_store
     done = state[0] == READABLE && pins[0] == 0;
     if
     :: done -> d_step { pins[0] = 0; state[0] = (on_disk -> ON_DISK : FREE) }
     :: else
     fi;
-#elif defined(MUTANT_pins_and_state_in_two_words)
+#elif MUTANT_pins_and_state_in_two_words
     if
     :: pins[0] == 0 -> pt_change(0, READABLE, (on_disk -> ON_DISK : FREE), done)
     :: else
@@ -214,7 +210,7 @@ inline pt_drop_page()
 
 inline pt_free_on_disk()
 {
-#ifdef MUTANT_disk_entry_freed_under_a_pin
+#if MUTANT_disk_entry_freed_under_a_pin
     pt_change(0, ON_DISK, FREE, done);
 #else
     pt_retire(0, ON_DISK, FREE, done);
@@ -237,11 +233,7 @@ inline pt_settle()
     atomic { pt_change(0, WRITING, DOOMED, done); on_disk = on_disk && !done }
     if
     :: atomic { state[0] == READABLE -> opened = false; listed = true }
-#ifdef MUTANT_doomed_page_freed_under_a_pin
-    :: state[0] == DOOMED ->
-#else
-    :: state[0] == DOOMED && pins[0] == 0 ->
-#endif
+    :: state[0] == DOOMED && (pins[0] == 0 || MUTANT_doomed_page_freed_under_a_pin) ->
         pt_change(0, DOOMED, FREE, done);
         atomic { opened = false; pt_reclaim() }
     :: else

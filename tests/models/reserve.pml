@@ -62,7 +62,7 @@ bool may_leave = true, left; /* the first rank */
 
 inline publish()
 {
-#ifdef MUTANT_published_by_store
+#if MUTANT_published_by_store
     state[0] = READABLE;
     assert(content[0] == NOW && content[1] == NOW && mine[rank] == NOW) /* 1, 3 */
 #else
@@ -79,7 +79,7 @@ inline publish()
 inline pt_part_finish()
 {
     atomic { done = done | BIT(PART(rank)); all = done == BOTH };
-#ifdef MUTANT_gone_before_published
+#if MUTANT_gone_before_published
     gone = gone | BIT(PART(rank));
 #endif
     if
@@ -87,7 +87,7 @@ inline pt_part_finish()
     :: atomic { !all -> skip }
     fi;
     assert(state[0] == DOOMED || mine[rank] == NOW); /* 3: the state that it gets as its result */
-#ifndef MUTANT_gone_before_published
+#if !MUTANT_gone_before_published
     atomic { gone = gone | BIT(PART(rank)); mine[rank] = 0; all = false }
 #else
     atomic { mine[rank] = 0; all = false }
@@ -159,7 +159,7 @@ inline pt_fill(rank)
         writers[PART(rank)] = rank;
         forget_fates()
     }
-#ifndef MUTANT_parts_not_reset
+#if !MUTANT_parts_not_reset
     atomic { done = 0; gone = 0 }
 #endif
 }
@@ -173,11 +173,7 @@ inline pt_grant(rank)
 inline pt_join(rank)
 {
     if
-#ifdef MUTANT_parts_of_two_divisions_join
-    :: atomic { writers[PART(rank)] == NOBODY ->
-#else
-    :: atomic { writers[PART(rank)] == NOBODY && division == DIVISION(rank) ->
-#endif
+    :: atomic { writers[PART(rank)] == NOBODY && (division == DIVISION(rank) || MUTANT_parts_of_two_divisions_join) ->
         writers[PART(rank)] = rank; answer_granted(rank) }
     :: else /* pending */
     fi
@@ -190,18 +186,15 @@ inline pt_doom(what)
 }
 
 /* ALL_DEAD: according to writers[]. ALL_DIED: in fact. */
-#ifdef MUTANT_one_dead_writer_dooms
-#define ALL_DEAD (writers[0] == DEAD_WRITER || writers[1] == DEAD_WRITER)
-#else
-#define ALL_DEAD (writers[0] >= DEAD_WRITER && writers[1] >= DEAD_WRITER)
-#endif
+#define ONE_DEAD (writers[0] == DEAD_WRITER || writers[1] == DEAD_WRITER)
+#define ALL_DEAD ((writers[0] >= DEAD_WRITER && writers[1] >= DEAD_WRITER) || (MUTANT_one_dead_writer_dooms && ONE_DEAD))
 #define ALL_DIED ((!fate[0] || fate[0] == DIED) && (!fate[1] || fate[1] == DIED))
 
 inline pt_judge()
 {
     atomic { seen_done = done; seen_gone = gone };
     if
-#ifdef MUTANT_abandoned_page_published
+#if MUTANT_abandoned_page_published
     :: seen_gone == BOTH ->
 #else
     :: seen_gone & (BOTH ^ seen_done) -> pt_doom(did)
@@ -211,11 +204,7 @@ inline pt_judge()
             pt_change(0, WRITING, READABLE, did);
             assert(!did || (content[0] == NOW && content[1] == NOW)) /* 1 */
         }
-#ifdef MUTANT_whole_page_of_the_dead_doomed
-    :: !(seen_gone & (BOTH ^ seen_done)) && ALL_DEAD ->
-#else
-    :: !(seen_gone & (BOTH ^ seen_done)) && seen_gone != BOTH && ALL_DEAD ->
-#endif
+    :: !(seen_gone & (BOTH ^ seen_done)) && (seen_gone != BOTH || MUTANT_whole_page_of_the_dead_doomed) && ALL_DEAD ->
         atomic {
             pt_doom(did);
             assert(!did || (ALL_DIED && done != BOTH)) /* 7 */
@@ -234,7 +223,7 @@ inline pt_judge()
 inline pt_reclaim()
 {
     d_step { content[0] = 0; content[1] = 0; writers[0] = NOBODY; writers[1] = NOBODY; division = 0; opened = false; forget_fates() }
-#ifndef MUTANT_parts_not_reset
+#if !MUTANT_parts_not_reset
     atomic { done = 0; gone = 0 } /* no process reads them before they are reset: so there are fewer states */
 #endif
 
@@ -250,11 +239,7 @@ inline pt_settle()
     atomic { seen_gone = gone; due = expired && NOBODY_HOLDS };
     if
     :: atomic { seen_state == READABLE && (seen_gone & GRANTED) == GRANTED -> opened = false; assert(linked) /* 5 */ }
-#ifdef MUTANT_frames_taken_from_a_writer
-    :: seen_state == DOOMED ->
-#else
-    :: seen_state == DOOMED && (seen_gone & GRANTED) == GRANTED ->
-#endif
+    :: seen_state == DOOMED && ((seen_gone & GRANTED) == GRANTED || MUTANT_frames_taken_from_a_writer) ->
         state[0] = FREE;
         pt_reclaim()
     :: else
@@ -281,14 +266,10 @@ inline pt_drop_page() { pt_change(0, READABLE, FREE, did); linked = false; pt_re
 
 inline pt_release_unlisted_parts(rank, part, mark)
 {
-#ifndef MUTANT_parts_of_the_dead_stay
     if
-    :: opened && writers[part] == rank -> gone = gone | BIT(part); writers[part] = mark
+    :: opened && writers[part] == rank && !MUTANT_parts_of_the_dead_stay -> gone = gone | BIT(part); writers[part] = mark
     :: else
     fi
-#else
-    skip
-#endif
 }
 
 /* The process that had the slot is no longer one of the page's writers. */
@@ -300,18 +281,9 @@ inline end_process(rank, what)
     granted_now[rank] = false
 }
 
-#ifdef MUTANT_finished_parts_of_the_dead_stay
-#define MARK_OF_DEAD(rank) rank
-#else
-#define MARK_OF_DEAD(rank) DEAD_WRITER
-#endif
-#if defined(MUTANT_detaching_is_a_death)
-#define MARK_OF_DETACHED(rank) DEAD_WRITER
-#elif defined(MUTANT_writers_that_detached_keep_their_slot)
-#define MARK_OF_DETACHED(rank) rank
-#else
-#define MARK_OF_DETACHED(rank) DETACHED_WRITER
-#endif
+#define MARK_OF_DEAD(rank) (MUTANT_finished_parts_of_the_dead_stay -> rank : DEAD_WRITER)
+#define MARK_OF_LEFT(rank) (MUTANT_writers_that_detached_keep_their_slot -> rank : DETACHED_WRITER)
+#define MARK_OF_DETACHED(rank) (MUTANT_detaching_is_a_death -> DEAD_WRITER : MARK_OF_LEFT(rank))
 
 /* The requests of the dead process are answered first: they were in the socket before. */
 inline pt_reap(rank)

@@ -14,36 +14,12 @@
 #define NEW_PLACE 2
 #define OLD_PLACE 3
 
-#ifdef MUTANT_version_raised_without_release
-#define RAISE RELAXED
-#else
-#define RAISE RELEASE
-#endif
-#ifdef MUTANT_old_place_cleared_without_release
-#define CLEAR RELAXED
-#else
-#define CLEAR RELEASE
-#endif
-#ifdef MUTANT_displaced_counted_without_release
-#define COUNT RELAXED
-#else
-#define COUNT RELEASE
-#endif
-#ifdef MUTANT_version_read_without_acquire
-#define BEFORE RELAXED
-#else
-#define BEFORE ACQUIRE
-#endif
-#ifdef MUTANT_slots_read_without_acquire
-#define LOOK RELAXED
-#else
-#define LOOK ACQUIRE
-#endif
-#ifdef MUTANT_displaced_read_without_acquire
-#define REACH RELAXED
-#else
-#define REACH ACQUIRE
-#endif
+#define RAISE (MUTANT_version_raised_without_release -> RELAXED : RELEASE)
+#define CLEAR (MUTANT_old_place_cleared_without_release -> RELAXED : RELEASE)
+#define COUNT (MUTANT_displaced_counted_without_release -> RELAXED : RELEASE)
+#define BEFORE (MUTANT_version_read_without_acquire -> RELAXED : ACQUIRE)
+#define LOOK (MUTANT_slots_read_without_acquire -> RELAXED : ACQUIRE)
+#define REACH (MUTANT_displaced_read_without_acquire -> RELAXED : ACQUIRE)
 
 proctype Mover()
 {

@@ -21,23 +21,9 @@
 #define DONE(me) (1 << me)
 #define GONE(me) (4 << me)
 
-#if defined(MUTANT_done_bit_does_not_release)
-#define FINISH ACQUIRE
-#elif defined(MUTANT_done_bit_does_not_acquire)
-#define FINISH RELEASE
-#else
-#define FINISH ACQ_REL
-#endif
-#ifdef MUTANT_gone_bit_does_not_release
-#define LET_GO ACQUIRE
-#else
-#define LET_GO ACQ_REL
-#endif
-#ifdef MUTANT_settling_does_not_acquire
-#define SETTLE RELAXED
-#else
-#define SETTLE ACQUIRE
-#endif
+#define FINISH (MUTANT_done_bit_does_not_release -> ACQUIRE : (MUTANT_done_bit_does_not_acquire -> RELEASE : ACQ_REL))
+#define LET_GO (MUTANT_gone_bit_does_not_release -> ACQUIRE : ACQ_REL)
+#define SETTLE (MUTANT_settling_does_not_acquire -> RELAXED : ACQUIRE)
 
 inline publish(me)
 {

@@ -18,26 +18,10 @@
 #define FREE 8
 #define BIT(me) me
 
-#ifdef MUTANT_pin_does_not_acquire
-#define PIN RELEASE
-#else
-#define PIN ACQ_REL
-#endif
-#ifdef MUTANT_unpin_does_not_release
-#define UNPIN RELAXED
-#else
-#define UNPIN RELEASE
-#endif
-#ifdef MUTANT_publishing_does_not_release
-#define PUBLISH ACQUIRE
-#else
-#define PUBLISH ACQ_REL
-#endif
-#ifdef MUTANT_retiring_does_not_acquire
-#define RETIRE RELEASE
-#else
-#define RETIRE ACQ_REL
-#endif
+#define PIN (MUTANT_pin_does_not_acquire -> RELEASE : ACQ_REL)
+#define UNPIN (MUTANT_unpin_does_not_release -> RELAXED : RELEASE)
+#define PUBLISH (MUTANT_publishing_does_not_release -> ACQUIRE : ACQ_REL)
+#define RETIRE (MUTANT_retiring_does_not_acquire -> RELEASE : ACQ_REL)
 
 proctype Writer()
 {

@@ -14,26 +14,10 @@
 #define NUMBER 0
 #define SLOT(number) (1 + (number & 1))
 
-#ifdef MUTANT_switched_without_release
-#define SWITCH RELAXED
-#else
-#define SWITCH RELEASE
-#endif
-#ifdef MUTANT_cleared_without_release
-#define CLEAR RELAXED
-#else
-#define CLEAR RELEASE
-#endif
-#ifdef MUTANT_number_read_without_acquire
-#define NUMBER_READ RELAXED
-#else
-#define NUMBER_READ ACQUIRE
-#endif
-#ifdef MUTANT_slots_read_without_acquire
-#define LOOK RELAXED
-#else
-#define LOOK ACQUIRE
-#endif
+#define SWITCH (MUTANT_switched_without_release -> RELAXED : RELEASE)
+#define CLEAR (MUTANT_cleared_without_release -> RELAXED : RELEASE)
+#define NUMBER_READ (MUTANT_number_read_without_acquire -> RELAXED : ACQUIRE)
+#define LOOK (MUTANT_slots_read_without_acquire -> RELAXED : ACQUIRE)
 
 inline adopt(number)
 {
