@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from anonymous_segments import DAY_NS, Memory, attach
 from index_model import FRAME, Hand, Model, Page, State
+from index_with_disk import u32, u64
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
@@ -38,14 +39,6 @@ sizes = st.one_of(
 )
 picks = st.integers(0, 1 << 16)
 flaws = st.integers(0, 2 * LONGEST)
-
-
-def u32(*values: int) -> bytes:
-    return np.array(values, np.uint32).tobytes()
-
-
-def u64(*values: int) -> bytes:
-    return np.array(values, np.uint64).tobytes()
 
 
 class Member:

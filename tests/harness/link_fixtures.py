@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from fake_daemon import FakeDaemon, Peer
 from pagetier.shm.daemon_link import Link
@@ -15,10 +14,6 @@ HELLO = Attach(BUILD, 1, "test")
 BIG = Flush(1, "x" * (3 << 20))
 SOON_S = 0.2
 SLACK_S = 3.0  # delay of a busy machine, shorter than any timeout that must not expire here
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager

@@ -54,17 +54,6 @@ def load(session: Session, pins: Pins, size: int = 2 * FRAME) -> npt.NDArray[np.
     return out if session.copy_out(pins, 0, *address_and_size(out), 2) else None
 
 
-@contextmanager
-def three_pages() -> Iterator[World]:
-    """Yields a world with pages stored under the first keys, and asserts at the end that the index is consistent."""
-    world = World()
-    for number in range(3):
-        world.store(world.session, number, page(number + 1))
-    yield world
-    assert world.owner.check_integrity() == []
-    world.memory.close()
-
-
 def pinned(world: World) -> int:
     """Returns how many of the three pages cannot be evicted."""
     world.owner.settle()

@@ -12,6 +12,7 @@ from index_with_disk import Place
 from numbered_pages import GEOMETRY
 from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
+from session_world import World, page
 
 
 @pytest.fixture
@@ -39,3 +40,14 @@ def disk(place: Place) -> Place:
     """Returns the index with a disk that has room for 8 frames."""
     place.owner.disk_open(8, WriteRule.EVICTED)
     return place
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Yields a world with pages stored under the first three keys. Asserts at the end that the index is consistent."""
+    world = World()
+    for number in range(3):
+        world.store(world.session, number, page(number + 1))
+    yield world
+    assert world.owner.check_integrity() == []
+    world.memory.close()

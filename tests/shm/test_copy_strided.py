@@ -83,25 +83,6 @@ def test_a_page_of_one_plane_is_copied_by_threads(threads: int) -> None:
         scattered(tables, threads)
 
 
-def test_a_scatter_restores_gathered_pages() -> None:
-    tables = Tables(Shape())
-    before = tables.cache.copy()
-    gather(*tables.plain(1))
-    tables.cache[:] = 0
-    ours = tables.scattered(np.ones_like(tables.framed()))
-    scatter(*tables.plain(1))
-    assert np.array_equal(tables.cache, before * ours)
-
-
-def test_strides_may_be_negative() -> None:
-    tables = Tables(Shape())
-    blocks = tables.shape.used_blocks + 2
-    tables.planes["base"] = tables.planes["base"] + (blocks - 1) * tables.planes["block"]
-    tables.planes["block"] = -tables.planes["block"]
-    gathered(tables)
-    scattered(tables)
-
-
 def test_empty_tables_copy_nothing() -> None:
     for shape in (Shape(pages=0), Shape(planes=0)):
         tables = Tables(shape)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from fake_daemon import Peer, refuse
-from link_fixtures import HELLO, SLACK_S, SOON_S, hang_up, linked, open_descriptors, wait_for_end
+from link_fixtures import HELLO, SLACK_S, SOON_S, hang_up, linked, wait_for_end
+from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
-from pagetier.shm.protocol import BUILD, Findings, Observe
+from pagetier.shm.protocol import BUILD, Findings, Observe, pack
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])
@@ -41,28 +42,15 @@ def test_received_descriptors_are_not_inherited_by_other_programs() -> None:
             os.close(descriptor)
 
 
-def talk_nonsense(peer: Peer) -> None:
-    peer.next()
-    peer.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
-    wait_for_end(peer)
+def say(data: bytes) -> Callable[[Peer], None]:
+    """Returns a behaviour that answers the greeting with these bytes."""
 
+    def behave(peer: Peer) -> None:
+        peer.next()
+        peer.connection.sendall(data)
+        wait_for_end(peer)
 
-def speak_no_text(peer: Peer) -> None:
-    peer.next()
-    peer.connection.sendall(b"\x07\0\0\0\x92\xa5ch\xff\xfe\xfd")
-    wait_for_end(peer)
-
-
-def speak_another_version(peer: Peer) -> None:
-    peer.next()
-    peer.connection.sendall(b"\3\0\0\0\xa2hi")
-    wait_for_end(peer)
-
-
-def answer_something_else(peer: Peer) -> None:
-    peer.next()
-    peer.send(Findings(1, []))
-    wait_for_end(peer)
+    return behave
 
 
 @pytest.mark.parametrize(
@@ -71,10 +59,10 @@ def answer_something_else(peer: Peer) -> None:
         (hang_up, "the daemon is gone", LinkError),
         (wait_for_end, "the daemon does not answer", LinkError),
         (refuse("you may not"), "the daemon refuses: you may not", RefusedError),
-        (talk_nonsense, "not a pagetier daemon", LinkError),
-        (speak_no_text, "not a pagetier daemon", LinkError),
-        (speak_another_version, "not a pagetier daemon", LinkError),
-        (answer_something_else, "not a pagetier daemon", RefusedError),
+        (say(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10), "not a pagetier daemon", LinkError),
+        (say(b"\x07\0\0\0\x92\xa5ch\xff\xfe\xfd"), "not a pagetier daemon", LinkError),
+        (say(b"\3\0\0\0\xa2hi"), "not a pagetier daemon", LinkError),
+        (say(pack(Findings(1, []))), "not a pagetier daemon", RefusedError),
     ],
 )
 def test_a_greeting_without_welcome_is_an_error(

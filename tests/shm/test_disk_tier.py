@@ -95,15 +95,6 @@ def test_a_page_whose_write_failed_is_not_on_disk(disk: Place, result: int) -> N
     assert len(disk.write()) == 1 and disk.owner.header().disk_pages == 1
 
 
-def test_results_without_an_order_change_nothing(disk: Place) -> None:
-    entry = disk.store("a")
-    disk.owner.end_writes(u32(entry, 11, 12, 0xFFFFFFFF), bytes([WriteResult.DONE] * 4))
-    assert disk.owner.header().disk_pages == 0
-    ordered = disk.owner.start_writes(100, 100).entries
-    disk.owner.end_writes(ordered * 2, bytes([WriteResult.DONE, WriteResult.FAILED]))
-    assert disk.owner.header().disk_pages == 1 and disk.owner.header().disk_written == 1
-
-
 def test_the_write_rules_select_the_pages_to_write(place: Place) -> None:
     place.store("a"), place.store("b")
     assert place.write() == [] and place.owner.unwritten()[:2] == (0, 0)
@@ -178,29 +169,6 @@ def test_a_flush_of_one_tier_keeps_the_other(disk: Place) -> None:
     assert disk.owner.flush(-1, TierFlag(0)) == (0, 0) and disk.owner.flush(7, TierFlag.DISK) == (0, 0)
     assert disk.owner.flush(disk.space, TierFlag.DISK) == (1, 0) and disk.match("a") == (0, 0)
     assert disk.owner.disk_drops() == key("a")
-
-
-def test_a_disk_that_is_gone_takes_its_pages_with_it(disk: Place) -> None:
-    disk.store("a")
-    disk.write()
-    disk.evict_all()
-    disk.store("b")
-    assert disk.owner.fetch(disk.slot, DAY_NS, key("a")).outcomes == bytes([ReserveOutcome.GRANTED])
-    disk.owner.disk_open(4, WriteRule.EVICTED)
-    assert disk.match("b") == (1, 1) and disk.match("a") == (0, 0) and disk.sound()
-    disk.owner.reap(disk.slot)
-    assert disk.owner.header().used_frames == 1 and disk.owner.header().disk_frames == 4
-    disk.owner.disk_close()
-    assert disk.owner.fetch(0, DAY_NS, key("a"))[0] == bytes([ReserveOutcome.ABSENT])
-
-
-def test_a_new_daemon_waits_for_the_inventory_of_the_disk(disk: Place) -> None:
-    disk.store("a"), disk.store("b")
-    disk.write()
-    disk.owner.evict(GEOMETRY.frames, 1)
-    del disk.owner
-    disk.owner = disk.memory.adopted(1 << disk.slot)
-    assert disk.owner.header().disk_pages == 0 and sum(disk.match(name)[1] for name in "ab") == 1
 
 
 def test_the_tier_publishes_its_status(disk: Place) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from index_model import Hand, Page, State
-from index_state_machine import GEOMETRY, KEYS, LONGEST, SPACES, Member, StoringMachine, chains, flaws, picks, u32, u64
+from index_state_machine import GEOMETRY, KEYS, LONGEST, SPACES, Member, StoringMachine, chains, flaws, picks
+from index_with_disk import u32, u64
 from pagetier.shm._core import Pins, TierFlag
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forked_child import kill, spawn
+from open_descriptors import open_descriptors
 from pagetier.shm.process import Process
 
 
@@ -23,10 +24,6 @@ def child() -> Iterator[int]:
     yield pid
     if Path(f"/proc/{pid}").exists():
         kill(pid)
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager

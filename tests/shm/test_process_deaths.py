@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from anonymous_segments import attach
 from forked_child import deaths, kill, spawn
+from named_segments import files, sound
 from numbered_pages import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
 from pagetier.shm._core import Owner, Pins
 from pagetier.shm.process import Process
 from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
-from seeded_random import chance
 
 
 def take_over(segment_request: SegmentRequest) -> Segments:
@@ -29,21 +26,13 @@ def take_over(segment_request: SegmentRequest) -> Segments:
     return segments
 
 
-def left(segment_request: SegmentRequest) -> list[Path]:
-    return sorted(Path("/dev/shm").glob(f"{segment_request.name}.*"))
-
-
-def sound(segments: Segments) -> bool:
-    return segments.owner.check_integrity() == []
-
-
 def test_death_while_segments_are_made(segment_request: SegmentRequest) -> None:
     for step in deaths(lambda: take_over(segment_request)):
         segments = take_over(segment_request)
         assert sound(segments), f"died at step {step}"
         assert segments.owner.free_frames == GEOMETRY.frames
         segments.remove()
-        assert left(segment_request) == []
+        assert files(segment_request) == []
     take_over(segment_request).remove()
 
 
@@ -60,7 +49,7 @@ def test_death_while_segments_are_adopted(segment_request: SegmentRequest) -> No
 
 def test_death_while_segments_are_removed(segment_request: SegmentRequest) -> None:
     def prepare() -> None:
-        if not left(segment_request):
+        if not files(segment_request):
             leave_pages(segment_request, 2)
 
     seen = set()
@@ -71,46 +60,6 @@ def test_death_while_segments_are_removed(segment_request: SegmentRequest) -> No
         assert held(segments, range(3)) == ([0, 1] if segments.origin is Origin.ADOPTED else [])
         segments.remove()
     assert seen == set(Origin)
-
-
-def test_daemons_killed_at_random_while_they_store(segment_request: SegmentRequest) -> None:
-    random = chance()
-    segments = take_over(segment_request)
-    known: set[int] = set()
-    for _ in range(25):
-        segments.release()
-        seed = int(random.integers(1 << 32))
-        child = spawn(lambda seed=seed: store_for_ever(segment_request, seed))  # type: ignore[misc]
-        time.sleep(float(random.uniform(0.002, 0.03)))
-        kill(child)
-        segments = take_over(segment_request)
-        assert segments.origin is Origin.ADOPTED
-        assert sound(segments)
-        assert segments.owner.attachments() == []
-        assert segments.owner.open_entries == 0
-        found = held(segments, range(200))
-        assert len(found) == segments.owner.header().pages
-        known |= set(found)
-    assert len(known) > 50, "too few pages were stored"
-    segments.remove()
-
-
-def store_for_ever(segment_request: SegmentRequest, seed: int) -> None:
-    """Acts as a daemon and an engine: stores, abandons, leaves pages unfinished, evicts."""
-    random = np.random.default_rng(seed)
-    owner = (segments := take_over(segment_request)).owner
-    session = session_of(segments.descriptors(), attach(owner, seed))
-    while True:
-        numbers = random.integers(0, 200, 4).tolist()
-        match random.integers(0, 6):
-            case 0:
-                reserve(owner, session.slot, numbers[:1])
-            case 1:
-                owner.keep_only(session.slot, b"")
-            case 2:
-                owner.evict(int(random.integers(0, 20)), 5)
-            case _:
-                store(owner, session, numbers)
 
 
 class Granted(msgspec.Struct):

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from forked_child import in_child
 from pagetier.shm._core import Pins
-from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned, three_pages
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with three_pages() as world:
-        yield world
+from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned
 
 
 def test_a_session_reports_its_slot_and_segments(world: World) -> None:

@@ -9,31 +9,25 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from anonymous_segments import DAY_NS, Memory, attach
+from anonymous_segments import DAY_NS
 from forked_child import in_child
-from pagetier.shm._core import KEY_BYTES, Observer, Owner, Pins, Session, TierFlag, miss
-from pagetier.shm.geometry import Geometry
+from pagetier.shm._core import KEY_BYTES, Observer, Pins, Session, TierFlag, miss
+from session_world import KEYS, World
 from strided_tables import FRAME, Bytes, Shape, Tables
 
-KEYS = [bytes([number]) * KEY_BYTES for number in range(8)]
 AT_ENTRIES, AT_FRAMES = 144, 152  # offsets in the header, see core/common/layout.h
 
 
-class World:
+class StridedWorld(World):
     """An owner, a session, and a cache of that session."""
 
     def __init__(self, shape: Shape, frame: int = FRAME, frames: int = 64) -> None:
-        self.memory = Memory(Geometry(frame, frames, frames, 2))
-        self.owner: Owner = self.memory.adopted()
-        self.session = self.join()
+        super().__init__(frame, frames)
         self.tables = Tables(shape)
         self.size = shape.page_bytes
 
-    def join(self) -> Session:
-        return self.memory.session(attach(self.owner, len(self.owner.attachments())))
-
-    def reserve(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
-        """Reserves pages for `count` keys."""
+    def reserve_pages(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
+        """Reserves pages for the first keys."""
         space = self.owner.space(bytes(KEY_BYTES), "test", 48, 0, 0)
         sizes = np.full(count, self.size if size is None else size, np.uint64)
         keys = b"".join(KEYS[:count])
@@ -49,7 +43,7 @@ class World:
 
     def stored(self) -> Bytes:
         """Gathers and publishes three pages, and returns their bytes."""
-        entries, serials = self.reserve(3)
+        entries, serials = self.reserve_pages(3)
         assert self.gather(entries) == 3
         assert self.session.publish(entries, serials, 0) == bytes([1, 1, 1])
         return self.tables.gathered(np.zeros((3, self.size), np.uint8))
@@ -67,19 +61,19 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World(Shape(page_tokens=48, width=64))
+def world() -> Iterator[StridedWorld]:
+    world = StridedWorld(Shape(page_tokens=48, width=64))
     yield world
     world.memory.close()
 
 
-def counted(world: World) -> tuple[int, int]:
+def counted(world: StridedWorld) -> tuple[int, int]:
     index, locks, _ = world.memory.descriptors
     counts = Observer(index, locks).counts()
     return counts.loaded_pages, counts.loaded_bytes
 
 
-def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None:
+def test_pages_stored_by_one_session_are_loaded_by_another(world: StridedWorld) -> None:
     pages = world.stored()
     assert counted(world) == (0, 0)
     with world.pin() as pins:
@@ -96,7 +90,7 @@ def test_pages_stored_by_one_session_are_loaded_by_another(world: World) -> None
     assert world.owner.check_integrity() == []
 
 
-def test_the_loaded_bytes_are_counted(world: World) -> None:
+def test_the_loaded_bytes_are_counted(world: StridedWorld) -> None:
     world.stored()
     world.tables.skip = np.array([0, 1, 0], np.uint8)
     world.tables.pages["end"][2] = 5
@@ -105,7 +99,7 @@ def test_the_loaded_bytes_are_counted(world: World) -> None:
     assert counted(world) == (2, (48 + 5) * row)
 
 
-def test_a_part_of_the_pages_can_be_copied(world: World) -> None:
+def test_a_part_of_the_pages_can_be_copied(world: StridedWorld) -> None:
     pages = world.stored()
     world.tables.cache[:] = 0
     world.tables.pages = world.tables.pages[1:]
@@ -114,8 +108,8 @@ def test_a_part_of_the_pages_can_be_copied(world: World) -> None:
     assert np.array_equal(world.tables.cache, expected)
 
 
-def test_a_copy_ends_at_a_page_of_another_size(world: World) -> None:
-    entries, _ = world.reserve(3)
+def test_a_copy_ends_at_a_page_of_another_size(world: StridedWorld) -> None:
+    entries, _ = world.reserve_pages(3)
     assert world.gather(entries, world.size + 1) == 0
     for nonsense in (b"\xff" * 4, (64).to_bytes(4, "little")):
         assert world.gather(entries[:8] + nonsense) == 2
@@ -125,7 +119,7 @@ def test_a_copy_ends_at_a_page_of_another_size(world: World) -> None:
     assert world.gather(b"\xff" * 12) == 3, "the entries of skipped pages were validated"
 
 
-def damages(world: World, entry: int, frame: int) -> Iterator[tuple[int, int]]:
+def damages(world: StridedWorld, entry: int, frame: int) -> Iterator[tuple[int, int]]:
     """Yields words of the index, and corrupt values for them."""
     record = world.offset(AT_ENTRIES) + 128 * entry
     link = world.offset(AT_FRAMES) + 8 * frame
@@ -133,7 +127,7 @@ def damages(world: World, entry: int, frame: int) -> Iterator[tuple[int, int]]:
     yield from ((link, 2**32 - 1), (link, 64), (link, frame), (link + 4, entry + 1))
 
 
-def test_a_corrupt_chain_of_frames_costs_only_its_page(world: World) -> None:
+def test_a_corrupt_chain_of_frames_costs_only_its_page(world: StridedWorld) -> None:
     pages = world.stored()
     pins = world.pin()
     entry = int.from_bytes(pins.entries[4:8], "little")
@@ -154,7 +148,7 @@ def test_a_corrupt_chain_of_frames_costs_only_its_page(world: World) -> None:
     assert world.scatter(pins) == 3
 
 
-def without(world: World, pages: Bytes) -> Bytes:
+def without(world: StridedWorld, pages: Bytes) -> Bytes:
     cache = world.tables.cache.copy()
     world.tables.cache[:] = 0
     expected = world.tables.scattered(pages)
@@ -162,7 +156,7 @@ def without(world: World, pages: Bytes) -> Bytes:
     return expected
 
 
-def test_a_page_that_is_not_pinned_is_a_miss(world: World) -> None:
+def test_a_page_that_is_not_pinned_is_a_miss(world: StridedWorld) -> None:
     world.stored()
     world.tables.cache[:] = 0
     pins, other = world.pin(), world.join()
@@ -177,7 +171,7 @@ def test_a_page_that_is_not_pinned_is_a_miss(world: World) -> None:
     assert not world.tables.cache.any()
 
 
-def test_a_forked_child_copies_nothing(world: World) -> None:
+def test_a_forked_child_copies_nothing(world: StridedWorld) -> None:
     world.stored()
     pins = world.pin()
     world.tables.cache[:] = 0
@@ -191,7 +185,7 @@ def test_a_forked_child_copies_nothing(world: World) -> None:
     assert world.scatter(pins) == 3
 
 
-def test_invalid_arguments_are_rejected(world: World) -> None:
+def test_invalid_arguments_are_rejected(world: StridedWorld) -> None:
     world.stored()
     pins = world.pin()
     with pytest.raises(ValueError, match="3 pages from page 1 on, but 3 are pinned"):
@@ -217,9 +211,9 @@ def test_invalid_arguments_are_rejected(world: World) -> None:
 
 
 @pytest.fixture
-def busy() -> Iterator[tuple[World, Pins, threading.Thread, list[int]]]:
+def busy() -> Iterator[tuple[StridedWorld, Pins, threading.Thread, list[int]]]:
     """Yields a thread that is about to scatter 48 MiB."""
-    world = World(Shape(width=8192, heads=8, other_heads=0, planes=4, page_tokens=64), 1 << 20, 64)
+    world = StridedWorld(Shape(width=8192, heads=8, other_heads=0, planes=4, page_tokens=64), 1 << 20, 64)
     world.stored()
     world.tables.cache[:] = 0
     pins, done = world.pin(), list[int]()
@@ -231,7 +225,7 @@ def busy() -> Iterator[tuple[World, Pins, threading.Thread, list[int]]]:
     world.memory.close()
 
 
-def test_pins_stay_while_they_are_copied(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:
+def test_pins_stay_while_they_are_copied(busy: tuple[StridedWorld, Pins, threading.Thread, list[int]]) -> None:
     """Pins released during a copy end with that copy."""
     world, pins, thread, done = busy
     before = world.tables.cache.copy()
@@ -245,7 +239,7 @@ def test_pins_stay_while_they_are_copied(busy: tuple[World, Pins, threading.Thre
     assert world.owner.flush(-1, TierFlag.BOTH) == (3, 0)
 
 
-def test_a_session_that_copies_is_not_retired(busy: tuple[World, Pins, threading.Thread, list[int]]) -> None:
+def test_a_session_that_copies_is_not_retired(busy: tuple[StridedWorld, Pins, threading.Thread, list[int]]) -> None:
     world, _, thread, done = busy
     thread.start()
     refused = 0

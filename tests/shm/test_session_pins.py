@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from pagetier.shm._core import Pins, ShmError, TierFlag, miss
 from seeded_random import chance
-from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned, three_pages
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    with three_pages() as world:
-        yield world
+from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned
 
 
 def test_pins_are_counted(world: World) -> None:
