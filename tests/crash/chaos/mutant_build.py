@@ -23,8 +23,8 @@ def mutant(name: str, folder: Path) -> Path:
     for room in _ROOMS:
         (package / room).symlink_to(ROOT / room)
     (package / "__init__.py").symlink_to(ROOT / "src" / "pagetier" / "__init__.py")
-    mutate = [sys.executable, _STRESS / "mutate.py", _STRESS / "mutants.txt", package / "shm" / "core", name]
-    subprocess.run(mutate, check=True)
+    mutate = [str(_STRESS / "mutate.py"), str(_STRESS / "mutants.txt"), str(package / "shm" / "core"), name]
+    subprocess.run([sys.executable, *mutate], check=True)
     _compile(package / "shm")
     return folder
 
