@@ -1,4 +1,7 @@
-"""Copies of tokens between a strided cache and frames in plain memory, compared byte by byte with the tables."""
+"""Copies of tokens between a strided cache and frames in plain memory, compared byte by byte with the tables.
+
+stress/strided.c does this with random tables.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pagetier.shm._core import gather, scatter
 from seeded_random import chance
@@ -29,37 +30,6 @@ def scattered(tables: Tables, threads: int = 1) -> None:
     scatter(*tables.plain(threads))
     assert np.array_equal(tables.arena, arena)
     assert np.array_equal(tables.cache, cache)
-
-
-def shapes() -> st.SearchStrategy[Shape]:
-    return st.builds(
-        Shape,
-        order=st.permutations(range(4)).map(tuple),
-        padding=st.just((0, 0, 0, 0)) | st.tuples(*[st.sampled_from([0, 0, 1, 16, 33])] * 4),
-        width=st.sampled_from([1, 3, 16, 64, 256, 1152]),
-        heads=st.integers(1, 4) | st.just(17),
-        other_heads=st.integers(0, 2),
-        planes=st.integers(0, 3),
-        block_tokens=st.sampled_from([1, 7, 16, 48]),
-        page_tokens=st.sampled_from([5, 16, 48]),
-        pages=st.integers(0, 3),
-        before=st.integers(0, 4),
-    )
-
-
-@given(shape=shapes(), data=st.data())
-@settings(deadline=None)
-def test_each_byte_is_copied_to_the_place_in_the_tables(shape: Shape, data: st.DataObject) -> None:
-    tables = Tables(shape)
-    for page in tables.pages:
-        page["first"] = data.draw(st.just(page["first"]) | st.integers(int(page["first"]), shape.page_tokens))
-        page["end"] = data.draw(st.just(page["end"]) | st.integers(int(page["first"]), shape.page_tokens))
-    if data.draw(st.booleans()):
-        flags = st.lists(st.booleans(), min_size=shape.pages, max_size=shape.pages)
-        tables.skip = np.array(data.draw(flags), np.uint8)
-    gathered(tables)
-    tables.cache[:] = tables.random.integers(0, 256, tables.cache.size, dtype=np.uint8)
-    scattered(tables)
 
 
 @pytest.mark.parametrize("order", ORDERS)

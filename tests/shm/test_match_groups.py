@@ -82,18 +82,6 @@ def test_used_pages_are_evicted_last_from_their_tail(chains: list[Chain], limit:
 
 @examples
 @given(places)
-def test_all_found_pages_of_one_group_count_as_used(there: list[Location]) -> None:
-    world = Grouped([full(there)])
-    _, reach, (pins,) = world.match()
-    pins.release()
-    for left, place in ((world.leave_memory(), M), (world.leave_disk(), D)):
-        used = [name for name in reversed(range(reach)) if there[name] is place]
-        assert left[len(left) - len(used) :] == used
-    world.memory.close()
-
-
-@examples
-@given(places)
 def test_one_group_of_full_attention_equals_a_plain_match(there: list[Location]) -> None:
     world = Grouped([full(there, page_tokens=16)])
     tokens, reach, (pins,) = world.match()
