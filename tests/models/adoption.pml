@@ -294,16 +294,14 @@ inline pt_reap(slot)
 /* The storing client attaches to a new daemon and lists what it was granted; the daemon releases the rest. */
 inline attach_again()
 {
-#if !MUTANT_lost_grant_kept
     if
-    :: opened[0] && writer[0] == STORER && !mine[0] -> gone[0] = true
+    :: opened[0] && writer[0] == STORER && !mine[0] && !MUTANT_lost_grant_kept -> gone[0] = true
     :: else
     fi;
     if
-    :: opened[1] && writer[1] == STORER && !mine[1] -> gone[1] = true
+    :: opened[1] && writer[1] == STORER && !mine[1] && !MUTANT_lost_grant_kept -> gone[1] = true
     :: else
     fi;
-#endif
     attached = true
 }
 
@@ -331,11 +329,9 @@ inline pt_adopt_entry(e)
     if
     :: (was == WRITING || was == READABLE || (was == DOOMED && !MUTANT_doomed_page_freed)) && framed[e] && owner == e ->
         atomic { seen_frame = true; opened[e] = true }
-#if !MUTANT_entry_on_disk_freed
-    :: was == ON_DISK || (was == DOOMED && !framed[e]) ->
+    :: (was == ON_DISK || (was == DOOMED && !framed[e])) && !MUTANT_entry_on_disk_freed ->
         pt_change(e, ON_DISK, DOOMED, did);
         atomic { writer[e] = NOBODY; framed[e] = false; opened[e] = true }
-#endif
     :: else ->
         assert(was == FREE || MUTANT_doomed_page_freed || MUTANT_entry_on_disk_freed); /* 3 */
         state[e] = FREE;

@@ -36,14 +36,10 @@ inline detach()
 #if MUTANT_detach_before_unmapping
     mapped = false;
 #endif
-#if MUTANT_detach_not_confirmed
-    has_slot = false
-#else
     if
-    :: detached[link] -> has_slot = false
+    :: detached[link] || MUTANT_detach_not_confirmed -> has_slot = false
     :: lost[link] && !detached[link] -> link++
     fi
-#endif
 }
 
 proctype session()
@@ -85,14 +81,8 @@ leaving:
 
 again:
     do
-    :: !has_slot -> break
-    :: else ->
-#if MUTANT_no_detach_from_the_next_daemon
-        break
-#else
-        attach_sent[link] = true;
-        detach()
-#endif
+    :: !has_slot || MUTANT_no_detach_from_the_next_daemon -> break
+    :: else -> attach_sent[link] = true; detach()
     od;
 
 end:

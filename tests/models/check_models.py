@@ -2,9 +2,9 @@
 
 usage: check_models.py [MODEL...]
 
-A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored. A macro MUTANT_x is 0,
-or 1 for a mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a model
-has an error, was not explored completely, or if a mutant survives. Needs spin and gcc.
+A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored. A macro MUTANT_x is
+0, or 1 for a mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a
+model has an error, was not explored completely, or if a mutant survives. Needs spin and gcc.
 """
 
 from __future__ import annotations

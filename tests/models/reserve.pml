@@ -62,18 +62,13 @@ bool may_leave = true, left; /* the first rank */
 
 inline publish()
 {
-#if MUTANT_published_by_store
-    state[0] = READABLE;
-    assert(content[0] == NOW && content[1] == NOW && mine[rank] == NOW) /* 1, 3 */
-#else
     if
-    :: state[0] == WRITING ->
+    :: state[0] == WRITING || MUTANT_published_by_store ->
         state[0] = READABLE;
         assert(content[0] == NOW && content[1] == NOW && mine[rank] == NOW); /* 1, 3 */
         assert(other_cut == 0 || other_cut == BOTH) /* 1 */
     :: else
     fi
-#endif
 }
 
 inline pt_part_finish()
@@ -87,11 +82,7 @@ inline pt_part_finish()
     :: atomic { !all -> skip }
     fi;
     assert(state[0] == DOOMED || mine[rank] == NOW); /* 3: the state that it gets as its result */
-#if !MUTANT_gone_before_published
-    atomic { gone = gone | BIT(PART(rank)); mine[rank] = 0; all = false }
-#else
-    atomic { mine[rank] = 0; all = false }
-#endif
+    atomic { gone = gone | (MUTANT_gone_before_published -> 0 : BIT(PART(rank))); mine[rank] = 0; all = false }
 }
 
 proctype Rank(byte rank)
@@ -194,12 +185,8 @@ inline pt_judge()
 {
     atomic { seen_done = done; seen_gone = gone };
     if
-#if MUTANT_abandoned_page_published
-    :: seen_gone == BOTH ->
-#else
-    :: seen_gone & (BOTH ^ seen_done) -> pt_doom(did)
-    :: !(seen_gone & (BOTH ^ seen_done)) && seen_gone == BOTH ->
-#endif
+    :: (seen_gone & (BOTH ^ seen_done)) && !MUTANT_abandoned_page_published -> pt_doom(did)
+    :: (!(seen_gone & (BOTH ^ seen_done)) || MUTANT_abandoned_page_published) && seen_gone == BOTH ->
         atomic {
             pt_change(0, WRITING, READABLE, did);
             assert(!did || (content[0] == NOW && content[1] == NOW)) /* 1 */
