@@ -63,7 +63,7 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
         _add_snapshot(daemon, history)
         time.sleep(interval)
         _add_snapshot(daemon, history)
-    console.print(_draw(history, console, socket), width=80, soft_wrap=True)
+    console.print(_draw(history, console, socket), width=max(60, console.width), soft_wrap=True)
 
 
 def _watch(console: Console, socket: Path, interval: float) -> None:
@@ -123,10 +123,10 @@ def _add_snapshot(daemon: Daemon, history: History) -> None:
 def _draw(history: History, console: Console, socket: Path) -> RenderableType:
     from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, screen
 
-    return screen(history, ScreenContext(socket, console.height, charset_for(console.encoding)))
+    return screen(history, ScreenContext(socket, console.height, charset_for(console.encoding), console.width))
 
 
 def _missing(console: Console, socket: Path, why: str) -> RenderableType:
     from pagetier.daemon.cli.top.screen import ScreenContext, charset_for, gone
 
-    return gone(ScreenContext(socket, console.height, charset_for(console.encoding)), why)
+    return gone(ScreenContext(socket, console.height, charset_for(console.encoding), console.width), why)

@@ -1,4 +1,4 @@
-"""Draws the screen of `pagetier top`: 80 columns and few lines, in the characters that the terminal has."""
+"""Draws the screen of `pagetier top`: 60 columns or more and few lines, in the characters that the terminal has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from pagetier.daemon.disk.status import Standing
 from pagetier.shm.units import counted, format_size
 
 WIDTH = 80
-_BAR, _SPARK = 28, 40
+_LEAST_WIDTH = 60
+_BESIDE_BAR, _BESIDE_SPARKS, _BESIDE_NAME = 50, 40, 60  # columns of the text beside them
+_LEFT_OUT = 12  # columns of the ages and pins of clients, which a narrow screen leaves out
 _HEAD = 8
 
 
@@ -47,62 +49,70 @@ def charset_for(encoding: str) -> Charset:
 
 
 class ScreenContext(msgspec.Struct, frozen=True):
-    """The socket of the daemon, and the lines and characters of the screen."""
+    """The socket of the daemon, and the lines, characters and columns of the screen."""
 
     socket: Path
     lines: int
     charset: Charset
+    columns: int = WIDTH
+
+    @property
+    def width(self) -> int:
+        """The columns that are used."""
+        return max(_LEAST_WIDTH, self.columns)
 
 
 def screen(history: History, place: ScreenContext) -> Group:
     """Returns the whole screen."""
     snapshot = history.now
     lines = [
-        _headline(snapshot, place.socket),
+        _headline(snapshot, place),
         Text(),
-        *_tiers(snapshot, place.charset),
-        _ratio(history, place.charset),
+        *_tiers(snapshot, place),
+        _ratio(history, place),
         Text(),
-        *_rates(history),
-        *_left(history),
+        *_rates(history, place.width),
+        *_left(history, place.width),
         Text(),
     ]
     room = max(1, place.lines - len(lines) - 2)
-    return Group(*lines, *_clients(history, room))
+    return Group(*lines, *_clients(history, room, place.width))
 
 
 def gone(place: ScreenContext, why: str) -> Group:
     """Returns the screen without a daemon. why: The reason."""
     waiting = Text("waiting for the daemon; q or Ctrl-C quits", style="dim")
-    return Group(_cut(Text(f"pagetier on {place.socket}", style="bold")), Text(), Text(why, style="red"), waiting)
+    return Group(
+        _cut(Text(f"pagetier on {place.socket}", style="bold"), place.width), Text(), Text(why, style="red"), waiting
+    )
 
 
-def _headline(snapshot: Snapshot, socket: Path) -> Text:
+def _headline(snapshot: Snapshot, place: ScreenContext) -> Text:
     daemon = snapshot.daemon
     attached = f"{daemon.phase_text}, {counted(len(snapshot.clients), 'client')}, incarnation {daemon.incarnation}"
-    line = Text.assemble(("pagetier", "bold"), f" on {socket}")
-    line.truncate(WIDTH - len(attached) - 2, overflow="ellipsis")
-    return line + Text(attached.rjust(WIDTH - len(line)), style="dim")
+    line = Text.assemble(("pagetier ", "bold"), f"on {place.socket}")
+    line.truncate(place.width - len(attached) - 2, overflow="ellipsis")
+    return line + Text(attached.rjust(place.width - len(line)), style="dim")
 
 
-def _tiers(snapshot: Snapshot, charset: Charset) -> Iterator[Text]:
-    yield _tier("memory", snapshot.tiers.memory, "cyan", charset)
+def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
+    yield _tier("memory", snapshot.tiers.memory, "cyan", place)
     if wasteful := snapshot.frame_advice:
-        yield _cut(Text(f"{'':7}{wasteful}", style="yellow"))
+        yield _cut(Text(f"{'':7}{wasteful}", style="yellow"), place.width)
     disk = snapshot.disk
     if disk.standing is Standing.NONE:
         return
     if snapshot.tiers.disk.cap:
-        yield _tier("disk", snapshot.tiers.disk, "magenta", charset)
+        yield _tier("disk", snapshot.tiers.disk, "magenta", place)
     well = disk.standing is Standing.OPEN and not disk.trouble
     text = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
-    yield _cut(Text(f"{'':7}{text}", style="dim" if well else "red"))
+    yield _cut(Text(f"{'':7}{text}", style="dim" if well else "red"), place.width)
 
 
-def _tier(name: str, tier: PageTier, style: str, charset: Charset) -> Text:
+def _tier(name: str, tier: PageTier, style: str, place: ScreenContext) -> Text:
     share = min(1.0, tier.used / tier.room) if tier.room else 0.0
     text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {count(tier.pages):>6} pages"
-    full, empty = bar(share, _BAR, charset)
+    full, empty = bar(share, place.width - _BESIDE_BAR, place.charset)
     return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), text)
 
 
@@ -120,8 +130,8 @@ def sparks(ratios: Sequence[float | None], charset: Charset) -> str:
     return "".join(" " if ratio is None else charset.sparks[round(ratio * most)] for ratio in ratios)
 
 
-def _ratio(history: History, charset: Charset) -> Text:
-    drawn = sparks(history.ratios(_SPARK), charset)
+def _ratio(history: History, place: ScreenContext) -> Text:
+    drawn = sparks(history.ratios(place.width - _BESIDE_SPARKS), place.charset)
     text = f" {_percent(history.ratio_now())} now {_percent(history.ratio())} in {MINUTES} min"
     return Text.assemble(("found  ", "bold"), (drawn, "green"), text)
 
@@ -130,35 +140,41 @@ def _percent(ratio: float | None) -> str:
     return f"{'-':>7}" if ratio is None else f"{ratio:>7.1%}"
 
 
-def _rates(history: History) -> Iterator[Text]:
+def _rates(history: History, width: int) -> Iterator[Text]:
     matches = history.rate(lambda s: s.lookups.lookups)
     found = history.rate(lambda s: s.lookups.memory_tokens + s.lookups.disk_tokens)
     missed = history.rate(lambda s: s.lookups.missed_tokens)
-    yield _row("tokens", found=_each(found), missed=_each(missed), matches=_each(matches))
+    yield _row(width, "tokens", found=_each(found), missed=_each(missed), matches=_each(matches))
     stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)
-    yield _row("engines", stored=_speed(stored), loaded=_speed(loaded), rejected=count(history.now.stores.refused))
+    yield _row(
+        width, "engines", stored=_speed(stored), loaded=_speed(loaded), rejected=count(history.now.stores.refused)
+    )
     if history.now.disk.standing is not Standing.NONE:
         written, read = history.rate(lambda s: s.tiers.disk.bytes_in), history.rate(lambda s: s.tiers.disk.bytes_out)
-        yield _row("disk", written=_speed(written), read=_speed(read), damaged=count(history.now.disk_work.damaged))
+        yield _row(
+            width, "disk", written=_speed(written), read=_speed(read), damaged=count(history.now.disk_work.damaged)
+        )
 
 
-def _left(history: History) -> Iterator[Text]:
+def _left(history: History, width: int) -> Iterator[Text]:
     now = history.now
     rate = history.rate(lambda s: s.tiers.memory.evictions)
     memory, stores, work = now.tiers.memory, now.stores, now.disk_work
     room = f"{count(memory.evictions)} ({_each(rate)})"
-    yield _row("dropped", evicted=room, flushed=count(memory.flushed), unwritten=count(work.lost))
+    yield _row(width, "dropped", evicted=room, flushed=count(memory.flushed), unwritten=count(work.lost))
     given_up = max(0, stores.doomed - stores.expired)
     if given_up or stores.expired or now.tiers.disk.evictions:
         disk = count(now.tiers.disk.evictions)
-        yield _row("", **{"from disk": disk, "abandoned": count(given_up), "expired": count(stores.expired)})
+        yield _row(width, "", **{"from disk": disk, "abandoned": count(given_up), "expired": count(stores.expired)})
 
 
-def _row(title: str, **cells: str) -> Text:
+def _row(width: int, title: str, **cells: str) -> Text:
+    """Returns a row whose cells lie below each other in all rows. Cells of a narrow screen follow each other."""
     line = Text(f"{title:<9}", style="bold")
     for name, cell in cells.items():
-        line += Text.assemble((f"{name:>9} ", "dim"), f"{cell:<13}")
-    return _cut(line)
+        wide = width >= WIDTH
+        line += Text.assemble((f"{name:>9} " if wide else f"{name} ", "dim"), f"{cell:<13}" if wide else f"{cell}  ")
+    return _cut(line, width)
 
 
 def _each(rate: float) -> str:
@@ -169,32 +185,46 @@ def _speed(rate: float) -> str:
     return f"{format_size(round(rate))}/s"
 
 
-def _clients(history: History, room: int) -> Iterator[Text]:
+def _clients(history: History, room: int, width: int) -> Iterator[Text]:
     clients = sorted(history.now.clients, key=lambda client: (-client.lookups, client.slot))
     if not clients:
         yield Text("No clients are attached.")
         return
-    head = f"{'engine':<21}{'pid':>8}{'age':>5}{'pins':>7}{'match/s':>8}{'in mem':>7}{'loaded/s':>12}{'stored/s':>12}"
-    yield Text(head, style="bold")
+    head = {"pid": "pid", "age": "age", "pins": "pins", "lookups": "match/s", "ratio": "in mem"}
+    yield Text(_client_row("engine", head | {"loaded": "loaded/s", "stored": "stored/s"}, width), style="bold")
     for client in clients[:room]:
-        yield _client(client, history)
+        yield Text(_client_row(client.name or "-", _client_cells(client, history), width))
     if len(clients) > room:
         yield Text(f"and {len(clients) - room} more", style="dim")
 
 
-def _client(client: ClientStats, history: History) -> Text:
+_CLIENT_COLUMNS = {"pid": 8, "age": 5, "pins": 7, "lookups": 8, "ratio": 7, "loaded": 12, "stored": 12}
+
+
+def _client_row(name: str, cells: dict[str, str], width: int) -> str:
+    narrow = width < WIDTH
+    shown = {key: size for key, size in _CLIENT_COLUMNS.items() if not (narrow and key in ("age", "pins"))}
+    text = Text(name)
+    text.truncate(width - _BESIDE_NAME + _LEFT_OUT * narrow, overflow="ellipsis", pad=True)
+    return f"{text.plain} " + "".join(f"{cells[key]:>{size}}" for key, size in shown.items())
+
+
+def _client_cells(client: ClientStats, history: History) -> dict[str, str]:
     pages = client.hits + client.misses
-    ratio = f"{client.hits / pages:.1%}" if pages else "-"
-    lookups = history.rate_of(client, lambda c: c.lookups)
     loaded, stored = (history.rate_of(client, get) for get in (lambda c: c.loaded_bytes, lambda c: c.stored_bytes))
-    numbers = f"{client.pid:>8}{age(client.age_seconds):>5}{count(client.pins):>7}{count(round(lookups)):>8}{ratio:>7}"
-    name = Text(client.name or "-")
-    name.truncate(20, overflow="ellipsis", pad=True)
-    return name + Text(f" {numbers}{_speed(loaded):>12}{_speed(stored):>12}")
+    return {
+        "pid": str(client.pid),
+        "age": age(client.age_seconds),
+        "pins": count(client.pins),
+        "lookups": count(round(history.rate_of(client, lambda c: c.lookups))),
+        "ratio": f"{client.hits / pages:.1%}" if pages else "-",
+        "loaded": _speed(loaded),
+        "stored": _speed(stored),
+    }
 
 
-def _cut(line: Text) -> Text:
-    line.truncate(WIDTH, overflow="ellipsis")
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
     return line
 
 

@@ -36,11 +36,25 @@ def top(socket: Path, *more: str) -> Result:
     return CliRunner().invoke(main, ["top", "--socket", str(socket), *more])
 
 
-def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24) -> list[str]:
-    console = Console(width=80, height=lines, color_system=None, highlight=False, markup=False, emoji=False)
+def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24, columns: int = 80) -> list[str]:
+    console = Console(width=columns, height=lines, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
-        console.print(screen(seen, ScreenContext(Path("/run/pagetier/pagetier.sock"), lines, charset)))
+        console.print(screen(seen, ScreenContext(Path("/run/pagetier/pagetier.sock"), lines, charset, columns)))
     return captured.get().splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_narrow_and_a_wide_screen_show_whole_lines(columns: int) -> None:
+    name = "vllm worker 0 of 8, node 17"
+    seen = snapshot(hits=7, misses=3, pid=4194304, lookups=10, many=900)
+    seen = msgspec.structs.replace(seen, clients=(client(pid=4194304, lookups=10, many=900, name=name),))
+    lines = drawn(history(snapshot(pid=4194304, many=0), seen), columns=columns)
+    assert max(map(len, lines)) <= columns
+    (memory,) = (line for line in lines if line.startswith("memory"))
+    assert len(memory) == columns and memory.endswith("900 pages")
+    row = next(line for line in lines if "4194304" in line)
+    assert row.startswith(name if columns == 200 else "vllm worker")
+    assert not any("…" in line for line in lines) or columns == 60
 
 
 def history(*seen: Snapshot) -> History:
