@@ -136,21 +136,20 @@ sweep: venv
 	@echo "== processes killed or stopped at each failpoint"
 	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/kill_points/test_kill_points.py
 
-.PHONY: crash
+.PHONY: crash soak load
+crash soak load: export PYTHONPATH := tests/crash:tests/harness:bench
+crash soak load: export OPENBLAS_NUM_THREADS := 1
 crash: venv
 	@echo "== random process deaths"
-	@PYTHONPATH=tests/crash:tests/harness OPENBLAS_NUM_THREADS=1 $(BIN)/python -m chaos --minutes $(or $(MINUTES),20)
+	@$(BIN)/python -m simulator crash --minutes $(or $(MINUTES),20)
 
-.PHONY: soak load
-soak load: export PYTHONPATH := tests/crash:tests/harness:bench
-soak load: export OPENBLAS_NUM_THREADS := 1
 soak: venv
 	@echo "== a long run"
-	@$(BIN)/python -m soak --minutes $(or $(MINUTES),90) $(if $(CHURN),--churn)
+	@$(BIN)/python -m simulator soak --minutes $(or $(MINUTES),90) $(if $(CHURN),--churn)
 
 load: venv
 	@echo "== 56 engines"
-	@$(BIN)/python -m load
+	@$(BIN)/python -m simulator load
 
 .PHONY: faults
 faults: venv

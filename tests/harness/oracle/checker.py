@@ -32,6 +32,10 @@ class Kind(StrEnum):
     CRASH = "a process ended unexpectedly"
     HANG = "a process hangs"
     LATE = "memory of dead processes was not reused in time"
+    REFUSED = "a store that fits was rejected"
+    STARVED = "an engine got less than its share"
+    GREW = "a series grew beyond its limit"
+    SLOWER = "calls became slower"
 
 
 class Violation(msgspec.Struct, frozen=True):

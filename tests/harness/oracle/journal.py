@@ -122,11 +122,7 @@ class Journal:
 
     def _put(self, line: bytes) -> None:
         """Writes a line with one call of write()."""
-        os.write(self._descriptor(), line)
-
-    def _descriptor(self) -> int:
-        """Returns the descriptor of the file for the next line."""
-        return self._file
+        os.write(self._file, line)
 
     def __enter__(self) -> Self:
         return self

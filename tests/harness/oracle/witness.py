@@ -73,7 +73,8 @@ class Witness:
             which = [page for page, code in enumerate(outcomes) if code is outcome]
             packed = serials[which].tobytes() if serials is not None and outcome is Outcome.STORED else b""
             chosen = [keys[page] for page in which]
-            self.journal.write(kind, chosen, since, part=part.index, parts=part.count, serials=packed)
+            note = result.reason if outcome is Outcome.REFUSED else ""
+            self.journal.write(kind, chosen, since, part=part.index, parts=part.count, serials=packed, note=note)
 
     def verify(self, keys: Keys, timeout: float = 0.0) -> Verified:
         """Matches a chain, loads the pages found, and compares every byte. `timeout`: seconds to wait for the disk."""

@@ -1,0 +1,1 @@
+"""One simulator of a host: random process deaths, long runs, and an engine in each slot."""

@@ -1,0 +1,147 @@
+"""Forks daemons from a process that has imported everything, so that a start costs no start of an interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from pagetier.daemon import main as daemon_main
+from pagetier.shm._core import Observer
+from pagetier.shm.exit_codes import Exit
+from running_daemon import RunningDaemon, eventually
+from simulator.children import Child, ChildProcesses
+from simulator.leftovers import prefix_of_this_process
+from simulator.scenes import Scene
+
+_READY: Final = "ready on"
+_DISK_OPEN: Final = "event=disk_open"
+_BAD: Final = re.compile(r"Traceback|Error|\blevel=(error|critical)\b")
+_HARMLESS: Final = re.compile(r"\bevent=refused\b")
+"""Log lines that are judged by the exit code of the rejected daemon instead."""
+
+_PATIENCE_S: Final = 60.0
+_TICK_S: Final = 0.003
+
+
+class ChaosDaemon(RunningDaemon):
+    """Daemons of one cache. One at a time serves; others may be started beside it and must be rejected.
+
+    No method waits but remove() and those whose name says so; poll() finds out which one serves.
+    """
+
+    def __init__(self, scene: Scene, processes: ChildProcesses) -> None:
+        super().__init__()
+        self.name = prefix_of_this_process() + self.name.rpartition("-")[2]
+        self.folder.cleanup()
+        self.folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process())
+        self.socket = Path(self.folder.name) / "pagetier.sock"
+        self.disk = Path(self.folder.name) / "disk"
+        self._scene = scene
+        self._processes = processes
+        self._started: dict[int, float] = {}
+        self._rivals: dict[int, list[Child]] = {}
+        self.children: list[Child] = []
+        self.adoptions: list[float] = []
+        self.serving: Child | None = None
+
+    def start_daemon(self) -> None:
+        """Starts one more daemon."""
+        arguments = ["--name", self.name, "--socket", str(self.socket), *self._scene.flags(self.disk)]
+        log = self._log_of(len(self._started))
+        child = self._processes.fork("daemon", lambda: _serve(arguments, log), len(self._started))
+        self.note(child)
+
+    def note(self, child: Child) -> None:
+        """Records a daemon that was just started."""
+        self._started[child.seat] = time.monotonic()
+        others = [other for other in self.children if other.lives]
+        self._rivals[child.seat] = others
+        for other in others:
+            self._rivals[other.seat].append(child)
+        self.children.append(child)
+
+    def poll(self) -> bool:
+        """Returns whether a daemon serves, and records one that has just become ready."""
+        self.children = [child for child in self.children if child.lives]
+        if self.serving is not None and not self.serving.lives:
+            self.serving = None
+        for child in self.children if self.serving is None else ():
+            if _READY in self._log_of(child.seat).read_text():
+                self.serving = child
+                self.adoptions.append(time.monotonic() - self._started[child.seat])
+        return self.serving is not None
+
+    def await_serving(self) -> None:
+        """Waits until a daemon serves. Raises RuntimeError if none does."""
+        ends = time.monotonic() + _PATIENCE_S
+        while not self.poll():
+            if time.monotonic() > ends or not self.children:
+                raise RuntimeError(f"no daemon became ready: {self.last_output()}")
+            self._processes.reap()
+            time.sleep(_TICK_S)
+
+    def await_disk(self, opened: int = 0) -> None:
+        """Waits until a disk tier was opened more than `opened` times. Raises RuntimeError if it does not open."""
+        if not eventually(lambda: self.disks_opened() > opened, _PATIENCE_S):
+            raise RuntimeError(f"the disk tier did not open: {self.last_output()}")
+
+    def observer(self) -> Observer:
+        """Returns an observer of the segments, which outlive every daemon except one that is stopped."""
+        return self._observer()
+
+    def worker(self) -> int:
+        """Returns the pid of the disk worker; 0 if there is none."""
+        child = self.serving
+        if child is None or not child.lives:
+            return 0
+        try:
+            pids = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+            return next((int(pid) for pid in pids if _is_worker(pid)), 0)
+        except OSError:
+            return 0
+
+    def complaints(self) -> list[str]:
+        """Returns the log lines that no daemon should write."""
+        return [line for line in self._logs() if _BAD.search(line) and not _HARMLESS.search(line)]
+
+    def disks_opened(self) -> int:
+        """Returns how often a disk tier was opened and its content loaded into the index."""
+        return sum(_DISK_OPEN in line for line in self._logs())
+
+    def last_output(self) -> str:
+        """Returns the log of the daemon that was started last."""
+        return self._log_of(len(self._started) - 1).read_text()
+
+    def ended_well(self, child: Child) -> bool:
+        """Returns whether a daemon's end was expected: killed, or rejected beside another one that was not rejected."""
+        beside = any(rival.code != Exit.REFUSED for rival in self._rivals[child.seat])
+        return child.killed_by_test or (beside and child.code == Exit.REFUSED)
+
+    def remove(self) -> None:
+        """Removes the daemon's segments in /dev/shm and its folder."""
+        for name in self.leftovers():
+            (Path("/dev/shm") / name).unlink()
+        self.folder.cleanup()
+
+    def _logs(self) -> list[str]:
+        return [line for life in self._started for line in self._log_of(life).read_text().splitlines()]
+
+    def _log_of(self, life: int) -> Path:
+        path = Path(self.folder.name) / f"log-{life}"
+        path.touch()
+        return path
+
+
+def _serve(arguments: list[str], log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    daemon_main.main(arguments, standalone_mode=False)
+
+
+def _is_worker(pid: str) -> bool:
+    return b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()

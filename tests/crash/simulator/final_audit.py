@@ -1,0 +1,155 @@
+"""Audits the cache at the end of a run, with no client but the auditor, before and after the daemon's last death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from oracle.checker import WORKER_NAME, Kind, Losses, Violation
+from oracle.samples import Caps, Sample, end_of, segments_bytes
+from pagetier.shm.protocol import Save, Saved
+from running_daemon import eventually
+from simulator.audit import Auditor, Evidence, judge
+from simulator.chapters import Verdict
+from simulator.cluster import Cluster
+
+COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
+"""The counters of the daemon that the report lists."""
+
+_PATIENCE_S: Final = 60.0
+_TICK_S: Final = 0.003
+
+
+class FinalAudit:
+    """The end of a run, when its engines are dead and a daemon serves.
+
+    Args:
+        cluster: The processes of the run.
+        journals: The folder of the journals to judge.
+        gone_before: The number of lost pages that the daemon had counted when these journals began.
+    """
+
+    def __init__(self, cluster: Cluster, journals: Path, *, gone_before: int = 0) -> None:
+        self._gone_before = gone_before
+        self._scene = cluster.context.scene
+        self._cluster = cluster
+        self._daemon = cluster.daemon
+        self._processes = cluster.processes
+        self._journals = journals
+        seed, socket = cluster.context.seed, cluster.daemon.socket
+        self._auditor = Auditor(scene=self._scene, socket=socket, journals=journals, seed=seed)
+
+    def judge(self, peak: Sample) -> Verdict:
+        """Audits the cache, kills the disk worker and the daemon with an audit after each, and judges all journals."""
+        tally = self._cluster.tally
+        self._settle()
+        since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
+        settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
+        tally.pages.update({name: getattr(header, name) for name in COUNTED})
+        before = self._audit("before", self._auditor.check_all)
+        pages = sorted(taken.entries - taken.free_entries for taken in (header, self._daemon.header()))
+        later = list(self._after_deaths())
+        went, may_go = self._gone() - gone, self._may_go(since)
+        if self._scene.disk:
+            self._audit("disk", self._auditor.load_some)
+        self._settle()
+        evidence = Evidence(
+            may_go=may_go,
+            before=before,
+            later=later,
+            went=went,
+            pages=range(pages[0], pages[1] + 1),
+            settled=settled,
+            end=end_of(self._daemon),
+            caps=self._caps(),
+            peak=peak,
+        )
+        verdict = self._processes.result("judge", lambda: judge(self._journals, evidence))
+        return msgspec.json.decode(verdict, type=Verdict)
+
+    def stop(self) -> list[Violation]:
+        """Stops the daemon by SIGTERM and returns the violations: complaints in its log, its exit code, leftovers."""
+        child = self._daemon.serving
+        found = [Violation(Kind.CRASH, f"a daemon wrote {line}") for line in self._daemon.complaints()]
+        if child is not None:
+            self._processes.signal(child, signal.SIGTERM)
+            self._processes.wait(child, _PATIENCE_S)
+            if child.code != 0:
+                found.append(Violation(Kind.CRASH, f"a daemon that got SIGTERM ended with {child.code}"))
+        return found + [Violation(Kind.LEFTOVER, name) for name in self._daemon.leftovers()]
+
+    def _audit(self, name: str, audit: Callable[[str], None]) -> str:
+        """Runs an audit in a child process and returns its name."""
+        self._processes.result("auditor", lambda: audit(name))
+        return name
+
+    def _after_deaths(self) -> Iterator[str]:
+        """Yields the names of the audits after deaths at rest: of the disk worker, if any, and of the daemon."""
+        if self._scene.disk:
+            self._lose_worker()
+            yield self._audit("without-worker", self._auditor.check_all)
+        self._replace_daemon()
+        yield self._audit("after", self._auditor.check_all)
+
+    def _settle(self) -> None:
+        """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
+        eventually(lambda: not self._daemon.header().open_entries, self._scene.expiry + 2.0)
+        eventually(lambda: all(slot.name == WORKER_NAME for slot in self._daemon.slots()), 2.0)
+        if self._scene.disk:
+            eventually(self._saved, _PATIENCE_S)
+
+    def _saved(self) -> bool:
+        with self._daemon._observing() as (link, _):
+            saved = link.ask(Save(1), _PATIENCE_S)
+        time.sleep(_TICK_S)
+        return isinstance(saved, Saved) and saved.synced and not saved.trouble
+
+    def _replace_daemon(self) -> None:
+        """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""
+        child = self._daemon.serving
+        if child is not None:
+            self._processes.kill(child)
+            self._processes.wait(child)
+        self._cluster.tally.deaths["daemon"] += 1
+        self._daemon.poll()
+        self._daemon.start_daemon()
+        self._daemon.await_serving()
+        self._settle()
+
+    def _lose_worker(self) -> None:
+        """Kills the disk worker at rest with SIGKILL; the daemon starts another, which finds all pages on disk.
+
+        Raises:
+            RuntimeError: There is no disk worker, or the disk tier does not open again.
+        """
+        self._cluster.evictions.sample()
+        opened = self._daemon.disks_opened()
+        pid = self._daemon.worker()
+        if not pid:
+            raise RuntimeError(f"the daemon has no disk worker at rest: {self._daemon.last_output()}")
+        os.kill(pid, signal.SIGKILL)
+        self._cluster.tally.deaths["disk worker"] += 1
+        self._daemon.await_disk(opened)
+        self._settle()
+
+    def _may_go(self, since: int) -> Losses:
+        """Returns the losses that the counters allow, with one page for each daemon that died before counting it."""
+        tally = self._cluster.tally
+        gone = self._gone() - self._gone_before + tally.daemon_deaths
+        losses = Losses(at_most=0 if self._scene.roomy else gone, since=since)
+        tally.pages["may be missed"] += losses.at_most
+        return losses
+
+    def _gone(self) -> int:
+        """Returns the number of pages that left the cache for good, as far as the daemons could count them."""
+        return 0 if self._scene.roomy else self._cluster.evictions.pages
+
+    def _caps(self) -> Caps:
+        shm = segments_bytes(self._daemon.observer())
+        return Caps(arena=self._scene.arena, shm=shm, disk=self._scene.disk)
