@@ -9,7 +9,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from types import FrameType
@@ -18,11 +19,12 @@ from typing import Final, NoReturn
 import click
 import msgspec
 
+from measure import machine
 from pagetier.shm._core import SLOTS
 from simulator.leftovers import sweep
 from simulator.load import Load
-from simulator.report import Log, Report
-from simulator.scenes import SCENES, Scene, load_scene
+from simulator.report import Report
+from simulator.scenes import SCENES, load_scene
 from simulator.simulation import Round, Simulation
 from simulator.soak import Plan, Soak
 from simulator.tally import Tally
@@ -32,26 +34,16 @@ _LINE_EVERY_S: Final = 30.0
 _JOURNALS: Final = Path("build/crash")
 
 
-class RequiredCounts(msgspec.Struct, frozen=True):
-    """The counts that a run must reach, in all scenes together, before it may end; a busy machine takes longer."""
-
-    rounds: int = 0
-    engine_deaths: int = 0
-    daemon_deaths: int = 0
-    disk_reads: int = 0
-
-    def reached_in(self, tally: Tally) -> bool:
-        """Returns whether the counts are reached."""
-        deaths = tally.engine_deaths >= self.engine_deaths and tally.daemon_deaths >= self.daemon_deaths
-        return deaths and tally.rounds >= self.rounds and tally.pages["disk_read"] >= self.disk_reads
-
-
-class Output(msgspec.Struct, frozen=True):
+class Options(msgspec.Struct, frozen=True):
     """The options of all commands: the seed, the folder of the report, and other load on the machine."""
 
     seed: int
     folder: Path | None
     beside: str
+
+    def report(self, title: str) -> Report:
+        """Returns an empty report."""
+        return Report(title, self.seed, f"{machine()}. {self.beside}")
 
     def end(self, report: Report, folder: str, name: str) -> NoReturn:
         """Writes and shows a report, by default in this folder, and exits."""
@@ -67,7 +59,7 @@ class Output(msgspec.Struct, frozen=True):
 @click.pass_context
 def main(context: click.Context, seed: int, report: Path | None, beside: str) -> None:
     """Run engines, daemons and disk workers, and check that every promise is kept."""
-    context.obj = Output(seed, report, beside)
+    context.obj = Options(seed, report, beside)
     logging.getLogger("pagetier.client").disabled = True
     sys.stderr.write(f"seed {seed}\n")
     for name in sweep():
@@ -90,41 +82,35 @@ def _leave(number: int, frame: FrameType | None) -> None:
 @click.option("--daemon-deaths", type=int, default=0, help="Minimum of daemon deaths before the run ends.")
 @click.option("--disk-reads", type=int, default=0, help="Minimum of pages read from disk before the run ends.")
 @click.pass_obj
-def crash(output: Output, /, minutes: float, round_: float, names: tuple[str, ...], **enough: int) -> None:
+def crash(options: Options, /, minutes: float, round_: float, names: tuple[str, ...], **enough: int) -> None:
     """Kill engines, daemons and disk workers at random moments.
 
     On a busy machine a round takes longer, so that engines serve as many requests between two deaths. The run ends
     with the first round in which a promise was broken.
     """
-    log = Log("Random death", output.seed, output.beside)
-    scenes = [scene for scene in SCENES if scene.name in names or not names]
-    for number, scene in enumerate(_rounds(scenes, log, time.monotonic() + 60 * minutes, RequiredCounts(**enough))):
-        with Round(scene, round_, output.seed + number, _lines(scene.name)) as here:
-            _run(here, log)
-    output.end(log.report(), "build/crash", "report")
-
-
-def _rounds(scenes: list[Scene], log: Log, ends: float, enough: RequiredCounts) -> Iterator[Scene]:
-    """Yields each scene in turn, at least once, until the time is over and the counts are reached, or a violation."""
-    for number, scene in enumerate(cycle(scenes)):
-        is_over = number >= len(scenes) and time.monotonic() >= ends and enough.reached_in(log.tally)
-        if is_over or log.tally.violations:
-            return
-        yield scene
+    report = options.report("Random death")
+    ends, required = time.monotonic() + 60 * minutes, Counter(enough)
+    for number, scene in enumerate(cycle([scene for scene in SCENES if scene.name in names or not names])):
+        is_over = number >= (len(names) or len(SCENES)) and time.monotonic() >= ends
+        if report.violations or (is_over and required <= report.tally.work):
+            break
+        with Round(scene, round_, options.seed + number, _lines(scene.name)) as here:
+            _run(here, report)
+    options.end(report, "build/crash", "report")
 
 
 @main.command()
 @click.option("--minutes", type=float, default=90.0, help="Duration of the measurement, after the warm-up.")
 @click.option("--churn", is_flag=True, help="Keep one daemon all the time; clients attach and detach quickly.")
 @click.pass_obj
-def soak(output: Output, minutes: float, churn: bool) -> None:
+def soak(options: Options, minutes: float, churn: bool) -> None:
     """Kill engines, daemons and disk workers for a long time, and check that nothing fails, grows or slows down."""
     plan = Plan.of(60 * minutes)
-    log = Log(f"A soak of {minutes:.1f} minutes", output.seed, output.beside)
-    with Soak(plan.churning() if churn else plan, output.seed, _lines("soak")) as here:
-        _run(here, log)
-        results = here.measured().results(output.seed)
-    output.end(log.report(results), "bench/results", f"soak-{minutes:.3g}-minutes")
+    report = options.report(f"A soak of {minutes:.1f} minutes")
+    with Soak(plan.churning() if churn else plan, options.seed, _lines("soak")) as here:
+        _run(here, report)
+        report.results = here.measured().results(options.seed)
+    options.end(report, "bench/results", f"soak-{minutes:.3g}-minutes")
 
 
 @main.command()
@@ -133,25 +119,25 @@ def soak(output: Output, minutes: float, churn: bool) -> None:
 @click.option("--requests", type=int, default=30, help="Minimum of requests of the mean engine before the run ends.")
 @click.option("--nice", type=int, default=0, help="Nice value of the engines; 10 leaves other processes their share.")
 @click.pass_obj
-def load(output: Output, engines: int, seconds: float, requests: int, nice: int) -> None:
+def load(options: Options, engines: int, seconds: float, requests: int, nice: int) -> None:
     """Store and load with many engines, and check that no store that fits is rejected and no engine starves."""
-    log = Log(f"{engines} engines", output.seed, output.beside)
-    with Load(load_scene(engines, nice), seconds, output.seed, _lines("load"), requests=requests) as here:
-        _run(here, log)
-        results = here.results()
-    output.end(log.report(results), "build/load", f"load-{engines}-engines")
+    report = options.report(f"{engines} engines")
+    with Load(load_scene(engines, nice), seconds, options.seed, _lines("load"), requests=requests) as here:
+        _run(here, report)
+        report.results = here.results()
+    options.end(report, "build/load", f"load-{engines}-engines")
 
 
-def _run(simulation: Simulation, log: Log) -> None:
-    """Runs a simulation, adds its counts to the log, and keeps its journals if a promise was broken."""
-    done = simulation.run()
-    log.add(simulation.scene.name, done)
+def _run(simulation: Simulation, report: Report) -> None:
+    """Runs a simulation, adds its counts to the report, and keeps its journals if a promise was broken."""
+    done, name = simulation.run(), simulation.scene.name
+    report.scenes.setdefault(name, Tally()).add(done)
     if done.violations:
-        kept = _JOURNALS / f"{simulation.scene.name.replace(', ', '-')}-{simulation.seed}"
+        kept = _JOURNALS / f"{name.replace(', ', '-')}-{simulation.seed}"
         shutil.rmtree(kept, ignore_errors=True)
         for chapter in simulation.folder.glob("chapter-*"):
             shutil.copytree(chapter, kept / chapter.name)
-        log.kept.append(kept)
+        report.journals.append(str(kept))
 
 
 def _lines(scene: str) -> Callable[[Tally], None]:

@@ -1,22 +1,20 @@
-"""Audits every page that an engine began to store, and judges the journals of a run."""
+"""Audits every page that an engine began to store, and compares audits."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from oracle.checker import Kind, Losses, Violation, findings, missing
+from oracle.checker import Kind, Violation
 from oracle.journal import SUFFIX, Journal, Record, Reported, read_journal, read_journals
 from oracle.promises import losses, seen
-from oracle.samples import Caps, EndState, Sample
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
-from simulator.chapters import Verdict, responses
 from simulator.scenes import Chain, Scene, chain_of
 
 _ATTACH_S: Final = 10.0
@@ -35,6 +33,10 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path
     journals: Path
     seed: int
+
+    def journal(self, name: str) -> list[Record]:
+        """Returns what the audit of this name recorded."""
+        return read_journal(self.journals / f"{name}{SUFFIX}")
 
     def check_all(self, name: str) -> None:
         """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk."""
@@ -59,57 +61,14 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
         return list(pages.values())
 
     def _for_each(self, check: Callable[[Witness, Keys], None], name: str, pages: Iterable[Chain]) -> None:
-        with Client(self.socket) as client, Journal(journal_of(self.journals, name)) as journal:
+        with Client(self.socket) as client, Journal(self.journals / f"{name}{SUFFIX}") as journal:
             if not client.wait_attached(_ATTACH_S):
                 raise RuntimeError("the auditor cannot attach to the daemon")
             for page in pages:
                 check(Witness(client, journal, self.seed, page.page_bytes), page.keys)
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at the end of a run besides the journals of its engines.
-
-    Attributes:
-        may_go: The losses that findings() allows.
-        before: The name of the audit before the deaths at rest.
-        later: The names of the audits after each of these deaths.
-        went: The number of pages that may have left the cache between these audits.
-        pages: The range of the number of pages in the index, in any tier, during the first audit.
-        settled: The state after all engines had ended.
-        end: The state at the end of the run.
-        caps: The limits that the peak is compared with.
-        peak: The largest numbers of bytes in use.
-    """
-
-    may_go: Losses
-    before: str
-    later: Sequence[str]
-    went: int
-    pages: range
-    settled: EndState
-    end: EndState
-    caps: Caps
-    peak: Sample
-
-
-def journal_of(journals: Path, audit: str) -> Path:
-    """Returns the path of the journal of an audit."""
-    return journals / f"{audit}{SUFFIX}"
-
-
-def judge(journals: Path, evidence: Evidence) -> Verdict:
-    """Returns the verdict on a whole run."""
-    records = read_journals(journals)
-    found = findings(records, may_go=evidence.may_go, samples=[evidence.peak], caps=evidence.caps, end=evidence.end)
-    found += findings([], end=evidence.settled)
-    before = read_journal(journal_of(journals, evidence.before))
-    for audit in evidence.later:
-        found += _between(before, read_journal(journal_of(journals, audit)), audit, evidence.went)
-    found += _in_the_index(before, evidence.pages)
-    return Verdict(found, responses(records), len(missing(records, evidence.may_go.since)))
-
-
-def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterable[Violation]:
+def lost_between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterator[Violation]:
     """Yields violations if more pages disappeared between two audits than the daemon counted; no store ran then."""
     gone = losses(seen(before), after)
     for loss in gone if len(gone) > went else ():
@@ -117,7 +76,7 @@ def _between(before: Iterable[Record], after: Iterable[Record], audit: str, went
         yield Violation(Kind.LOST, f"{what} ({len(gone)} pages are lost, {went} may be)", loss.promise.key)
 
 
-def _in_the_index(records: Sequence[Record], pages: range) -> Iterable[Violation]:
+def not_in_the_index(records: Sequence[Record], pages: range) -> Iterator[Violation]:
     """Yields a violation if the number of pages in the index differs from the number found under their keys."""
     found, missed = (
         {key for record in records if record.reported in reports for key in record.each()}

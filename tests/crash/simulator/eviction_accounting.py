@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import msgspec
+from typing import NamedTuple
 
 from oracle.checker import WORKER_NAME
-from pagetier.shm._core import AttachmentRecord, IndexHeader
+from pagetier.shm._core import Observer
 
 
-class Counters(Protocol):
-    """The counters of an index, as an Observer reads them."""
+class _Disk(NamedTuple):
+    """The disk tier in use: the pid of its worker (0: none), the incarnation of the index, and whether it is open."""
 
-    def header(self) -> IndexHeader:
-        """Returns the numbers in the header of the index."""
-
-    def attachments_with_pins(self) -> list[AttachmentRecord]:
-        """Returns the attached processes."""
-
-
-class _Disk(msgspec.Struct, frozen=True):
-    """A disk tier that is in use, or none.
-
-    Attributes:
-        worker: The pid of the disk worker; 0 if there is none.
-        incarnation: The incarnation of the index, one for each daemon.
-        open: Whether the disk tier is open.
-    """
-
-    worker: int
-    incarnation: int
-    open: bool
-
-
-_NO_DISK = _Disk(0, 0, open=False)
+    worker: int = 0
+    incarnation: int = 0
+    is_open: bool = False
 
 
 class EvictionAccounting:
@@ -47,9 +26,9 @@ class EvictionAccounting:
     may be more.
     """
 
-    def __init__(self, observer: Counters) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._disk = _NO_DISK
+        self._disk = _Disk()
         self._evicted = 0
         self._lost = 0
 
@@ -72,9 +51,7 @@ class EvictionAccounting:
         return self._lost + header.disk_lost + header.disk_evicted + header.disk_skipped
 
     def _open_until_now(self) -> bool:
-        now = self._disk_in_use()
-        same = (self._disk.worker, self._disk.incarnation) == (now.worker, now.incarnation)
-        return self._disk.open and self._disk.worker > 0 and same
+        return self._disk.is_open and self._disk.worker > 0 and self._disk[:2] == self._disk_in_use()[:2]
 
     def _disk_in_use(self) -> _Disk:
         """Returns the disk in use.
@@ -83,5 +60,4 @@ class EvictionAccounting:
         """
         workers = [slot.pid for slot in self._observer.attachments_with_pins() if slot.name == WORKER_NAME]
         header = self._observer.header()
-        worker = int(workers[0]) if len(workers) == 1 else 0
-        return _Disk(worker, header.incarnation, open=header.disk_frames > 0)
+        return _Disk(workers[0] if len(workers) == 1 else 0, header.incarnation, header.disk_frames > 0)

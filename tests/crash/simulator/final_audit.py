@@ -11,12 +11,13 @@ from typing import Final
 
 import msgspec
 
-from oracle.checker import WORKER_NAME, Kind, Losses, Violation
+from oracle.checker import WORKER_NAME, Kind, Losses, Violation, findings, missing
+from oracle.journal import read_journals
 from oracle.samples import Caps, Sample, end_of, segments_bytes
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import eventually
-from simulator.audit import Auditor, Evidence, judge
-from simulator.chapters import Verdict
+from simulator.audit import Auditor, lost_between, not_in_the_index
+from simulator.chapters import Verdict, responses
 from simulator.cluster import Cluster
 
 COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
@@ -41,7 +42,6 @@ class FinalAudit:
         self._cluster = cluster
         self._daemon = cluster.daemon
         self._processes = cluster.processes
-        self._journals = journals
         seed, socket = cluster.context.seed, cluster.daemon.socket
         self._auditor = Auditor(scene=self._scene, socket=socket, journals=journals, seed=seed)
 
@@ -52,26 +52,24 @@ class FinalAudit:
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
         settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
         tally.pages.update({name: getattr(header, name) for name in COUNTED})
-        before = self._audit("before", self._auditor.check_all)
+        self._audit("before", self._auditor.check_all)
         pages = sorted(taken.entries - taken.free_entries for taken in (header, self._daemon.header()))
         later = list(self._after_deaths())
         went, may_go = self._gone() - gone, self._may_go(since)
         if self._scene.disk:
             self._audit("disk", self._auditor.load_some)
         self._settle()
-        evidence = Evidence(
-            may_go=may_go,
-            before=before,
-            later=later,
-            went=went,
-            pages=range(pages[0], pages[1] + 1),
-            settled=settled,
-            end=end_of(self._daemon),
-            caps=self._caps(),
-            peak=peak,
-        )
-        verdict = self._processes.result("judge", lambda: judge(self._journals, evidence))
-        return msgspec.json.decode(verdict, type=Verdict)
+        caps, end, auditor = self._caps(), end_of(self._daemon), self._auditor
+
+        def verdict() -> Verdict:
+            records, first = read_journals(auditor.journals), auditor.journal("before")
+            found = findings(records, may_go=may_go, samples=[peak], caps=caps, end=end) + findings([], end=settled)
+            for name in later:
+                found += lost_between(first, auditor.journal(name), name, went)
+            found += not_in_the_index(first, range(pages[0], pages[1] + 1))
+            return Verdict(found, responses(records), len(missing(records, may_go.since)))
+
+        return msgspec.json.decode(self._processes.result("judge", verdict), type=Verdict)
 
     def stop(self) -> list[Violation]:
         """Stops the daemon by SIGTERM and returns the violations: complaints in its log, its exit code, leftovers."""

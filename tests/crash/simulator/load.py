@@ -17,7 +17,6 @@ from pagetier.shm.daemon_link import Link, RefusedError
 from pagetier.shm.protocol import BUILD, Attach
 from simulator.call_times import latencies, read_times
 from simulator.report import Results
-from simulator.sampling import CpuTimes
 from simulator.scenes import Scene
 from simulator.simulation import Simulation
 from simulator.tally import Tally
@@ -56,18 +55,12 @@ class Load(Simulation):
         self._requests = requests
         self._began = self._ended = 0.0
         self.refusal = ""
-        self._cpu = [CpuTimes(), CpuTimes()]
         self.pages: dict[str, list[int]] = {}
 
     def results(self) -> Results:
         """Returns what the report shows."""
         times = read_times(self.folder)
-        daemon, engines = self._cpu
-        notes = [
-            f"In {self._ended - self._began:.1f} s the daemon had {100 * daemon.ran:.0f} % of a core, and waited for",
-            f"one {100 * daemon.waited:.0f} % of the time; the engines had {engines.ran:.2f} cores, and",
-            f"{engines.waited:.0f} waited for one. One engine too many got: {self.refusal or 'no response'}.\n",
-        ]
+        notes = [f"One engine too many got the response: {self.refusal or 'none'}.\n"]
         measured = times[(times["at"] >= self._began) & (times["at"] < self._ended)]
         return Results(notes=notes, latencies=latencies(measured), pages=self.pages)
 
@@ -76,13 +69,11 @@ class Load(Simulation):
         self._wait(_PATIENCE_S, lambda: all(steps.steps[: self.scene.engines]))
         self._try_one_too_many()
         enough = self._requests * self.scene.engines + sum(steps.steps)
-        self._began, before = time.monotonic(), self._cpu_times()
+        self._began = time.monotonic()
         ends = self._began + self.seconds
         self._pass_time(lambda: time.monotonic() >= ends)
         self._wait(_LONGEST_S, lambda: sum(steps.steps) >= enough)
         self._ended = time.monotonic()
-        took = self._ended - self._began
-        self._cpu = [now.since(then, took) for now, then in zip(self._cpu_times(), before, strict=True)]
         self._try_slot_of_the_dead()
 
     def _tick(self, now: float) -> None:
@@ -96,11 +87,6 @@ class Load(Simulation):
         self._pass_time(lambda: condition() or time.monotonic() > ends)
         if not condition():
             raise RuntimeError(f"after {seconds:.0f} s, the engines have served {self.cluster.heartbeats.steps}")
-
-    def _cpu_times(self) -> tuple[CpuTimes, CpuTimes]:
-        """Returns the processor times of the daemon and of all engines."""
-        serving = self.cluster.daemon.serving
-        return CpuTimes.of(serving.pid if serving else 0), CpuTimes.of(*(child.pid for child in self.cluster.engines))
 
     def _try_one_too_many(self) -> None:
         """Notes the response to one engine too many, if there are no free slots. An accepted one is a violation."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from measure import machine
 from oracle.checker import Kind, Violation
 from simulator.call_times import Latency
 from simulator.slot_reuse import LIMIT_S
@@ -32,52 +31,6 @@ interval.
 """
 
 
-class Spread(msgspec.Struct, frozen=True):
-    """The distribution of measured times, in milliseconds."""
-
-    count: int
-    median: float
-    p99: float
-    most: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        """Returns the distribution of times in seconds; all numbers are 0 if nothing was measured."""
-        median, p99, most = (float(1e3 * value) for value in np.percentile(seconds or (0.0,), (50, 99, 100)))
-        return cls(len(seconds), round(median, 1), round(p99, 1), round(most, 1))
-
-    def __str__(self) -> str:
-        return f"median {self.median} ms, p99 {self.p99} ms, at most {self.most} ms ({self.count})"
-
-
-class SceneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of one scene.
-
-    Attributes:
-        slots: The number of deaths whose slot was measured.
-        late: The number of these slots that were in use for more than a second after the death.
-        pages: Pages as the daemons counted them while engines ran, and the pages that were missed and could have been.
-        disk_percent: The largest size of the disk tier in percent of its limit.
-    """
-
-    rounds: int
-    slots: int
-    late: int
-    pages: dict[str, int]
-    disk_percent: float
-
-    @classmethod
-    def of(cls, tally: Tally) -> SceneReport:
-        """Returns the results of all rounds of a scene."""
-        return cls(
-            rounds=tally.rounds,
-            slots=len(tally.returned),
-            late=_late(tally),
-            pages=dict(tally.pages),
-            disk_percent=round(100 * max(tally.disk_use, default=0.0), 1),
-        )
-
-
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     """What is particular to a kind of run.
 
@@ -95,78 +48,90 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     pages: dict[str, list[int]] = {}
     growths: list[Growth] = []
     drifts: list[Drift] = []
-    timeline: dict[str, list[float]] = {}
+    timeline: dict[str, list[float | None]] = {}
 
     def violations(self) -> list[Violation]:
         """Returns the series that grew and the calls that became slower."""
-        grew = [one for one in self.growths if not one.flat]
-        slower = [one for one in self.drifts if not one.equal]
-        return [
-            *(Violation(Kind.GREW, f"{one.name}, by {one.proven:.2f} {one.unit} of {one.limit:.2f}") for one in grew),
-            *(Violation(Kind.SLOWER, f"{one.call} p{100 * one.share:g}, {one.ratio}") for one in slower),
+        grew = [
+            f"{one.name}, by {one.proven:.2f} {one.unit} of {one.limit:.2f}" for one in self.growths if not one.flat
         ]
+        slower = [f"{one.call} p{100 * one.share:g}, {one.ratio}" for one in self.drifts if not one.equal]
+        return [Violation(Kind.GREW, what) for what in grew] + [Violation(Kind.SLOWER, what) for what in slower]
+
+    def sections(self) -> Iterator[str]:
+        """Yields the results as Markdown."""
+        yield from self.notes
+        if self.latencies:
+            rows = [(one.call, f"{one.count:,}", one.p50, one.p99, one.most) for one in self.latencies]
+            yield _table(["call", "how many", "p50, ms", "p99, ms", "most, ms"], rows)
+        if self.pages:
+            spread = [(name, pages[0], pages[-1], round(sum(pages) / len(pages))) for name, pages in self.pages.items()]
+            yield _table(["pages of an engine", "least", "most", "mean"], spread)
+        if self.growths:
+            yield f"## Growth\n\n{_GROWTH}"
+            head = ["what", "first tenth", "last tenth", "most", "slope an hour", "interval", "longest life"]
+            yield _table([*head, "proven", "limit", ""], map(_growth, self.growths))
+        if self.drifts:
+            yield f"## Slowdown\n\n{_DRIFT}"
+            head = ["call", "quantile", "first", "last", "ratio", "machine", "relative", ""]
+            yield _table(head, map(_drift, self.drifts))
+        if self.timeline:
+            series = [
+                (name, *("" if value is None else f"{value:g}" for value in values))
+                for name, values in self.timeline.items()
+            ]
+            yield "## Over time\n\nMedians and quantiles in equal parts of the run.\n"
+            yield _table(["what", *map(str, range(1, len(series[0])))], series)
 
 
-_NO_MORE: Final = Results()
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(msgspec.Struct):
     """The content of the JSON file.
 
     Attributes:
         title: The kind of the run.
-        machine: The machine of the run.
-        beside: Other load on the machine.
         seed: The seed of the planned events; a second run with it plans the same events, at other moments of its
             daemons.
-        deaths: Processes killed, by role; `stops` and `lives` are the stopped and the started ones.
-        responses: The number of pages by the response that processes got about them.
-        returned: The time from the death of an engine's process until its slot was free again.
-        returned_late: The number of slots that were not free after a second.
-        adoptions: The time from the fork of a daemon until it served.
-        scenes: The results by name of the scene.
+        about: The machine, and other load on it.
+        scenes: The counts of all rounds, by name of the scene.
         journals: The folders of journals that were kept.
+        results: What is particular to this kind of run.
     """
 
     title: str
-    machine: str
-    beside: str
     seed: int
-    seconds: float
-    rounds: int
-    engine_deaths: int
-    daemon_deaths: int
-    worker_deaths: int
-    deaths: dict[str, int]
-    stops: dict[str, int]
-    lives: dict[str, int]
-    responses: dict[str, int]
-    bytes_verified: int
-    steps: int
-    samples: int
-    returned: Spread
-    returned_late: int
-    adoptions: Spread
-    scenes: dict[str, SceneReport]
-    results: Results
-    violations: list[Violation]
-    journals: list[str]
+    about: str = ""
+    scenes: dict[str, Tally] = {}
+    journals: list[str] = []
+    results: Results = Results()
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of all scenes together."""
+        total = Tally()
+        for tally in self.scenes.values():
+            total.add(tally)
+        return total
+
+    @property
+    def violations(self) -> list[Violation]:
+        """All broken promises."""
+        return self.tally.violations + self.results.violations()
 
     def markdown(self) -> str:
         """Returns the report as Markdown."""
+        tally = self.tally
         parts = [
-            f"# {self.title}\n\nSeed {self.seed}, {self.rounds} rounds, {self.seconds:.0f} s; {self.machine}.",
-            f"{self.beside}\n",
-            _counts("killed", self.deaths),
-            _counts("stopped for a while", self.stops),
-            _counts("started", self.lives),
-            _counts("pages by response", self.responses),
-            f"{self.bytes_verified / 1e9:.1f} GB were compared byte by byte; {self.samples} samples were checked.",
-            f"The slot of a dead process was free after: {self.returned}; {self.returned_late} took over a second.",
+            f"# {self.title}\n\nSeed {self.seed}, {tally.rounds} rounds, {tally.seconds:.0f} s. {self.about}\n",
+            _counts("killed", tally.deaths),
+            _counts("stopped for a while", tally.stops),
+            _counts("started", tally.lives),
+            _counts("pages by response", tally.responses),
+            f"{tally.bytes_verified / 1e9:.1f} GB were compared byte by byte; {tally.samples} samples were checked.",
+            f"The slot of a dead process was free after: {_spread(tally.returned)}; {_late(tally)} took over a second.",
             "Only deaths after which the daemon ran for over a second are measured.",
-            f"A new daemon served after: {self.adoptions}.\n",
-            *_scenes(self.scenes),
-            *_results(self.results),
+            f"A new daemon served after: {_spread(tally.adoptions)}.\n",
+            _scenes(self.scenes),
+            *self.results.sections(),
             f"## Violations: {len(self.violations)}\n",
             *(f"- {violation}" for violation in self.violations),
             *(f"- journals: {folder}" for folder in self.journals),
@@ -176,115 +141,54 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def write(self, folder: Path, name: str) -> None:
         """Writes NAME.json and NAME.md."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        content: dict[str, Any] = {**msgspec.to_builtins(self), "violations": self.violations}
+        (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
         (folder / f"{name}.md").write_text(self.markdown())
-
-
-class Log:
-    """The results of a run so far, in total and by scene, and the folders of journals that were kept."""
-
-    def __init__(self, title: str, seed: int, beside: str = "") -> None:
-        self.tally = Tally()
-        self.kept: list[Path] = []
-        self._title = title
-        self._seed = seed
-        self._beside = beside
-        self._scenes: dict[str, Tally] = {}
-
-    def add(self, scene: str, done: Tally) -> None:
-        """Adds the counts of a round."""
-        self.tally.add(done)
-        self._scenes.setdefault(scene, Tally()).add(done)
-
-    def report(self, results: Results = _NO_MORE) -> Report:
-        """Returns the report of all rounds so far."""
-        tally = self.tally
-        return Report(
-            title=self._title,
-            machine=machine(),
-            beside=self._beside,
-            seed=self._seed,
-            seconds=round(tally.seconds, 1),
-            rounds=tally.rounds,
-            engine_deaths=tally.engine_deaths,
-            daemon_deaths=tally.daemon_deaths,
-            worker_deaths=tally.deaths["disk worker"],
-            deaths=dict(sorted(tally.deaths.items())),
-            stops=dict(sorted(tally.stops.items())),
-            lives=dict(sorted(tally.lives.items())),
-            responses=dict(sorted(tally.responses.items())),
-            bytes_verified=tally.bytes_verified,
-            steps=tally.steps,
-            samples=tally.samples,
-            returned=Spread.of(tally.returned),
-            returned_late=_late(tally),
-            adoptions=Spread.of(tally.adoptions),
-            scenes={name: SceneReport.of(part) for name, part in self._scenes.items()},
-            results=results,
-            violations=[*tally.violations, *results.violations()],
-            journals=[str(folder) for folder in self.kept],
-        )
 
 
 def _late(tally: Tally) -> int:
     return sum(seconds > LIMIT_S for seconds in tally.returned)
 
 
+def _spread(seconds: Sequence[float]) -> str:
+    median, p99, most = 1e3 * np.percentile(seconds or (0.0,), (50, 99, 100))
+    return f"median {median:.1f} ms, p99 {p99:.1f} ms, at most {most:.1f} ms ({len(seconds)})"
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    lines = [head, ["--", *["-:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
 def _counts(head: str, counts: Mapping[str, int]) -> str:
-    return _table([head, "how many"], [(name, f"{count:,}") for name, count in counts.items()])
+    return _table([head, "how many"], [(name, f"{count:,}") for name, count in sorted(counts.items())])
 
 
-def _scenes(scenes: Mapping[str, SceneReport]) -> Iterator[str]:
-    """Yields the table of scenes: pages as the daemons counted them, slots and disk usage."""
-    names = [name.replace("_", " ") for name in _PAGES]
-    rows = [
-        [name, one.rounds, *(one.pages.get(kind, 0) for kind in _PAGES), one.disk_percent, one.slots, one.late]
-        for name, one in scenes.items()
+def _scenes(scenes: Mapping[str, Tally]) -> str:
+    """Returns the table of scenes: pages as the daemons counted them, slots and disk usage."""
+    head = [
+        "scene",
+        "rounds",
+        *(name.replace("_", " ") for name in _PAGES),
+        "disk, % of its limit",
+        "slots",
+        "over 1 s",
     ]
-    yield _table(["scene", "rounds", *names, "disk, % of its limit", "slots", "over 1 s"], rows)
-
-
-def _results(results: Results) -> Iterator[str]:
-    yield from results.notes
-    if results.latencies:
-        rows = [(one.call, f"{one.count:,}", one.p50, one.p99, one.most) for one in results.latencies]
-        yield _table(["call", "how many", "p50, ms", "p99, ms", "most, ms"], rows)
-    if results.pages:
-        spread = [(name, pages[0], pages[-1], round(sum(pages) / len(pages))) for name, pages in results.pages.items()]
-        yield _table(["pages of an engine", "least", "most", "mean"], spread)
-    if results.growths:
-        yield f"## Growth\n\n{_GROWTH}"
-        head = ["what", "first tenth", "last tenth", "most", "slope an hour", "interval", "longest life"]
-        yield _table([*head, "proven", "limit", ""], map(_growth, results.growths))
-    if results.drifts:
-        yield f"## Slowdown\n\n{_DRIFT}"
-        yield _table(
-            ["call", "quantile", "first", "last", "ratio", "machine", "relative", ""], map(_drift, results.drifts)
+    rows = []
+    for name, tally in scenes.items():
+        disk = f"{100 * max(tally.disk_use, default=0.0):.1f}"
+        rows.append(
+            [name, tally.rounds, *(tally.pages[kind] for kind in _PAGES), disk, len(tally.returned), _late(tally)]
         )
-    if results.timeline:
-        parts = range(1, 1 + len(next(iter(results.timeline.values()))))
-        yield "## Over time\n\nMedians and quantiles in equal parts of the run.\n"
-        series = [(name, *(f"{value:g}" for value in values)) for name, values in results.timeline.items()]
-        yield _table(["what", *map(str, parts)], series)
+    return _table(head, rows)
 
 
 def _growth(one: Growth) -> Sequence[str]:
     values = [f"{value:.2f} {one.unit}".strip() for value in (one.first, one.last, one.most, one.each_hour)]
-    interval, span = f"{one.low:+.2f} to {one.high:+.2f}", f"{60 * one.span:.1f} min"
-    return [
-        one.name,
-        *values,
-        interval,
-        span,
-        f"{one.proven:.2f}",
-        f"{one.limit:.2f}",
-        "flat" if one.flat else "**GROWS**",
-    ]
+    interval = " to ".join("?" if end is None else f"{end:+.2f}" for end in (one.low, one.high))
+    span = f"{60 * one.span:.1f} min"
+    verdict = "flat" if one.flat else "**GROWS**"
+    return [one.name, *values, interval, span, f"{one.proven:.2f}", f"{one.limit:.2f}", verdict]
 
 
 def _drift(one: Drift) -> Sequence[str]:

@@ -43,27 +43,6 @@ class Reading(msgspec.Struct, frozen=True):
     numbers: Mapping[str, float]
 
 
-class CpuTimes(msgspec.Struct, frozen=True):
-    """The seconds in which all threads of some processes ran, and in which they were ready without a free core."""
-
-    ran: float = 0.0
-    waited: float = 0.0
-
-    @classmethod
-    def of(cls, *pids: int) -> CpuTimes:
-        """Returns the times of processes so far; those that have ended count as zero."""
-        ran, waited = 0.0, 0.0
-        for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*/schedstat")):
-            with suppress(OSError):
-                times = thread.read_text().split()
-                ran, waited = ran + int(times[0]) / 1e9, waited + int(times[1]) / 1e9
-        return cls(ran, waited)
-
-    def since(self, before: CpuTimes, seconds: float) -> CpuTimes:
-        """Returns the difference to an earlier value, as shares of the seconds between."""
-        return CpuTimes((self.ran - before.ran) / seconds, (self.waited - before.waited) / seconds)
-
-
 def reading_of(cluster: Cluster, probe: int, at: float) -> Reading:
     """Returns a reading of a cluster and the process `probe`."""
     daemon, header = cluster.daemon, cluster.observer.header()

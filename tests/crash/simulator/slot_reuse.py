@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-import msgspec
-
 from oracle.checker import Kind, Violation
 
 LIMIT_S: Final = 1.0
 """The limit that DESIGN promises, in seconds while a daemon runs."""
-
-
-class _Back(msgspec.Struct, frozen=True):
-    """A slot that is free again.
-
-    Attributes:
-        since: The clock when its process died.
-        waited: The seconds from then until the slot was free.
-    """
-
-    since: float
-    waited: float
 
 
 class SlotReuse:
@@ -43,7 +29,7 @@ class SlotReuse:
         self._seen: float | None = None
         self._life = 0
         self._waiting: dict[int, float] = {}
-        self._back: list[_Back] = []
+        self._back: list[tuple[float, float]] = []  # the clock at the death, and the seconds since then
         self.returned: list[float] = []
         self.violations: list[Violation] = []
 
@@ -64,9 +50,8 @@ class SlotReuse:
     def no_daemon(self) -> None:
         """Measures the deaths of the last daemon's life; slots that are still in use wait for the next daemon."""
         for since in self._waiting.values():
-            self._measure(_Back(since, self._clock - since))
-        for back in self._back:
-            self._measure(back)
+            self._back.append((since, self._clock - since))
+        self.returned += [waited for since, waited in self._back if self._clock - since >= LIMIT_S]
         self._back.clear()
         self._waiting = dict.fromkeys(self._waiting, 0.0)
         self._clock, self._seen = 0.0, None
@@ -81,7 +66,7 @@ class SlotReuse:
         for pid, since in list(self._waiting.items()):
             waited = self._clock - since
             if pid not in taken:
-                self._back.append(_Back(since, waited))
+                self._back.append((since, waited))
                 del self._waiting[pid]
             elif waited > self._late:
                 self.violations.append(Violation(Kind.LATE, f"its slot is still in use after {waited:.2f} s", pid=pid))
@@ -90,13 +75,9 @@ class SlotReuse:
 
     def end(self) -> None:
         """Measures all remaining deaths: the run waited for all slots to be free before this daemon ended."""
-        self.returned += [back.waited for back in self._back]
+        self.returned += [waited for _, waited in self._back]
         self._back.clear()
 
     def _advance_to(self, now: float) -> None:
         if self._seen is not None:
             self._clock += now - self._seen
-
-    def _measure(self, back: _Back) -> None:
-        if self._clock - back.since >= LIMIT_S:
-            self.returned.append(back.waited)

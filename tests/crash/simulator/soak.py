@@ -20,7 +20,7 @@ from simulator.sampling import Reading, reading_of
 from simulator.scenes import MIB, Scene, soak_scene
 from simulator.simulation import Simulation
 from simulator.tally import Tally
-from simulator.trends import SHARES, Drift, Growth, Parts, Point, drift, growth, thinned
+from simulator.trends import SHARES, Drift, Growth, Point, drift, growth, thinned
 
 WINDOWS: Final = 12
 """The number of windows in the first and the last part, whose medians are compared."""
@@ -30,62 +30,55 @@ _JUDGES_S: Final = 900.0  # judges run at the lowest priority
 _JUDGES_NICE: Final = 10
 _HANG_EVERY_S: Final = 20.0
 _CHURN_S: Final = 0.3
+_LONG_S: Final = 600.0
 _PROMPTS_A_SECOND: Final = 3.0
 _TICK_S: Final = 0.01
 _DESCRIPTORS: Final = 3
 _ALL_LIVES: Final = 0
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """The plan of a soak, whose measurement takes `seconds` after the warm-up; in a short one all happens sooner."""
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of a soak; in a short one everything happens sooner.
+
+    Attributes:
+        seconds: The duration of the measurement, after the warm-up.
+        scene: The configuration of the cache and its events.
+        part: The seconds at the beginning and at the end that are compared.
+        warm: The longest duration of the warm-up, in seconds.
+        is_long: Whether the run is long enough for values that vary, as the number of slots and of pages being written.
+        chapter: The interval between chapters of journals, in seconds.
+        sample: The interval between readings.
+        memory: The MiB of private memory that a process may gain in its life.
+    """
 
     seconds: float
     scene: Scene
+    part: float
+    warm: float
+    is_long: bool
+    chapter: float
+    sample: float
+    memory: float
 
     @classmethod
     def of(cls, seconds: float) -> Plan:
         """Returns the plan of a soak of that length."""
-        return cls(seconds, soak_scene(seconds))
+        is_long = seconds >= _LONG_S
+        return cls(
+            seconds=seconds,
+            scene=soak_scene(seconds),
+            part=min(600.0, seconds / 9),
+            warm=max(8.0, min(600.0, seconds / 4)),
+            is_long=is_long,
+            chapter=60.0 if is_long else 6.0,
+            sample=1.0 if is_long else 0.25,
+            memory=2.0 if is_long else 8.0,
+        )
 
     def churning(self) -> Plan:
         """Returns the plan with one daemon and one disk worker only, and clients that attach and detach often."""
         scene = msgspec.structs.replace(self.scene, daemon_death=0.0, worker_death=0.0, engine_death=_CHURN_S)
-        return Plan(self.seconds, scene)
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the run is long enough for values that vary, as the number of slots and of pages being written."""
-        return self.seconds >= 600
-
-    @property
-    def part(self) -> float:
-        """The seconds at the beginning and at the end that are compared."""
-        return min(600.0, self.seconds / 9)
-
-    @property
-    def chapter(self) -> float:
-        """The seconds of a chapter of journals."""
-        return 60.0 if self.is_long else 6.0
-
-    @property
-    def warm(self) -> float:
-        """The longest duration of the warm-up, in seconds."""
-        return max(8.0, min(600.0, self.seconds / 4))
-
-    @property
-    def limits(self) -> dict[str, float]:
-        """The growth of numbers of a Reading that is no leak."""
-        steady = {"/dev/shm": self.scene.arena / MIB / 50, "slots": 3.0, "pages being written": 10.0}
-        return {"LMDB readers": 2.0} | (steady if self.is_long else {})
-
-    @property
-    def memory(self) -> float:
-        """The MiB of private memory that a process may gain in its life."""
-        return 2.0 if self.is_long else 8.0
-
-    def is_due(self, readings: int, seconds: float) -> bool:
-        """Returns whether the next reading is due."""
-        return seconds >= readings * (1.0 if self.is_long else 0.25)
+        return msgspec.structs.replace(self, scene=scene)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -115,20 +108,19 @@ class Measured(msgspec.Struct, frozen=True):
             found.append(self._growth(f"RssAnon, {role}", "MiB", memory, plan.memory))
             found.append(self._growth(f"RssAnon, all lives of the {role}", "MiB", one_life, plan.memory))
             found.append(self._growth(f"descriptors, {role}", "", descriptors, _DESCRIPTORS))
-        disk = {"disk": plan.scene.disk / MIB / 20} if plan.is_long and self.warm else {}
-        for name, limit in (plan.limits | disk).items():
+        for name, limit in self._limits().items():
             points = [Point(reading.at, _ALL_LIVES, reading.numbers[name]) for reading in self.readings]
             found.append(self._growth(name, "MiB" if name in ("disk", "/dev/shm") else "", points, limit))
         return found
 
     def drifts(self, seed: int) -> list[Drift]:
         """Returns the drift of each quantile of each kind of call; none if there are windows without calls."""
-        first, last = ([begin + at * self.plan.part / WINDOWS for at in range(WINDOWS + 1)] for begin in self._begins())
+        begins, edges = (0.0, self.plan.seconds - self.plan.part), np.linspace(0, self.plan.part, WINDOWS + 1)
         found = []
         for call, control in CONTROLS.items():
-            parts = [self.windows(kind, edges) for kind in (call, control) for edges in (first, last)]
+            parts = [self.windows(kind, begin + edges) for kind in (call, control) for begin in begins]
             if all(len(took) for part in parts for took in part):
-                found += [drift(call.name.lower(), share, Parts(*parts), seed) for share in SHARES]
+                found += [drift(call.name.lower(), share, parts, seed) for share in SHARES]
         return found
 
     def results(self, seed: int) -> Results:
@@ -142,14 +134,14 @@ class Measured(msgspec.Struct, frozen=True):
             timeline=self.timeline(),
         )
 
-    def windows(self, call: Call, edges: Sequence[float]) -> list[np.ndarray]:
+    def windows(self, call: Call, edges: np.ndarray) -> list[np.ndarray]:
         """Returns the durations of a kind of call between two edges of windows each, in seconds."""
         its = self.times[self.times["call"] == call]
         return np.split(its["took"].astype(float), np.searchsorted(its["at"], edges))[1:-1]
 
-    def timeline(self) -> dict[str, list[float]]:
+    def timeline(self) -> dict[str, list[float | None]]:
         """Returns the median of each measured value, and quantiles of calls in µs, in each twelfth of the run."""
-        edges = [at * self.plan.seconds / WINDOWS for at in range(WINDOWS + 1)]
+        edges = np.linspace(0, self.plan.seconds, WINDOWS + 1)
         values: dict[str, list[tuple[float, float]]] = {}
         for reading in self.readings:
             for name, value in _values(reading):
@@ -165,8 +157,13 @@ class Measured(msgspec.Struct, frozen=True):
                 found[name] = [_quantile(1e6 * window, share) for window in windows]
         return found
 
-    def _begins(self) -> tuple[float, float]:
-        return 0.0, self.plan.seconds - self.plan.part
+    def _limits(self) -> dict[str, float]:
+        """Returns the growth of numbers of a Reading that is no leak."""
+        arena, disk = self.plan.scene.arena / MIB, self.plan.scene.disk / MIB
+        limits = {"LMDB readers": 2.0, "/dev/shm": arena / 50, "slots": 3.0, "pages being written": 10.0}
+        if self.warm:
+            limits["disk"] = disk / 20
+        return limits if self.plan.is_long else {"LMDB readers": 2.0}
 
     def _growth(self, name: str, unit: str, points: Sequence[Point], limit: float) -> Growth:
         every = max(0.5, min(60.0, self.plan.seconds / 90))
@@ -222,7 +219,7 @@ class Soak(Simulation):
             self.chapters.turn()
             self._turned, self._gone_before = now, self.cluster.evictions.pages
         self._judge_chapters(now)
-        if self.plan.is_due(self._readings, now - self._began):
+        if now - self._began >= self._readings * self.plan.sample:
             self._readings += 1
             with self._file.open("ab") as file:
                 file.write(msgspec.json.encode(reading_of(self.cluster, self._probe.pid, now - self._began)) + b"\n")
@@ -264,5 +261,5 @@ def _values(reading: Reading) -> Iterator[tuple[str, float]]:
     yield from reading.numbers.items()
 
 
-def _quantile(values: np.ndarray, share: float) -> float:
-    return round(float(np.quantile(values, share)), 3) if len(values) else float("nan")
+def _quantile(values: np.ndarray, share: float) -> float | None:
+    return round(float(np.quantile(values, share)), 3) if len(values) else None

@@ -59,6 +59,12 @@ class Tally(msgspec.Struct):
         """The number of daemons that were killed."""
         return self.deaths["daemon"]
 
+    @property
+    def work(self) -> Counter[str]:
+        """The counts of which a run may require a minimum."""
+        deaths = Counter(engine_deaths=self.engine_deaths, daemon_deaths=self.daemon_deaths)
+        return deaths + Counter(rounds=self.rounds, disk_reads=self.pages["disk_read"])
+
     def __str__(self) -> str:
         deaths = f"{self.engine_deaths} engine and {self.daemon_deaths} daemon deaths"
         return f"{self.steps} requests, {deaths}, {len(self.violations)} violations"

@@ -31,7 +31,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         first: The median of the first tenth of all points; `last` of the last tenth.
-        each_hour: The slope, with its 99 % interval from `low` to `high`, infinite if there are too few points.
+        each_hour: The slope, with its 99 % interval from `low` to `high`; None if there are too few points.
         span: The longest life, in hours.
         proven: The growth in a life of that length that is proven with 99 %.
         limit: The largest growth that is no leak.
@@ -43,8 +43,8 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     last: float
     most: float
     each_hour: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     span: float
     proven: float
     limit: float
@@ -102,21 +102,17 @@ Windows = Sequence[np.ndarray]
 """The durations in seconds in each of some windows of time."""
 
 
-class Parts(msgspec.Struct, frozen=True):
-    """The first and the last windows, each with the durations of calls and of the reference work; none is empty."""
+def drift(call: str, share: float, parts: Sequence[Windows], seed: int = 0) -> Drift:
+    """Returns the comparison.
 
-    first: Windows
-    last: Windows
-    first_control: Windows
-    last_control: Windows
-
-
-def drift(call: str, share: float, parts: Parts, seed: int = 0) -> Drift:
-    """Returns the comparison; `seed` is that of the bootstrap samples."""
-    first, last, first_control, last_control = (
-        np.log([np.quantile(took, share) for took in windows])
-        for windows in (parts.first, parts.last, parts.first_control, parts.last_control)
-    )
+    Args:
+        call: The kind of call.
+        share: The share of calls below the quantile.
+        parts: The first and the last windows of the calls, then those of the reference work; no window is empty.
+        seed: The seed of the bootstrap samples.
+    """
+    logs = [np.log([np.quantile(took, share) for took in windows]) for windows in parts]
+    first, last, first_control, last_control = logs
     rng = np.random.default_rng(seed)
     return Drift(
         call=call,
@@ -150,7 +146,7 @@ def growth(name: str, unit: str, points: Sequence[Point], limit: float) -> Growt
     lives = _lives(points)
     each_hour, low, high = _slope(lives)
     span = max((its[-1].at - its[0].at for its in lives.values()), default=0.0) / _HOUR_S
-    values = [point.value for point in points] or [math.nan]
+    values = [point.value for point in points] or [0.0]
     tenth = max(1, len(values) // 10)
     return Growth(
         name=name,
@@ -162,7 +158,7 @@ def growth(name: str, unit: str, points: Sequence[Point], limit: float) -> Growt
         low=low,
         high=high,
         span=span,
-        proven=max(0.0, low) * span,
+        proven=max(0.0, low or 0.0) * span,
         limit=limit,
     )
 
@@ -174,13 +170,13 @@ def _lives(points: Iterable[Point]) -> Mapping[int, list[Point]]:
     return {life: its for life, its in lives.items() if len(its) > 1}
 
 
-def _slope(lives: Mapping[int, Sequence[Point]]) -> tuple[float, float, float]:
+def _slope(lives: Mapping[int, Sequence[Point]]) -> tuple[float, float | None, float | None]:
     """Returns Theil's and Sen's slope an hour with its interval, from all pairs of points within a life.
 
     The width of the interval follows from the sum of the variances of Kendall's score in each life.
     """
     if not lives:
-        return 0.0, -math.inf, math.inf
+        return 0.0, None, None
     slopes, variance = [], 0.0
     for its in lives.values():
         at, _, values = np.array(its).T
@@ -190,5 +186,5 @@ def _slope(lives: Mapping[int, Sequence[Point]]) -> tuple[float, float, float]:
     every = np.sort(np.concatenate(slopes)) * _HOUR_S
     width = _SURE * math.sqrt(variance)
     low, high = round((len(every) - width) / 2), round((len(every) + width) / 2)
-    least = float(every[low]) if low >= 0 else -math.inf
-    return float(np.median(every)), least, float(every[high]) if high < len(every) else math.inf
+    least = float(every[low]) if low >= 0 else None
+    return float(np.median(every)), least, float(every[high]) if high < len(every) else None

@@ -1,0 +1,173 @@
+"""Runs the commands of the simulator as `make` does, for a short time, and proves that deliberate bugs are found."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pytest
+
+from kill_points.instrumented_build import ROOT, built
+from oracle.checker import Kind
+from oracle.journal import Reported
+from pagetier.shm._core import SLOTS
+from simulator.load import SHARE, Load, Shares
+from simulator.report import Report
+from simulator.scenes import load_scene
+
+FOLDERS: Final = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
+RUN: Final = "import runpy; runpy.run_module('simulator', run_name='__main__', alter_sys=True)"
+PATIENCE_S: Final = 900
+CRASH: Final = ("crash", "--minutes=0")
+UNTIL_ENOUGH: Final = ("--round=6", "--engine-deaths=300", "--daemon-deaths=30", "--disk-reads=10")
+UNTIL_FOUND: Final = (*CRASH, "--rounds=30", "--round=3")  # however long that takes on a busy machine
+SOAK: Final = ("soak", "--minutes=0.15")
+LOAD: Final = ("load", "--nice=10")
+
+# A rank reports its part as written although it wrote only half of it.
+HALF_WRITTEN = """
+from oracle.witness import Witness
+def fill(self, reservation, keys, part):
+    share = self.page_bytes // part.count
+    for page in reservation.granted:
+        reservation.write(int(page), bytes(share // 2), part.index * share)
+Witness.fill = fill
+"""
+
+# A new daemon begins with an empty arena.
+COLD_START = """
+import pagetier.daemon.main as daemon
+from pagetier.shm.segments import Leftovers
+opened = daemon.open_segments
+daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DISCARD)
+"""
+
+# The daemon loses all pages on disk with each disk worker that dies.
+DISK_LOST = """
+import shutil
+from pagetier.daemon.disk.worker_events import WorkerEvents
+ended = WorkerEvents.ended
+def forget(self, slot, why):
+    shutil.rmtree(self.options.path)
+    ended(self, slot, why)
+WorkerEvents.ended = forget
+"""
+
+# Each attach costs the daemon two descriptors and 4 MiB for ever.
+LEAK = """
+import os
+from pagetier.daemon.index.service import Service
+attached, kept = Service.attach, []
+def attach(self, peer, request):
+    kept.extend((os.open("/dev/null", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY), bytearray(os.urandom(4 << 20))))
+    return attached(self, peer, request)
+Service.attach = attach
+"""
+
+# Every store of each fourth engine is rejected.
+REFUSING = """
+from pagetier.daemon.index.service import Service, _refused
+reserve = Service.reserve
+Service.reserve = lambda self, slot, request: reserve(self, slot, request) if slot % 4 else _refused(request, "no")
+"""
+
+
+class Run:
+    """A finished run of a command, in a new process, with its report in a folder.
+
+    `broken` is a program with a bug that runs first; `core` is a folder that comes first on the path.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> None:
+        path = os.pathsep.join(map(str, [*([core] if core else []), *FOLDERS]))
+        environ = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", broken + RUN, "--report", str(folder), *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        self.code, self.output = done.returncode, done.stderr
+        (report,) = folder.glob("*.json")
+        self.report = msgspec.json.decode(report.read_bytes(), type=Report)
+        self.kinds = {violation.kind for violation in self.report.violations}
+
+
+def found_in(run: Run) -> set[Kind]:
+    """Returns the kinds of violations of a run that must have found one, and asserts that it kept the journals."""
+    assert run.code == 1, run.output
+    assert list(Path(run.report.journals[0]).rglob("*.journal"))
+    return run.kinds
+
+
+def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
+    run = Run(tmp_path, *CRASH, *UNTIL_ENOUGH)
+    assert run.code == 0 and not run.kinds, run.output
+    tally, scenes = run.report.tally, run.report.scenes
+    assert tally.rounds >= 4 and tally.engine_deaths >= 300 and tally.daemon_deaths >= 30, run.output
+    assert tally.deaths["disk worker"] and tally.responses["loaded"] > 1000, run.output
+    through, behind = (scenes[name] for name in ("roomy, disk", "tight, disk"))
+    assert through.pages["disk_written"] and any(through.disk_use), run.output
+    assert behind.pages["evicted"] and behind.pages["disk_read"] and any(behind.disk_use), run.output
+    assert re.search(r"seed \d+", run.output)
+
+
+@pytest.mark.parametrize(
+    ("broken", "scene", "kind"),
+    [(HALF_WRITTEN, "roomy", Kind.BYTES), (COLD_START, "roomy", Kind.LOST), (DISK_LOST, "tight, disk", Kind.LOST)],
+    ids=["ranks write half", "daemons start empty", "disks are lost with their workers"],
+)
+def test_a_process_with_a_bug_is_found(tmp_path: Path, broken: str, scene: str, kind: Kind) -> None:
+    assert kind in found_in(Run(tmp_path, *UNTIL_FOUND, "--scene", scene, broken=broken))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("stress/abandoned-page-published", Kind.BYTES), ("crash/pins-of-the-dead-stay", Kind.INTEGRITY)],
+)
+def test_a_bug_in_the_core_is_found(tmp_path: Path, name: str, kind: Kind) -> None:
+    core = built(ROOT / "tests" / "shm" / "stress" / "mutants" / f"{name}.patch")
+    assert kind in found_in(Run(tmp_path, *UNTIL_FOUND, "--scene=roomy", core=core))
+
+
+def test_a_short_soak_finds_no_violation_and_no_growth(tmp_path: Path) -> None:
+    run = Run(tmp_path, *SOAK)
+    assert run.code == 0 and not run.kinds, run.output
+    assert run.report.tally.deaths and run.report.tally.bytes_verified, run.output
+    calls = {latency.call for latency in run.report.results.latencies if latency.most}
+    assert calls >= {"match", "reserve", "gather", "echo"}, run.output
+    assert run.report.results.timeline["RssAnon, daemon, MiB"]
+    assert list(tmp_path.glob("soak-*.md"))
+
+
+def test_a_daemon_that_leaks_is_found(tmp_path: Path) -> None:
+    run = Run(tmp_path, *SOAK, broken=LEAK)
+    assert run.code == 1 and run.kinds == {Kind.GREW}, run.output
+    grown = {growth.name for growth in run.report.results.growths if not growth.flat}
+    assert {"descriptors, daemon", "RssAnon, daemon"} & grown, run.output
+
+
+def test_engines_in_all_slots_store_and_load_without_starving(tmp_path: Path) -> None:
+    run = Run(tmp_path, *LOAD, "--seconds=3", "--requests=20")
+    assert run.code == 0 and not run.kinds and not run.report.tally.responses["refused"], run.output
+    assert set(run.report.results.pages) == {"stored", "loaded"}
+    for pages in run.report.results.pages.values():
+        assert len(pages) == SLOTS and min(pages) >= SHARE * np.mean(pages) > 0, run.output
+    assert any(f"all {SLOTS} slots are taken" in note for note in run.report.results.notes), run.output
+    calls = {latency.call for latency in run.report.results.latencies if latency.p50}
+    assert calls == {"match", "reserve", "load", "store"}
+
+
+def test_rejected_stores_that_fit_are_found(tmp_path: Path) -> None:
+    run = Run(tmp_path, *LOAD, "--seconds=1", "--requests=1", "--engines=8", broken=REFUSING)
+    assert run.code == 1 and run.report.tally.responses["refused"] and Kind.REFUSED in run.kinds, run.output
+
+
+def test_a_starving_engine_is_found() -> None:
+    with Load(load_scene(4), 1, 1, lambda tally: None, requests=1) as judge:
+        stored = {7: 100, 8: 5, 9: 100, 10: 100}
+        judge.judge(Shares({Reported.STORED: stored, Reported.LOADED: dict.fromkeys(stored, 50)}, 0, []))
+        (found,) = judge.tally.violations
+        assert (found.kind, found.pid) == (Kind.STARVED, 8) and "5 pages stored, the mean is 76" in found.what
