@@ -29,7 +29,7 @@ help:
 	@echo "make crash   kill engines, daemons and disk workers at random for MINUTES=20; report in build/crash"
 	@echo "make soak    long run with crashes and faults, MINUTES=90; report of growth and latency in bench/results"
 	@echo "make soak CHURN=1  the same with one daemon that is never killed"
-	@echo "make load    56 engines on this host: rejections and fairness"
+	@echo "make load    56 engines on this host: rejections and fairness; report in build/load"
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers in docs/benchmarks.md"

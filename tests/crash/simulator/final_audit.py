@@ -3,28 +3,79 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from oracle.checker import WORKER_NAME, Kind, Losses, Violation, findings, missing
-from oracle.journal import read_journals
+from oracle.journal import SUFFIX, Journal, Record, Reported, read_journal, read_journals
+from oracle.promises import losses, seen
 from oracle.samples import Caps, Sample, end_of, segments_bytes
+from oracle.witness import Witness
+from pagetier.client import Client, Keys
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import eventually
-from simulator.audit import Auditor, lost_between, not_in_the_index
 from simulator.chapters import Verdict, responses
 from simulator.cluster import Cluster
+from simulator.scenes import Chain, Scene, chain_of
 
-COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
-"""The counters of the daemon that the report lists."""
-
+_COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
+_ATTACH_S: Final = 10.0
+_DISK_S: Final = 5.0
+_FROM_DISK: Final = 300
 _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
+_THERE: Final = (Reported.HIT, Reported.REACHED)
+
+
+class Auditor(msgspec.Struct, frozen=True, kw_only=True):
+    """A client that looks up each page that an engine began to store, one by one, in a process of its own.
+
+    No engine runs beside it. Its journal is one of those that it reads.
+    """
+
+    scene: Scene
+    socket: Path
+    journals: Path
+    seed: int
+
+    def journal(self, name: str) -> list[Record]:
+        """Returns what the audit of this name recorded."""
+        return read_journal(self.journals / f"{name}{SUFFIX}")
+
+    def check_all(self, name: str) -> None:
+        """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk."""
+        self._for_each(_check_page, name, self._pages())
+
+    def load_some(self, name: str) -> None:
+        """Loads and compares some of the pages on disk, which evicts others."""
+        pages = self._pages()
+        random.Random(self.seed).shuffle(pages)
+        self._for_each(_load_page, name, pages[:_FROM_DISK])
+
+    def _pages(self) -> list[Chain]:
+        """Returns all pages that an engine began to store, each as a chain of its own."""
+        records = read_journals(self.journals)
+        begun = {key for record in records if record.reported is Reported.STORING for key in record.each()}
+        pages = {}
+        for chain in map(chain_of, range(self.scene.prompts)):
+            for key in begun.intersection(chain.keys):
+                pages[key] = Chain(Keys(chain.keys.namespace, key), chain.page_bytes)
+            if len(pages) == len(begun):
+                break
+        return list(pages.values())
+
+    def _for_each(self, check: Callable[[Witness, Keys], None], name: str, pages: Iterable[Chain]) -> None:
+        with Client(self.socket) as client, Journal(self.journals / f"{name}{SUFFIX}") as journal:
+            if not client.wait_attached(_ATTACH_S):
+                raise RuntimeError("the auditor cannot attach to the daemon")
+            for page in pages:
+                check(Witness(client, journal, self.seed, page.page_bytes), page.keys)
 
 
 class FinalAudit:
@@ -51,7 +102,7 @@ class FinalAudit:
         self._settle()
         since = time.monotonic_ns() if self._scene.disk and not self._scene.roomy else 0
         settled, header, gone = end_of(self._daemon), self._daemon.header(), self._gone()
-        tally.pages.update({name: getattr(header, name) for name in COUNTED})
+        tally.pages.update({name: getattr(header, name) for name in _COUNTED})
         self._audit("before", self._auditor.check_all)
         pages = sorted(taken.entries - taken.free_entries for taken in (header, self._daemon.header()))
         later = list(self._after_deaths())
@@ -65,8 +116,8 @@ class FinalAudit:
             records, first = read_journals(auditor.journals), auditor.journal("before")
             found = findings(records, may_go=may_go, samples=[peak], caps=caps, end=end) + findings([], end=settled)
             for name in later:
-                found += lost_between(first, auditor.journal(name), name, went)
-            found += not_in_the_index(first, range(pages[0], pages[1] + 1))
+                found += _lost_between(first, auditor.journal(name), name, went)
+            found += _not_in_the_index(first, range(pages[0], pages[1] + 1))
             return Verdict(found, responses(records), len(missing(records, may_go.since)))
 
         return msgspec.json.decode(self._processes.result("judge", verdict), type=Verdict)
@@ -140,9 +191,9 @@ class FinalAudit:
         """Returns the losses that the counters allow, with one page for each daemon that died before counting it."""
         tally = self._cluster.tally
         gone = self._gone() - self._gone_before + tally.daemon_deaths
-        losses = Losses(at_most=0 if self._scene.roomy else gone, since=since)
-        tally.pages["may be missed"] += losses.at_most
-        return losses
+        allowed = Losses(at_most=0 if self._scene.roomy else gone, since=since)
+        tally.pages["may be missed"] += allowed.at_most
+        return allowed
 
     def _gone(self) -> int:
         """Returns the number of pages that left the cache for good, as far as the daemons could count them."""
@@ -151,3 +202,38 @@ class FinalAudit:
     def _caps(self) -> Caps:
         shm = segments_bytes(self._daemon.observer())
         return Caps(arena=self._scene.arena, shm=shm, disk=self._scene.disk)
+
+
+def _lost_between(before: Iterable[Record], after: Iterable[Record], audit: str, went: int) -> Iterator[Violation]:
+    """Yields violations if more pages disappeared between two audits than the daemon counted; no store ran then."""
+    gone = losses(seen(before), after)
+    for loss in gone if len(gone) > went else ():
+        what = f"it was found before the deaths at rest, but not in the audit {audit!r}"
+        yield Violation(Kind.LOST, f"{what} ({len(gone)} pages are lost, {went} may be)", loss.promise.key)
+
+
+def _not_in_the_index(records: Sequence[Record], pages: range) -> Iterator[Violation]:
+    """Yields a violation if the number of pages in the index differs from the number found under their keys."""
+    found, missed = (
+        {key for record in records if record.reported in reports for key in record.each()}
+        for reports in (_THERE, {Reported.MISSED})
+    )
+    if len(found) not in pages:
+        indexed = f"{pages[0]} to {pages[-1]}"
+        looked_up = f"{len(found)} are found under their keys, {len(missed)} other pages with a begun store are not"
+        yield Violation(Kind.FRAMES, f"the index has {indexed} pages, {looked_up}")
+
+
+def _check_page(witness: Witness, keys: Keys) -> None:
+    since = time.monotonic_ns()
+    with witness.client.match(keys) as match:
+        reported = Reported.HIT if len(match) else Reported.REACHED if match.available_pages else Reported.MISSED
+        witness.journal.write(reported, keys.data, since)
+        if len(match):
+            witness.load(match, keys)
+
+
+def _load_page(witness: Witness, keys: Keys) -> None:
+    with witness.client.match(keys) as match:
+        if match.available_pages > len(match):
+            witness.load(match, keys, _DISK_S)

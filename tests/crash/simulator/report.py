@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -76,10 +76,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
             head = ["call", "quantile", "first", "last", "ratio", "machine", "relative", ""]
             yield _table(head, map(_drift, self.drifts))
         if self.timeline:
-            series = [
-                (name, *("" if value is None else f"{value:g}" for value in values))
-                for name, values in self.timeline.items()
-            ]
+            series = [(name, *map(_shortly, values)) for name, values in self.timeline.items()]
             yield "## Over time\n\nMedians and quantiles in equal parts of the run.\n"
             yield _table(["what", *map(str, range(1, len(series[0])))], series)
 
@@ -138,12 +135,21 @@ class Report(msgspec.Struct):
         ]
         return "\n".join(parts) + "\n"
 
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Returns the report in a JSON file."""
+        return msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=lambda kind, value: kind(value))
+
     def write(self, folder: Path, name: str) -> None:
         """Writes NAME.json and NAME.md."""
         folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {**msgspec.to_builtins(self), "violations": self.violations}
         (folder / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
         (folder / f"{name}.md").write_text(self.markdown())
+
+
+def _shortly(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
 
 
 def _late(tally: Tally) -> int:

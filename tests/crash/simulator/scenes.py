@@ -80,7 +80,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     daemon_death: float = 0.4
     worker_death: float = 0.0
     stop: float = 0.8
-    steps: float = 100.0
+    steps: float = 60.0
     warm: int = 0
     pause: float = 0.003
     expiry: float = 1.5
@@ -126,7 +126,7 @@ _SPAWNED: Final = Scene(
     engine_death=2.0,  # an interpreter takes half a second to start, longer if nine of them start at once
     daemon_death=1.6,
     spawned=True,
-    steps=20.0,
+    steps=15.0,
     hangs=60.0,  # on a busy machine an interpreter spends a long time on its start alone
 )
 SCENES: Final = (

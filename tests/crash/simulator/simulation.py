@@ -20,7 +20,7 @@ from simulator.scenes import Scene
 from simulator.schedule import Schedule, WorkClock
 from simulator.tally import Tally
 
-_TICK_S: Final = 0.003
+_TICK_S: Final = 0.005
 _SAMPLE_S: Final = 0.05
 _WARM_S: Final = 60.0
 

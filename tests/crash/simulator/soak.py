@@ -188,7 +188,8 @@ class Soak(Simulation):
         lines = self._file.read_bytes().splitlines() if self._file.exists() else []
         times = read_times(self.folder)
         times["at"] -= self._began
-        return Measured(self.plan, [msgspec.json.decode(line, type=Reading) for line in lines], times, self._warm)
+        readings = [msgspec.json.decode(line, type=Reading) for line in lines]
+        return Measured(self.plan, readings, times[times["at"] >= 0], self._warm)
 
     def _live(self) -> None:
         cluster, schedule, scene = self.cluster, self._schedule, self.scene

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -91,7 +90,7 @@ class Run:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         self.code, self.output = done.returncode, done.stderr
         (report,) = folder.glob("*.json")
-        self.report = msgspec.json.decode(report.read_bytes(), type=Report)
+        self.report = Report.read(report)
         self.kinds = {violation.kind for violation in self.report.violations}
 
 
