@@ -70,27 +70,22 @@ class EnginePool:
         self._processes = processes
         self._context = context
         self._rng = rng
-        self._engines: list[list[Child]] = [[] for _ in range(context.scene.engines + context.scene.rank_engines)]
+        lone, seats = context.scene.engines, seats_of(context.scene)
+        self._engines: dict[int, list[Child]] = {seat: [] for seat in (*range(lone), *range(lone, seats, 1 + RANKS))}
 
     @property
     def living(self) -> list[Child]:
         """The running processes of all engines."""
-        return [child for engine in self._engines for child in engine if child.lives]
+        return [child for engine in self._engines.values() for child in engine if child.lives]
 
     def start_missing(self) -> list[Child]:
         """Starts each engine that has no process left, and returns the new processes."""
-        fresh, lone = [], self._context.scene.engines
-        for number, engine in enumerate(self._engines):
+        fresh, scene = [], self._context.scene
+        for seat, engine in self._engines.items():
             if not any(child.lives for child in engine):
-                one_process = number < lone
-                engine[:] = (
-                    self._lone(number) if one_process else self._with_ranks(lone + (number - lone) * (1 + RANKS))
-                )
+                engine[:] = [self._start(scene.role, seat)] if seat < scene.engines else self._with_ranks(seat)
                 fresh += engine
         return fresh
-
-    def _lone(self, seat: int) -> list[Child]:
-        return [self._start(self._context.scene.role, seat)]
 
     def _with_ranks(self, seat: int) -> list[Child]:
         """Returns a new scheduler and its ranks.

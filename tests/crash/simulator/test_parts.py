@@ -64,7 +64,7 @@ def test_the_result_of_a_child_is_returned_and_its_error_raised(processes: Child
 
 
 def test_a_slot_that_is_not_free_in_time_is_a_violation() -> None:
-    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse = SlotReuse(late=5.0)
     slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
     slot_reuse.died(8, 10.0)
@@ -78,7 +78,7 @@ def test_a_slot_that_is_not_free_in_time_is_a_violation() -> None:
 
 
 def test_the_clock_stands_while_the_daemon_is_stopped() -> None:
-    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse = SlotReuse(late=5.0)
     slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
     for second in range(2):
@@ -93,7 +93,7 @@ def test_the_clock_stands_while_the_daemon_is_stopped() -> None:
 
 
 def test_only_deaths_in_long_lives_of_daemons_are_measured() -> None:
-    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse = SlotReuse(late=5.0)
     for life, lasts in enumerate((0.5, 2.0)):
         began = 10.0 * life
         slot_reuse.observe(life, set(), began)
@@ -106,7 +106,7 @@ def test_only_deaths_in_long_lives_of_daemons_are_measured() -> None:
 
 
 def test_a_slot_that_outlasts_a_daemon_is_measured_again_with_the_next() -> None:
-    slot_reuse = SlotReuse(SCENES[0].late)
+    slot_reuse = SlotReuse(late=5.0)
     slot_reuse.observe(1, set(), 10.0)
     slot_reuse.died(7, 10.0)
     slot_reuse.observe(1, {7}, 11.5)
@@ -169,27 +169,25 @@ def daemon(processes: ChildProcesses) -> Iterator[ChaosDaemon]:
     alone.remove()
 
 
-def ended(daemon: ChaosDaemon, processes: ChildProcesses, *codes: int) -> list[bool]:
-    """Returns whether the ends of daemons that ran at the same time, in the order of their start, were expected."""
+@pytest.mark.parametrize(
+    ("codes", "well"),
+    [
+        ([Exit.REFUSED, Exit.OK], [True, False]),
+        ([Exit.REFUSED, Exit.REFUSED], [False, False]),
+        ([Exit.REFUSED], [False]),
+        ([Exit.OK], [False]),
+    ],
+)
+def test_a_daemon_may_end_only_if_it_is_rejected_beside_another(
+    daemon: ChaosDaemon, codes: list[int], well: list[bool]
+) -> None:
+    """Checks daemons that ran at the same time, in the order of their start."""
     children = [Child(1 << 30, "daemon", number) for number in range(len(codes))]
     for child in children:
         daemon.note(child)
     for child, code in zip(children, codes, strict=True):
         child.status = code << 8
-    return [daemon.ended_well(child) for child in children]
-
-
-def test_a_daemon_may_end_if_it_is_rejected_beside_another(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
-    assert ended(daemon, processes, Exit.REFUSED, Exit.OK) == [True, False]
-
-
-def test_a_daemon_may_not_end_by_itself_or_be_rejected_alone(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
-    assert ended(daemon, processes, Exit.REFUSED) == [False]
-    assert ended(daemon, processes, Exit.OK) == [False]
-
-
-def test_two_daemons_may_not_both_be_rejected(daemon: ChaosDaemon, processes: ChildProcesses) -> None:
-    assert ended(daemon, processes, Exit.REFUSED, Exit.REFUSED) == [False, False]
+    assert [daemon.ended_well(child) for child in children] == well
 
 
 @pytest.mark.parametrize(
