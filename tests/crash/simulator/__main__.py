@@ -30,6 +30,7 @@ from simulator.soak import Plan, Soak
 from simulator.tally import Tally
 
 _VIOLATED: Final = 1
+_ROUND_S: Final = 30.0
 _LINE_EVERY_S: Final = 30.0
 _JOURNALS: Final = Path("build/crash")
 
@@ -75,14 +76,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 @main.command()
 @click.option("--minutes", type=float, default=18.0, help="Approximate duration; each scene runs at least once.")
-@click.option("--round", "round_", type=float, default=30.0, help="Seconds of random deaths in a round.")
+@click.option("--round", "round_", type=float, default=None, help="Seconds of random deaths in a round.")
 @click.option("--scene", "names", multiple=True, type=click.Choice([scene.name for scene in SCENES]))
 @click.option("--rounds", type=int, default=0, help="Minimum of rounds before the run ends.")
 @click.option("--engine-deaths", type=int, default=0, help="Minimum of engine deaths before the run ends.")
 @click.option("--daemon-deaths", type=int, default=0, help="Minimum of daemon deaths before the run ends.")
 @click.option("--disk-reads", type=int, default=0, help="Minimum of pages read from disk before the run ends.")
 @click.pass_obj
-def crash(options: Options, /, minutes: float, round_: float, names: tuple[str, ...], **enough: int) -> None:
+def crash(options: Options, /, minutes: float, round_: float | None, names: tuple[str, ...], **enough: int) -> None:
     """Kill engines, daemons and disk workers at random moments.
 
     On a busy machine a round takes longer, so that engines serve as many requests between two deaths. The run ends
@@ -90,11 +91,13 @@ def crash(options: Options, /, minutes: float, round_: float, names: tuple[str, 
     """
     report = options.report("Random death")
     ends, required = time.monotonic() + 60 * minutes, Counter(enough)
-    for number, scene in enumerate(cycle([scene for scene in SCENES if scene.name in names or not names])):
-        is_over = number >= (len(names) or len(SCENES)) and time.monotonic() >= ends
+    scenes = [scene for scene in SCENES if scene.name in names or not names]
+    seconds = min(_ROUND_S, 60 * minutes / len(scenes)) if round_ is None else round_
+    for number, scene in enumerate(cycle(scenes)):
+        is_over = number >= len(scenes) and time.monotonic() >= ends
         if report.violations or (is_over and required <= report.tally.work):
             break
-        with Round(scene, round_, options.seed + number, _lines(scene.name)) as here:
+        with Round(scene, seconds, options.seed + number, _lines(scene.name)) as here:
             _run(here, report)
     options.end(report, "build/crash", "report")
 

@@ -8,14 +8,14 @@ from typing import Final
 
 import msgspec
 
-_SLOWEST: Final = 0.1
+_SLOWEST: Final = 0.25
 
 
 class WorkClock:
     """A clock in seconds that is slow while little work is done, because the machine is busy with something else.
 
-    `rate` is the number of steps that make a second; 0: the clock of the wall. It has at least a tenth of the speed of
-    that clock, and at most the same.
+    `rate` is the number of steps that make a second; 0: the clock of the wall. It has at least a quarter of the speed
+    of that clock, and at most the same.
     """
 
     def __init__(self, rate: float, now: float) -> None:

@@ -65,7 +65,7 @@ class Simulation(ABC):
         tally.returned += cluster.slot_reuse.returned
         tally.violations += cluster.slot_reuse.violations
         tally.adoptions += cluster.daemon.adoptions
-        tally.steps, tally.bytes_verified = sum(cluster.heartbeats.steps), cluster.heartbeats.bytes
+        tally.bytes_verified = cluster.heartbeats.bytes
         if self.scene.disk:
             tally.disk_use.append(self._peak.disk / self.scene.disk)
         tally.seconds = time.monotonic() - began
@@ -89,7 +89,8 @@ class Simulation(ABC):
             self._tick(now)
             self.cluster.maintain(now)
             self.cluster.start_missing()
-            self._schedule.run_due(self._clock.advance(now, sum(self.cluster.heartbeats.steps)))
+            self.tally.steps = sum(self.cluster.heartbeats.steps)
+            self._schedule.run_due(self._clock.advance(now, self.tally.steps))
             if now >= self._next_sample:
                 self._next_sample = now + _SAMPLE_S
                 self._sample()
