@@ -32,7 +32,6 @@ from simulator.tally import Tally
 _VIOLATED: Final = 1
 _ROUND_S: Final = 30.0
 _LINE_EVERY_S: Final = 30.0
-_JOURNALS: Final = Path("build/crash")
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -41,6 +40,11 @@ class Options(msgspec.Struct, frozen=True):
     seed: int
     folder: Path | None
     beside: str
+
+    @property
+    def journals(self) -> Path:
+        """The folder of journals of broken promises."""
+        return self.folder or Path("build/crash")
 
     def report(self, title: str) -> Report:
         """Returns an empty report."""
@@ -98,7 +102,7 @@ def crash(options: Options, /, minutes: float, round_: float | None, names: tupl
         if report.violations or (is_over and required <= report.tally.work):
             break
         with Round(scene, seconds, options.seed + number, _lines(scene.name)) as here:
-            _run(here, report)
+            _run(here, report, options.journals)
     options.end(report, "build/crash", "report")
 
 
@@ -111,7 +115,7 @@ def soak(options: Options, minutes: float, churn: bool) -> None:
     plan = Plan.of(60 * minutes)
     report = options.report(f"A soak of {minutes:.1f} minutes")
     with Soak(plan.churning() if churn else plan, options.seed, _lines("soak")) as here:
-        _run(here, report)
+        _run(here, report, options.journals)
         report.results = here.measured().results(options.seed)
     options.end(report, "bench/results", f"soak-{minutes:.3g}-minutes")
 
@@ -126,17 +130,17 @@ def load(options: Options, engines: int, seconds: float, requests: int, nice: in
     """Store and load with many engines, and check that no store that fits is rejected and no engine starves."""
     report = options.report(f"{engines} engines")
     with Load(load_scene(engines, nice), seconds, options.seed, _lines("load"), requests=requests) as here:
-        _run(here, report)
+        _run(here, report, options.journals)
         report.results = here.results()
     options.end(report, "build/load", f"load-{engines}-engines")
 
 
-def _run(simulation: Simulation, report: Report) -> None:
-    """Runs a simulation, adds its counts to the report, and keeps its journals if a promise was broken."""
+def _run(simulation: Simulation, report: Report, journals: Path) -> None:
+    """Runs a simulation, adds its counts to the report, and keeps its journals here if a promise was broken."""
     done, name = simulation.run(), simulation.scene.name
     report.scenes.setdefault(name, Tally()).add(done)
     if done.violations:
-        kept = _JOURNALS / f"{name.replace(', ', '-')}-{simulation.seed}"
+        kept = journals / f"{name.replace(', ', '-')}-{simulation.seed}"
         shutil.rmtree(kept, ignore_errors=True)
         for chapter in simulation.folder.glob("chapter-*"):
             shutil.copytree(chapter, kept / chapter.name)
