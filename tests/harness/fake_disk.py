@@ -11,7 +11,7 @@ from anonymous_segments import DAY_NS, attach
 from fake_daemon import ANSWER_S, FakeDaemon, Peer
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Reserve
+from pagetier.shm.protocol import Detach, Detached, Fetch, Fetched, FetchOutcome, Reserve
 
 _FETCH_OUTCOME_OF = {
     ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
@@ -93,6 +93,8 @@ class DiskDaemon(FakeDaemon):
             elif isinstance(request, Reserve) and not self.hangs:
                 with self._one_by_one:
                     peer.send(self.answer_to(peer, request))
+            elif isinstance(request, Detach) and request.number:
+                peer.send(Detached(request.number))  # otherwise the client reconnects until its process ends
 
 
 def _addresses(pages: list[bytearray]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
