@@ -13,7 +13,7 @@ from typing import Final
 from oracle.checker import Kind, Violation
 from simulator.chapters import Chapters
 from simulator.children import Child, ChildProcesses
-from simulator.daemons import ChaosDaemon
+from simulator.daemons import CacheDaemons
 from simulator.engine import EngineContext
 from simulator.engine_pool import EnginePool, seats_of
 from simulator.eviction_accounting import EvictionAccounting
@@ -43,7 +43,7 @@ class Cluster:
 
     def __init__(self, scene: Scene, folder: Path, chapters: Chapters, seed: int, tally: Tally) -> None:
         self.processes = ChildProcesses(folder)
-        self.daemon = ChaosDaemon(scene, self.processes)
+        self.daemon = CacheDaemons(scene, self.processes)
         self.heartbeats = Heartbeats(seats_of(scene) + 1)
         self.slot_reuse = SlotReuse(scene.late)
         self.tally = tally

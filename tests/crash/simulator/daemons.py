@@ -27,7 +27,7 @@ _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 
 
-class ChaosDaemon(RunningDaemon):
+class CacheDaemons(RunningDaemon):
     """Daemons of one cache. One at a time serves; others may be started beside it and must be rejected.
 
     No method waits but remove() and those whose name says so; poll() finds out which one serves.

@@ -44,7 +44,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         roomy: Nothing is ever evicted, so nothing may be lost.
         disk: The size of the disk tier in bytes; 0: none.
         disk_write: The daemon's setting of the same name.
-        role: The work of engines of one process, a key of job.WORK.
+        role: The role of engines of one process, "engine" or "busy engine".
         engines: The number of engines of one process.
         rank_engines: The number of engines with ranks.
         back: The number of prompts behind the newest one from which engines choose.

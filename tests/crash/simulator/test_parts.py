@@ -18,7 +18,7 @@ from pagetier.shm._core import KEY_BYTES, AttachmentRecord, IndexHeader
 from pagetier.shm.exit_codes import Exit
 from simulator.chapters import Chapters
 from simulator.children import Child, ChildProcesses
-from simulator.daemons import ChaosDaemon
+from simulator.daemons import CacheDaemons
 from simulator.eviction_accounting import EvictionAccounting
 from simulator.leftovers import sweep
 from simulator.report import Report
@@ -163,8 +163,8 @@ def test_a_run_removes_only_the_remains_of_dead_runs(tmp_path: Path, processes: 
 
 
 @pytest.fixture
-def daemon(processes: ChildProcesses) -> Iterator[ChaosDaemon]:
-    alone = ChaosDaemon(SCENES[0], processes)
+def daemon(processes: ChildProcesses) -> Iterator[CacheDaemons]:
+    alone = CacheDaemons(SCENES[0], processes)
     yield alone
     alone.remove()
 
@@ -179,7 +179,7 @@ def daemon(processes: ChildProcesses) -> Iterator[ChaosDaemon]:
     ],
 )
 def test_a_daemon_may_end_only_if_it_is_rejected_beside_another(
-    daemon: ChaosDaemon, codes: list[int], well: list[bool]
+    daemon: CacheDaemons, codes: list[int], well: list[bool]
 ) -> None:
     """Checks daemons that ran at the same time, in the order of their start."""
     children = [Child(1 << 30, "daemon", number) for number in range(len(codes))]
@@ -200,7 +200,7 @@ def test_a_daemon_may_end_only_if_it_is_rejected_beside_another(
         ("level=error name=pagetierd event=refused msg=x", False),
     ],
 )
-def test_unexpected_log_lines_are_complaints(daemon: ChaosDaemon, line: str, bad: bool) -> None:
+def test_unexpected_log_lines_are_complaints(daemon: CacheDaemons, line: str, bad: bool) -> None:
     daemon.note(Child(1 << 30, "daemon", 0))
     (Path(daemon.folder.name) / "log-0").write_text(line + "\n")
     assert daemon.complaints() == [line] * bad
