@@ -12,8 +12,8 @@ The namespace digest is
     sha256(b"pagetier namespace 1" ‖ for each field in order of declaration:
            u32 length of its name ‖ name ‖ u32 length of its value ‖ value)
 
-with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. A field that is
-added, renamed or moved requires a new number in the tag.
+with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. The title is not
+hashed. A hashed field that is added, renamed or moved requires a new number in the tag.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -114,6 +114,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         quantisation: Quantisation settings that change the state.
         lora: The adapter.
         salt: A text that separates tenants. It is not shown by repr() or in statistics.
+        title: What statistics show in place of the model. It separates nothing: it is no part of the digest.
 
     Raises:
         TypeError: A field has another type.
@@ -131,6 +132,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     quantisation: str = ""
     lora: str = ""
     salt: str = ""
+    title: str = ""
 
     def __post_init__(self) -> None:
         for field, value in self._fields():
@@ -141,13 +143,14 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @CachedProperty
     def digest(self) -> bytes:
-        """32 bytes that stand for all fields; every chain of keys begins with them."""
-        return sha256(_TAG + b"".join(_sized(field) + _sized(str(value)) for field, value in self._fields())).digest()
+        """32 bytes that stand for all fields but the title; every chain of keys begins with them."""
+        hashed = ((field, value) for field, value in self._fields() if field != "title")
+        return sha256(_TAG + b"".join(_sized(field) + _sized(str(value)) for field, value in hashed)).digest()
 
     @CachedProperty
     def name(self) -> str:
-        """A short label for people: the model without its folder, and 8 hex digits of the digest."""
-        model = self.model.rstrip("/").rpartition("/")[2][:_LABEL_CHARACTERS]
+        """A short label for people: the title or model without its folder, and 8 hex digits of the digest."""
+        model = (self.title or self.model).rstrip("/").rpartition("/")[2][:_LABEL_CHARACTERS]
         shown = "".join(letter if letter.isprintable() else "?" for letter in model)
         return f"{shown} {self.digest.hex()[:8]}"
 

@@ -360,6 +360,9 @@ class Session:
     def arena_address(self) -> int:
         """The address of the arena in this process; 0 if the handle is not usable."""
     @property
+    def disk_bytes(self) -> int:
+        """The largest size of the disk tier; 0 without one."""
+    @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
         """Pins the longest readable prefix of keys and finds how far it continues in memory or on disk.

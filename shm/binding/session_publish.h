@@ -176,7 +176,7 @@ static PyObject *session_number(Session *self, void *which)
     if (handle_usable(self)) {
         const pt_header *h = self->shared.view.header;
         const uint64_t values[] = {h->segments_id, h->incarnation, h->frame_bytes, h->arena_bytes, self->shared.slot,
-                                   (uintptr_t)self->shared.view.arena};
+                                   (uintptr_t)self->shared.view.arena, h->disk_frames * h->frame_bytes};
         value = values[(uintptr_t)which];
     }
     return PyLong_FromUnsignedLongLong(value);
@@ -213,6 +213,7 @@ static PyGetSetDef session_getset[] = {
     {"arena_bytes", (getter)session_number, NULL, NULL, (void *)3},
     {"slot", (getter)session_number, NULL, NULL, (void *)4},
     {"arena_address", (getter)session_number, NULL, NULL, (void *)5},
+    {"disk_bytes", (getter)session_number, NULL, NULL, (void *)6},
     {0},
 };
 static PyType_Slot session_slots[] = {

@@ -235,6 +235,12 @@ def test_names_fit_a_table() -> None:
     assert len(Namespace(model="x" * 500, dtype="d", page_tokens=1).name) == 49
 
 
+def test_a_title_is_shown_and_separates_nothing() -> None:
+    titled = msgspec.structs.replace(NS, title="org/model")
+    assert titled.name == f"model {NS.digest.hex()[:8]}"
+    assert titled.digest == NS.digest
+
+
 # ---- Namespace
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from forked_child import in_child
-from pagetier.shm._core import Pins
+from pagetier.shm._core import Pins, WriteRule
 from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned
 
 
@@ -18,6 +18,9 @@ def test_a_session_reports_its_slot_and_segments(world: World) -> None:
     assert (session.slot, session.frame_bytes, session.arena_bytes) == (0, FRAME, 16 * FRAME)
     assert session.incarnation == world.owner.header().incarnation
     assert session.segments_id == world.owner.header().segments_id
+    assert session.disk_bytes == 0
+    world.owner.disk_open(8, WriteRule.EVICTED)
+    assert session.disk_bytes == 8 * FRAME
     world.owner.close()
     assert session.closed
 
