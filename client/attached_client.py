@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.misuse import MisuseLog
+from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.rpc import clamp_timeout
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session
@@ -34,11 +36,12 @@ class AttachedClient:
         timeout: float = 1.0,
         name: str = "",
         threads: int = 0,
+        on_link: Callable[[LinkEvent], None] = log_event,
     ) -> None:
         self.timeout = timeout
         # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
         self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
-        self._name = display_name(name)
+        self._name, self._on_link = display_name(name), on_link
         self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
         self._closed = False
         self.misuse = MisuseLog()
@@ -92,7 +95,7 @@ class AttachedClient:
     def _attach(self) -> Attachment:
         """Returns the attachment of this process. Threads that call this at the same time get the same one."""
         socket = self._socket
-        fresh = Attachment(lambda: socket or default_socket(), self._name)
+        fresh = Attachment(lambda: socket or default_socket(), self._name, self._on_link)
         attachment = self._attachments.setdefault(os.getpid(), fresh)
         if attachment is fresh:
             weakref.finalize(self, attachment.drop).atexit = False

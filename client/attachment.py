@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pagetier.client.reconnect import ReconnectThread
+from pagetier.client.reconnect import LinkEvent, ReconnectThread
 from pagetier.client.rpc import Requests
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session, ShmError
@@ -61,9 +61,10 @@ class Attachment:
         requests: The requests that are open.
         arenas: The memory that this process has registered with GPU drivers.
         attached: Set while there is a connection.
+        report: Receives each change of the connection, in the background thread.
     """
 
-    def __init__(self, path: Callable[[], Path], name: str) -> None:
+    def __init__(self, path: Callable[[], Path], name: str, report: Callable[[LinkEvent], None]) -> None:
         self.session: Session | None = None
         self.linked: LinkedSession | None = None
         self.requests = Requests()
@@ -77,6 +78,7 @@ class Attachment:
         self._settled = threading.Event()
         # A call waited in vain for a daemon that accepted a connection: other calls do not wait until it is attached.
         self._hangs = False
+        self.report = report
         self._thread = ReconnectThread(path, self)
 
     @property

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack, overload
 
 from pagetier.client.page_client import PageClient
+from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registered_groups import RegisteredGroups
 from pagetier.client.registration import (
@@ -47,12 +48,20 @@ class Client(PageClient):
         name: The name that administrators see; by default the name of the program.
         threads: The number of threads that a large copy may use, the calling thread included; 0 for up to 4, depending
             on the CPUs of this process.
+        on_link: Receives each change of the connection, in a background thread; by default one line is logged. It must
+            not raise.
     """
 
     def __init__(
-        self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 1.0, name: str = "", threads: int = 0
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 1.0,
+        name: str = "",
+        threads: int = 0,
+        on_link: Callable[[LinkEvent], None] = log_event,
     ) -> None:
-        super().__init__(socket, timeout=timeout, name=name, threads=threads)
+        super().__init__(socket, timeout=timeout, name=name, threads=threads, on_link=on_link)
         self._registered: weakref.WeakSet[RegisteredCache | RegisteredGroups] = weakref.WeakSet()
 
     @overload

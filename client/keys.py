@@ -12,8 +12,8 @@ The namespace digest is
     sha256(b"pagetier namespace 1" ‖ for each field in order of declaration:
            u32 length of its name ‖ name ‖ u32 length of its value ‖ value)
 
-with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. The title is not
-hashed. A hashed field that is added, renamed or moved requires a new number in the tag.
+with little-endian lengths, text in UTF-8 as given (not normalised) and `page_tokens` in decimal digits. The title is
+not hashed. A hashed field that is added, renamed or moved requires a new number in the tag.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,11 @@ import queue
 import random
 import threading
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
@@ -22,6 +25,27 @@ _LONGEST_PAUSE_S = 1.0
 _ANSWER_S = 2.0
 _GOODBYE_S = 0.5
 _CONFIRMED_S = 0.05
+
+
+class LinkState(Enum):
+    """What has become of the connection to the daemon."""
+
+    ATTACHED = 1
+    UNREACHABLE = 2
+    LOST = 3
+    REJECTED = 4
+
+
+class LinkEvent(msgspec.Struct, frozen=True):
+    """A change of the connection to the daemon.
+
+    Attributes:
+        state: The new state.
+        detail: The daemon's socket and the slot if the client is attached, otherwise the reason why it is not.
+    """
+
+    state: LinkState
+    detail: str
 
 
 class ReconnectListener(Protocol):
@@ -51,9 +75,12 @@ class ReconnectListener(Protocol):
     def detach(self) -> bool:
         """Releases everything for good. Returns False if there is no slot to return. May be called again."""
 
+    def report(self, event: LinkEvent) -> None:
+        """Logs a change of the connection."""
+
 
 class ReconnectThread:
-    """The thread that keeps a client attached from start() to stop(). It logs one line when the state changes.
+    """The thread that keeps a client attached from start() to stop(). It reports each change of the state once.
 
     The daemon may have assigned a slot from the moment when Attach was sent, even if its answer was not read. The
     daemon keeps a slot as long as the process lives. So the thread ends only when a daemon has confirmed that the slot
@@ -68,7 +95,7 @@ class ReconnectThread:
         self._released = threading.Event()
         self._stops: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._link: Link | None = None
-        self._logged = ""
+        self._reported: LinkEvent | None = None
         self._thread = threading.Thread(target=self._run, name="pagetier-reconnect", daemon=True)
 
     def start(self) -> None:
@@ -105,11 +132,9 @@ class ReconnectThread:
                 self._attach_and_listen()
                 pause = _FIRST_PAUSE_S
             except RefusedError as error:
-                self._log(str(error), f"cannot attach: {error}; stores are rejected, only mapped pages can be loaded")
+                self._report(LinkState.REJECTED, str(error))
             except (LinkError, OSError) as error:
-                self._log(
-                    "away", f"cannot reach the daemon: {error}; stores are rejected, only mapped pages can be loaded"
-                )
+                self._report(LinkState.UNREACHABLE, str(error))
             self._has_slot &= self._listener.attempt_ended()
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -132,7 +157,7 @@ class ReconnectThread:
                 self._listener.connected()
                 slot = self._greet(link)
                 point("client.attached")
-                self._log("attached", f"attached to {path} in slot {slot}")
+                self._report(LinkState.ATTACHED, f"{path} in slot {slot}")
                 self._listen(link)
         finally:
             self._link = None
@@ -163,7 +188,7 @@ class ReconnectThread:
             while link.watch():
                 self._listener.pump(link)
         except LinkError as error:
-            self._log("away", f"{error}; stores are rejected until it is back")
+            self._report(LinkState.LOST, str(error))
 
     def _leave(self) -> None:
         if not self._listener.detach():
@@ -201,7 +226,31 @@ class ReconnectThread:
         finally:
             link.close()
 
-    def _log(self, state: str, line: str) -> None:
-        if state != self._logged and not self._leaving:
-            log.log(logging.INFO if state == "attached" else logging.WARNING, "%s", line)
-        self._logged = state
+    def _report(self, state: LinkState, detail: str) -> None:
+        event, last = LinkEvent(state, detail), self._reported
+        if not self._leaving and (last is None or _differ(event, last)):
+            self._listener.report(event)
+        self._reported = event
+
+
+def log_event(event: LinkEvent) -> None:
+    """Logs a change of the connection."""
+    match event.state:
+        case LinkState.ATTACHED:
+            log.info("attached to %s", event.detail)
+        case LinkState.REJECTED:
+            log.warning("cannot attach: %s; stores are rejected, only mapped pages can be loaded", event.detail)
+        case LinkState.UNREACHABLE:
+            log.warning(
+                "cannot reach the daemon: %s; stores are rejected, only mapped pages can be loaded", event.detail
+            )
+        case LinkState.LOST:
+            log.warning("%s; stores are rejected until it is back", event.detail)
+
+
+def _differ(event: LinkEvent, last: LinkEvent) -> bool:
+    """Returns whether the state has changed: a daemon that was lost stays unreachable, for whatever reason."""
+    away = (LinkState.UNREACHABLE, LinkState.LOST)
+    if event.state is LinkState.REJECTED is last.state:
+        return event.detail != last.detail
+    return event.state is not last.state and not (event.state in away and last.state in away)

@@ -42,16 +42,18 @@ class Ours:
     def __init__(self, model: Path, stage: Stage) -> None:
         from pagetier.client.engines.vllm import PagetierConnector
         from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
-        from pagetier.client.engines.vllm.namespace import PageShape, namespace_of
+        from pagetier.client.engines.vllm.namespace import PageShape
 
         extra = {"socket": str(stage.socket)}
         config = config_of(model, "PagetierConnector", extra, kv_connector_module_path="pagetier.client.engines.vllm")
         groups, shape = groups_of(config), PageShape("bench", PAGE)
-        self._space = namespace_of(config, groups.kv_cache_groups[0], shape, "")
         self._stage = stage
         self.connector = PagetierConnector(config, scheduler_role(), groups)
         self.connector.bind_gpu_block_pool(SimpleNamespace(hash_block_size=BLOCK))
         self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((shape,))})
+        half = self.connector._scheduler
+        assert half is not None, "the weights of the model are not identified"
+        self._space = half._groups[0].namespace
 
     def fill(self, request: Any) -> None:
         """Stores pages of one frame without content."""

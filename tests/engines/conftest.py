@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from vllm_engine import close_engines
+from vllm_engine import USER_CACHE, close_engines
+
+os.environ["XDG_CACHE_HOME"] = str(USER_CACHE)  # before any test imports vLLM
 
 
 @pytest.fixture(scope="session", autouse=True)

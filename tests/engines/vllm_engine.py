@@ -17,6 +17,9 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
+USER_CACHE = Path(".cache/engines/user").resolve()
+"""The user's cache folder of all engines."""
+
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONHASHSEED": "0",
@@ -26,6 +29,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
+    "XDG_CACHE_HOME": str(USER_CACHE),
 }
 _START_S = 240.0
 _ANSWER_S = 300.0

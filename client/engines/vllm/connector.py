@@ -13,12 +13,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.client.engines.vllm.engine_log import log_unsupported, route_logs
 from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
-from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape
+from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.setup import (
+    is_switched_off,
+    namespaces_of,
     open_scheduler,
     open_worker,
     read_settings,
@@ -26,11 +29,13 @@ from pagetier.client.engines.vllm.setup import (
     require_recompute,
     shapes_of,
     warn_of_seed,
+    warn_of_switch,
 )
 from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
-from pagetier.kernels.layout.cache_layout import LayoutError
 
 log = logging.getLogger("vllm.pagetier")
+
+_IDENTIFY_S: Final = 1.0  # by which the start of the engine may be delayed to identify its weights
 
 # From 0.30 on failed loads are reported by request.
 _BY_REQUEST: Final = hasattr(base, "KVConnectorTransferResults")
@@ -49,10 +54,15 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._config, self._groups = vllm_config, kv_cache_config
         self._settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         require_recompute(vllm_config.kv_transfer_config)
+        route_logs()
+        self._off = is_switched_off(vllm_config, self._settings)
         if role is KVConnectorRole.SCHEDULER:
+            warn_of_switch(switched_off=self._off)
             warn_of_seed(seeded=_BY_REQUEST)
         self._hash_tokens = 0
+        self._pending: PendingScheduler | None = None
         self._scheduler: SchedulerHalf | None = None
+        self._identity = ModelIdentity()
         self._worker: WorkerHalf | None = None
         self._shapes: tuple[PageShape, ...] = ()
         self._finished: Finished | None = None
@@ -66,11 +76,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Opens the worker's half for the engine's cache."""
+        if self._off:
+            return
         try:
             require_failure_reports(self._groups, by_request=_BY_REQUEST)
             self._worker = open_worker(self._config, self._groups, kv_caches, self._settings)
         except Exception as error:  # noqa: BLE001 - an unexpected model must not prevent vLLM from starting
-            _log_unsupported(error)
+            log_unsupported(error)
             return
         self._shapes = shapes_of(self._config, self._groups, self._worker)
 
@@ -92,9 +104,17 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         been enqueued, and a load delays nothing.
         """
         super().bind_connector_metadata(connector_metadata)
+        self._use_identity(connector_metadata.identity)
         self.handle_preemptions(connector_metadata)
         if self._worker is not None and self._worker.on_host:
             self._worker.load(self._commands.loads)
+
+    def _use_identity(self, identity: ModelIdentity) -> None:
+        """Stores pages in the namespaces of the model that the scheduler has identified."""
+        if self._worker is not None and identity != self._identity:
+            self._identity = identity
+            # Each command to store names its salt.
+            self._worker.use_namespaces(namespaces_of(self._config, self._groups, self._shapes, identity, ""))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads on a GPU; they complete in the background."""
@@ -140,8 +160,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Closes both halves."""
         if self._worker is not None:
             self._worker.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+        for half in (self._pending, self._scheduler):
+            if half is not None:
+                half.close()
 
     # --- the scheduler's side ----------------------------------------------------------------------------------
 
@@ -154,6 +175,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
         A load has ended when all ranks have ended it.
         """
+        if self._off:
+            return
         reported = [one.shapes for one in metadata.values() if isinstance(one, ShapesMetadata)]
         shapes, ranks = set(reported), self._config.parallel_config.tensor_parallel_size
         if 0 < len(reported) < ranks:
@@ -169,15 +192,30 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
         try:
-            self._scheduler = open_scheduler(self._config, self._groups, shapes, self._hash_tokens, self._settings)
+            self._pending = open_scheduler(self._config, self._groups, shapes, self._hash_tokens, self._settings)
         except Exception as error:  # noqa: BLE001 - see register_kv_caches()
-            _log_unsupported(error)
+            log_unsupported(error)
+            return
+        self._pending.wait(_IDENTIFY_S)
+        self._open_if_identified()
+
+    def _open_if_identified(self) -> None:
+        """Opens the scheduler's half once the weights are identified. Until then nothing is loaded and stored."""
+        if (pending := self._pending) is None or not pending.ready:
+            return
+        self._pending, self._identity = None, pending.identity
+        try:
+            self._scheduler = pending.open()
+        except Exception as error:  # noqa: BLE001 - see register_kv_caches()
+            pending.close()
+            log_unsupported(error)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many more tokens can be loaded, and whether the load is asynchronous.
 
         It always is: no request is computed in a step that loads it, because that would corrupt recurrent state.
         """
+        self._open_if_identified()
         skips = getattr(request, "skip_reading_prefix_cache", False) or not self._kv_transfer_config.is_kv_consumer
         if self._scheduler is None or skips:
             return 0, False
@@ -192,7 +230,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         """Returns the commands of the step."""
         command = StepCommands() if self._scheduler is None else self._scheduler.build(scheduler_output)
-        return StepMetadata(command, not scheduler_output.total_num_scheduled_tokens)
+        return StepMetadata(command, not scheduler_output.total_num_scheduled_tokens, self._identity)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
@@ -234,8 +272,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def reset_cache(self) -> bool | None:
         """Makes everything that was stored before unreachable for this engine, because its weights may have changed."""
-        if self._scheduler is not None:
-            self._scheduler.renew()
+        for half in (self._pending, self._scheduler):
+            if half is not None:
+                half.renew()
         return True
 
     def take_events(self) -> Iterable[Any]:
@@ -259,9 +298,3 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def _commands(self) -> StepCommands:
         command: StepCommands = self._get_connector_metadata().commands
         return command
-
-
-def _log_unsupported(error: Exception) -> None:
-    expected = isinstance(error, (UnsupportedError, LayoutError))
-    log.warning("pagetier caches nothing: %s", error if expected else repr(error))
-    log.debug("pagetier caches nothing because of this exception", exc_info=error)

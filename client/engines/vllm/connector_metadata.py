@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pagetier.client.engines.vllm.messages import StepCommands
-from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape
 
 
 @dataclass
@@ -21,10 +21,13 @@ class StepMetadata(KVConnectorMetadata):
     Attributes:
         commands: The commands of the step.
         idle: Whether nothing is computed in the step.
+        identity: The identity of the model, which only the scheduler determines. Each message has it, so that all
+            workers store the pages of a step in the namespaces that the scheduler has chosen.
     """
 
     commands: StepCommands = field(default_factory=StepCommands)
     idle: bool = False
+    identity: ModelIdentity = field(default_factory=ModelIdentity)
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -20,12 +19,9 @@ import msgspec
 from pagetier.client.keys import Namespace
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_COMMIT: Final = re.compile("[0-9a-f]{40,64}")
-_SAMPLES: Final = 16
-_SAMPLE_BYTES: Final = 1 << 14
+_ORIGIN: Final = ("_name_or_path", "_commit_hash", "transformers_version")
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
-_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 class PageShape(msgspec.Struct, frozen=True):
@@ -42,19 +38,32 @@ class PageShape(msgspec.Struct, frozen=True):
     backends: tuple[str, ...] = ()
 
 
-def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namespace:
+class ModelIdentity(msgspec.Struct, frozen=True):
+    """Which weights an engine has.
+
+    Attributes:
+        weights: The identity of the weights; "" if they cannot be identified, and then the salt is a random text.
+        title: The name of the model for people.
+    """
+
+    weights: str = ""
+    title: str = ""
+
+
+def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdentity, salt: str) -> Namespace:
     """Returns the namespace of one group.
 
     Args:
         config: vLLM's VllmConfig.
         group: vLLM's KVCacheGroupSpec.
         shape: The page shape on which the workers agree.
+        identity: The identity of the model.
         salt: The salt of the namespace.
     """
     model = config.model_config
     return Namespace(
-        model=str(model.model),
-        revision=_canonical_json(_weights(model) | {"load": str(getattr(config.load_config, "load_format", ""))}),
+        model=_architecture(model),
+        revision=_canonical_json(_revision(config, identity.weights)),
         dtype=str(model.dtype).removeprefix("torch."),
         page_tokens=group.kv_cache_spec.block_size,
         group=_canonical_json(
@@ -71,6 +80,7 @@ def namespace_of(config: Any, group: Any, shape: PageShape, salt: str) -> Namesp
         rope=_canonical_json(_rope(model)),
         quantisation=_canonical_json(_quantisation(config)),
         salt=salt,
+        title=identity.title,
     )
 
 
@@ -99,46 +109,22 @@ def backends_of(config: Any, group: Any) -> tuple[str, ...]:
     return tuple(sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in backends}))
 
 
-def can_identify_weights(model: Any) -> bool:
-    """Returns whether local files or a commit of the hub distinguish the weights from others of the same name."""
-    return bool(_files(Path(str(model.model)))) or _commit(model) is not None
+def _architecture(model: Any) -> str:
+    """Returns the name of the model's code. The path of the weights says nothing about them."""
+    names = getattr(model.hf_config, "architectures", None) or [getattr(model.hf_config, "model_type", "")]
+    return str(names[0] or "model")
 
 
-def _commit(model: Any) -> str | None:
-    """Returns the commit of the hub.
-
-    From 0.28 on a revision is a text such as "main" with the commit as an attribute.
-    """
-    resolved = getattr(model.revision, "resolved", None) or getattr(model.hf_config, "_commit_hash", None)
-    exact = _COMMIT.fullmatch(str(model.revision or ""))
-    return str(resolved) if resolved else exact[0] if exact else None
-
-
-def _weights(model: Any) -> dict[str, object]:
-    """Returns what identifies the weights. For a folder this includes its files, because they may be replaced."""
+def _revision(config: Any, weights: str) -> dict[str, object]:
+    """Returns what identifies the weights and the code that computes with them."""
+    model, load = config.model_config, config.load_config
     return {
         "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
-        "revision": [model.revision, _commit(model)],
+        "code": str(getattr(model, "code_revision", None) or ""),
         "config": sha256(_canonical_json(_settings(model.hf_config)).encode()).hexdigest(),
-        "files": _files(Path(str(model.model))),
+        "load": [str(getattr(load, name, "") or "") for name in ("load_format", "model_loader_extra_config")],
+        "weights": weights,
     }
-
-
-def _files(weights: Path) -> list[list[object]]:
-    """Returns names and fingerprints of weight files: those of a folder, one file, or none if there is no such path."""
-    folder = weights.iterdir() if weights.is_dir() else [weights] if weights.is_file() else []
-    files = sorted(path for path in folder if path.suffix in _WEIGHTS)
-    return [[path.name, *_fingerprint(path)] for path in files]
-
-
-def _fingerprint(path: Path) -> list[object]:
-    """Returns size, time and a digest of samples: files of two images may have the same size and time."""
-    status, digest = path.stat(), sha256()
-    with path.open("rb") as file:
-        for at in range(_SAMPLES + 1):
-            file.seek(max(0, status.st_size - _SAMPLE_BYTES) * at // _SAMPLES)
-            digest.update(file.read(_SAMPLE_BYTES))
-    return [status.st_size, status.st_mtime_ns, digest.hexdigest()]
 
 
 def _state(group: Any) -> list[str]:
@@ -187,9 +173,14 @@ def _hashes(cache: Any) -> list[str]:
 
 
 def _settings(config: Any) -> Any:
-    """Returns the settings without the path that they were read from: the namespace has the model's name."""
-    settings = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
-    return {name: value for name, value in settings.items() if name not in ("_name_or_path", "transformers_version")}
+    """Returns the settings without those that say where they were read from."""
+    return _without_origin(config.to_dict() if hasattr(config, "to_dict") else dict(vars(config)))
+
+
+def _without_origin(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {str(name): _without_origin(inner) for name, inner in value.items() if name not in _ORIGIN}
 
 
 def _canonical_json(settings: object) -> str:

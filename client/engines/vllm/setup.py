@@ -7,24 +7,30 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
+from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
-from pagetier.client.engines.vllm.namespace import PageShape, backends_of, can_identify_weights, namespace_of
+from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of
+from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, WeightsThread
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.weights import source_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
+from pagetier.client.keys import Namespace
+from pagetier.client.reconnect import LinkEvent
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
 
-class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in `kv_connector_extra_config`.
 
     Attributes:
@@ -32,6 +38,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
+        weights: A text that identifies the engine's weights, instead of their commit or files.
+        prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
 
     Raises:
         ValueError: A value is out of range.
@@ -41,6 +49,8 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     disk_timeout: float = 2.0
     salt: str = ""
     name: str = ""
+    weights: str = ""
+    prefix_caching: Literal["follow", "always"] = "follow"
 
     def __post_init__(self) -> None:
         if not 0 <= self.disk_timeout <= 3600:
@@ -53,6 +63,11 @@ def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
     Raises:
         ValueError: A key is unknown, or a value has a wrong type or is out of range. The message names the key.
     """
+    known = ConnectorSettings.__struct_fields__
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(
+            f"kv_connector_extra_config: unknown key {', '.join(unknown)}; the known keys are {', '.join(known)}"
+        )
     try:
         return msgspec.convert(dict(given), ConnectorSettings)
     except (msgspec.ValidationError, ValueError) as error:
@@ -85,6 +100,24 @@ def warn_of_seed(*, seeded: bool) -> None:
         )
 
 
+def is_switched_off(config: Any, settings: ConnectorSettings) -> bool:
+    """Returns whether nothing is cached because vLLM's own prefix caching is switched off.
+
+    vLLM switches it off for some backends, too. Answers from cached pages may then differ slightly from its own.
+    """
+    switched_on = getattr(config.cache_config, "enable_prefix_caching", True)
+    return settings.prefix_caching == "follow" and not switched_on
+
+
+def warn_of_switch(*, switched_off: bool) -> None:
+    """Warns that nothing is cached because vLLM's own prefix caching is switched off."""
+    if switched_off:
+        log.warning(
+            "pagetier caches nothing: vLLM's own prefix caching is off;"
+            ' "prefix_caching": "always" in kv_connector_extra_config overrides it'
+        )
+
+
 def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], settings: ConnectorSettings) -> WorkerHalf:
     """Returns the worker's half of this rank.
 
@@ -101,13 +134,13 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
     _check(config)
     shard = Shard(_rank(config), config.parallel_config.tensor_parallel_size)
     heads = config.model_config.get_total_num_kv_heads()
-    client = _client(settings)
+    client = _client(settings, log_rejected)
     rank_groups = []
     for group in groups.kv_cache_groups:
         spec, names = group.kv_cache_spec, group.layer_names
         kind_of(spec)
         cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
-        namespace = namespace_of(config, group, _shape(config, group, cache), settings.salt)
+        namespace = namespace_of(config, group, _shape(config, group, cache), ModelIdentity(), "")
         rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
     return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups))
 
@@ -122,8 +155,8 @@ def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, 
 
 def open_scheduler(
     config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
-) -> SchedulerHalf:
-    """Returns the scheduler's half.
+) -> PendingScheduler:
+    """Returns the scheduler's half, which can be opened once the weights are identified.
 
     Args:
         config: vLLM's VllmConfig.
@@ -131,27 +164,51 @@ def open_scheduler(
         shapes: The page shapes on which all workers agree.
         hash_tokens: Tokens of a block hash.
         settings: The connector's settings.
+
+    Raises:
+        UnsupportedError: The model has a group of an unknown kind.
     """
-    salt = _salt(config.model_config, settings)
+    for group in groups.kv_cache_groups:
+        kind_of(group.kv_cache_spec)
+    source = source_of(config, settings.weights, started_ns())
+    weights = WeightsThread(source, FileDigests(user_memory()))
+    attachment_log = AttachmentLog()
+    client = _client(settings, attachment_log.on_link)
+
+    def opened(identity: ModelIdentity) -> SchedulerHalf:
+        salt = settings.salt if identity.weights else token_hex(16)
+        namespaces = namespaces_of(config, groups, shapes, identity, salt)
+        paged = _paged_groups(config, groups, namespaces, hash_tokens)
+        attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
+        private = () if identity.weights else namespaces
+        return SchedulerHalf(client, paged, settings.disk_timeout, _announcer(config), private)
+
+    return PendingScheduler(weights, client, opened)
+
+
+def namespaces_of(
+    config: Any, groups: Any, shapes: Sequence[PageShape], identity: ModelIdentity, salt: str
+) -> tuple[Namespace, ...]:
+    """Returns the namespaces of all groups.
+
+    Args:
+        config: vLLM's VllmConfig.
+        groups: vLLM's KVCacheConfig.
+        shapes: The page shape of each group.
+        identity: The identity of the model, which the scheduler determines.
+        salt: The salt of the namespaces.
+    """
+    pairs = zip(groups.kv_cache_groups, shapes, strict=True)
+    return tuple(namespace_of(config, group, shape, identity, salt) for group, shape in pairs)
+
+
+def _paged_groups(config: Any, groups: Any, namespaces: Sequence[Namespace], hash_tokens: int) -> list[PagedGroup]:
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
-    paged = []
-    for group, shape in zip(groups.kv_cache_groups, shapes, strict=True):
-        kind = kind_of(group.kv_cache_spec)
-        namespace = namespace_of(config, group, shape, salt)
-        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
-    private = () if salt == settings.salt else [group.namespace for group in paged]
-    return SchedulerHalf(_client(settings), paged, settings.disk_timeout, _announcer(config), private)
-
-
-def _salt(model: Any, settings: ConnectorSettings) -> str:
-    """Returns the salt of all namespaces: a random one if the weights cannot be distinguished from others."""
-    if can_identify_weights(model):
-        return settings.salt
-    log.warning(
-        "pagetier shares no pages with other engines: %s has neither local files nor a commit to identify its weights",
-        model.model,
-    )
-    return token_hex(16)
+    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
+    return [
+        PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong)
+        for kind, namespace in zip(kinds, namespaces, strict=True)
+    ]
 
 
 def _announcer(config: Any) -> Announcer | None:
@@ -165,8 +222,8 @@ def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
     return PageShape(cache.page.layout, cache.page.nbytes, backends_of(config, group))
 
 
-def _client(settings: ConnectorSettings) -> Client:
-    client = Client(settings.socket or None, name=settings.name)
+def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:
+    client = Client(settings.socket or None, name=settings.name, on_link=on_link)
     client.wait_attached(1.0)
     return client
 

@@ -118,6 +118,10 @@ class WorkerHalf:
         """Whether the engine computes on the CPU."""
         return all(rank_group.cache.cache.device == "cpu" for rank_group in self.rank_groups)
 
+    def use_namespaces(self, namespaces: Sequence[Namespace]) -> None:
+        """Stores the pages of later commands in these namespaces, one for each group."""
+        self._namespaces = list(namespaces)
+
     def make_room(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
 

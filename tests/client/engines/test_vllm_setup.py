@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fake_vllm_config import Config, group, vllm_config
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
-from pagetier.client.engines.vllm.namespace import (
-    PageShape,
-    backends_of,
-    can_identify_weights,
-    namespace_of,
-    with_adapter,
-)
+from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.setup import (
     ConnectorSettings,
+    is_switched_off,
     read_settings,
     require_failure_reports,
     require_recompute,
     warn_of_seed,
+    warn_of_switch,
 )
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.cache_layout import LayoutError
@@ -59,11 +54,27 @@ def test_settings_are_read() -> None:
         ({"disk_timeout": 4000}, "disk_timeout.*4000"),
         ({"disk_timeout": "soon"}, "disk_timeout"),
         ({"socket": 7}, "socket"),
+        ({"prefix_caching": "never"}, "prefix_caching"),
+        ({"sokcet": "x"}, ".*the known keys are socket, disk_timeout, salt, name, weights, prefix_caching"),
     ],
 )
 def test_an_invalid_setting_is_named_in_the_error(given: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=f"kv_connector_extra_config.*{name}"):
         read_settings(given)
+
+
+@pytest.mark.parametrize(
+    ("switch", "prefix_caching", "is_off"),
+    [(True, "follow", False), (False, "follow", True), (True, "always", False), (False, "always", False)],
+)
+def test_vllms_own_switch_is_followed_unless_the_setting_says_always(
+    switch: bool, prefix_caching: str, is_off: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=switch))
+    switched_off = is_switched_off(config, read_settings({"prefix_caching": prefix_caching}))
+    assert switched_off is is_off
+    warn_of_switch(switched_off=switched_off)
+    assert len(caplog.messages) == is_off and all('"prefix_caching": "always"' in line for line in caplog.messages)
 
 
 def test_the_failure_policy_must_be_recompute() -> None:
@@ -127,39 +138,18 @@ def test_tensors_of_unknown_shape_are_rejected() -> None:
 # --- Namespaces
 
 
-class Config:
-    """A configuration with the methods of transformers' configurations."""
-
-    def __init__(self, **settings: Any) -> None:
-        vars(self).update(settings)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+MODEL = ModelIdentity("the digest of the weights", "org/model")
 
 
-def vllm_config(model: str = "org/model") -> Any:
-    hf = Config(rope_theta=10000.0, layers=2, _name_or_path="anywhere", transformers_version="5.0")
-    return SimpleNamespace(
-        model_config=SimpleNamespace(
-            model=model, revision=None, dtype="torch.bfloat16", hf_config=hf, max_model_len=4096, quantization=None
-        ),
-        cache_config=SimpleNamespace(cache_dtype="auto", prefix_caching_hash_algo="sha256"),
-        load_config=SimpleNamespace(load_format="auto"),
-    )
-
-
-def group(block: int = 16, layers: tuple[str, ...] = ("layers.0", "layers.1")) -> Any:
-    return SimpleNamespace(kv_cache_spec=FullAttentionSpec(block), layer_names=layers)
-
-
-def digest(config: Any, of: Any = None, shape: PageShape = SHAPE, salt: str = "") -> bytes:
-    return namespace_of(config, of or group(), shape, salt).digest
+def digest(
+    config: Any, of: Any = None, shape: PageShape = SHAPE, salt: str = "", identity: ModelIdentity = MODEL
+) -> bytes:
+    return namespace_of(config, of or group(), shape, identity, salt).digest
 
 
 DIFFERENCES: dict[str, Callable[[Any], object]] = {
-    "model": lambda config: setattr(config.model_config, "model", "org/other"),
-    "revision": lambda config: setattr(config.model_config, "revision", "v2"),
-    "commit": lambda config: setattr(config.model_config.hf_config, "_commit_hash", "abc"),
+    "architecture": lambda config: setattr(config.model_config.hf_config, "architectures", ["Other"]),
+    "code": lambda config: setattr(config.model_config, "code_revision", "v2"),
     "any setting of the model": lambda config: setattr(config.model_config.hf_config, "layers", 3),
     "rope": lambda config: setattr(config.model_config.hf_config, "rope_theta", 500.0),
     "rope of the text model": lambda config: setattr(
@@ -171,6 +161,7 @@ DIFFERENCES: dict[str, Callable[[Any], object]] = {
     "dtype of the cache": lambda config: setattr(config.cache_config, "cache_dtype", "fp8"),
     "hashes": lambda config: setattr(config.cache_config, "prefix_caching_hash_algo", "xxhash"),
     "way to load": lambda config: setattr(config.load_config, "load_format", "dummy"),
+    "settings of the loader": lambda config: setattr(config.load_config, "model_loader_extra_config", {"pattern": "a"}),
 }
 
 
@@ -182,7 +173,7 @@ def test_each_setting_that_determines_a_page_changes_the_namespace(name: str) ->
     assert digest(config) != digest(other)
 
 
-def test_groups_layouts_backends_and_salts_have_separate_namespaces() -> None:
+def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() -> None:
     config = vllm_config()
     digests = [
         digest(config),
@@ -192,6 +183,7 @@ def test_groups_layouts_backends_and_salts_have_separate_namespaces() -> None:
         digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("flash",))),
         digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("another",))),
         digest(config, salt="mine"),
+        digest(config, identity=ModelIdentity("other weights", "org/model")),
     ]
     assert len(set(digests)) == len(digests)
 
@@ -213,24 +205,18 @@ def test_the_hash_seed_is_part_of_the_namespace(monkeypatch: pytest.MonkeyPatch)
     assert digest(vllm_config()) != one
 
 
-def test_paths_and_library_versions_do_not_change_the_namespace() -> None:
-    one, other = vllm_config(), vllm_config()
+def test_paths_names_and_library_versions_do_not_change_the_namespace() -> None:
+    one, other = vllm_config(), vllm_config("/another/place")
+    other.model_config.revision, other.model_config.hf_config._commit_hash = "main", "abc"
     other.model_config.hf_config._name_or_path = "elsewhere"
     other.model_config.hf_config.transformers_version = "6.0"
-    assert digest(one) == digest(other)
-
-
-def test_other_weights_in_the_same_folder_change_the_namespace(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one")
-    one = digest(vllm_config(str(tmp_path)))
-    assert digest(vllm_config(str(tmp_path))) == one
-    os.utime(weights, ns=(1, 1))
-    assert digest(vllm_config(str(tmp_path))) != one
+    one.model_config.hf_config.text_config = {"_name_or_path": "here"}
+    other.model_config.hf_config.text_config = {"_name_or_path": "there"}
+    assert digest(one) == digest(other, identity=ModelIdentity(MODEL.weights, "another name"))
 
 
 def test_adapters_are_not_shared_between_engines() -> None:
-    space = namespace_of(vllm_config(), group(), SHAPE, "")
+    space = namespace_of(vllm_config(), group(), SHAPE, MODEL, "")
     adapters = [
         SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number)
         for name, path, number in [("a", "/one", 1), ("a", "/two", 1), ("a", "/one", 2), ("b", "/one", 1)]
@@ -238,38 +224,6 @@ def test_adapters_are_not_shared_between_engines() -> None:
     digests = [with_adapter(space, adapter, engine).digest for adapter in adapters for engine in ("x", "y")]
     assert len({space.digest, *digests}) == 9
     assert with_adapter(space, adapters[0], "x").digest == digests[0]
-
-
-def test_weights_of_the_same_size_and_time_are_distinguished(tmp_path: Path) -> None:
-    weights = tmp_path / "model.safetensors"
-    seen = set()
-    for at in range(0, 1 << 20, 1 << 16):
-        content = bytearray(1 << 20)
-        content[at : at + (1 << 16)] = b"x" * (1 << 16)
-        weights.write_bytes(content)
-        os.utime(weights, ns=(0, 0))
-        seen.add(digest(vllm_config(str(tmp_path))))
-    assert len(seen) == 16
-
-
-def test_files_or_a_commit_identify_weights(tmp_path: Path) -> None:
-    of_hub, pinned, resolved = (vllm_config().model_config for _ in range(3))
-    assert not can_identify_weights(of_hub)
-    pinned.revision = "0123456789abcdef0123456789abcdef01234567"
-    resolved.revision = Resolved("main")
-    assert can_identify_weights(pinned) and can_identify_weights(resolved)
-    (tmp_path / "model.safetensors").write_bytes(b"one")
-    assert can_identify_weights(vllm_config(str(tmp_path)).model_config)
-    one, other = vllm_config(), vllm_config()
-    one.model_config.revision, other.model_config.revision = Resolved("main"), Resolved("main")
-    other.model_config.revision.resolved = "fedcba"
-    assert digest(one) != digest(other)
-
-
-class Resolved(str):
-    """A text with an attribute, like vLLM's resolved revision."""
-
-    resolved = "abcdef"
 
 
 # --- Counters

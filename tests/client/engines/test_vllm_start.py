@@ -1,0 +1,243 @@
+"""Tests the start of the scheduler's half: it shares nothing before the weights are known, and its log says so."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from fake_vllm_client import PAGE, request
+from fake_vllm_config import group, vllm_config
+from pagetier.client import Client
+from pagetier.client.engines.vllm.engine_log import log_rejected, route_logs
+from pagetier.client.engines.vllm.messages import StoreCommand
+from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.setup import ConnectorSettings, namespaces_of, open_scheduler
+from pagetier.client.reconnect import LinkEvent, LinkState
+from running_daemon import START_S, RunningDaemon, eventually
+from vllm_caches import TOKENS, heads_first
+from vllm_worker_world import ends, worker_of
+
+SHAPES = (PageShape("a layout", 4096),)
+GROUPS = SimpleNamespace(kv_cache_groups=[group(PAGE)])
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "pagetier"
+
+
+@pytest.fixture(autouse=True)
+def _started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the files of a test older than the engine."""
+    monkeypatch.setattr("pagetier.client.engines.vllm.setup.started_ns", lambda: 1 << 62)
+
+
+@pytest.fixture
+def daemon() -> Iterator[RunningDaemon]:
+    with RunningDaemon("1MiB", "4KiB") as running:
+        yield running
+
+
+def model(folder: Path, content: bytes = b"weights") -> Path:
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(content)
+    return folder
+
+
+def pending(name: Path | str, socket: Path, **settings: Any) -> PendingScheduler:
+    given = ConnectorSettings(socket=str(socket), disk_timeout=0, **settings)
+    return open_scheduler(vllm_config(str(name)), GROUPS, SHAPES, PAGE, given)
+
+
+def opened(name: Path | str, socket: Path, **settings: Any) -> SchedulerHalf:
+    half = pending(name, socket, **settings)
+    assert half.wait(20)
+    return half.open()
+
+
+def store(half: SchedulerHalf, client: Client) -> None:
+    keys = half._groups[0].keys(request().block_hashes)
+    assert client.store(keys, [b"x"] * len(keys)).stored
+
+
+@contextmanager
+def weights_being_read(cache_folder: Path) -> Iterator[None]:
+    """Takes the lock that another engine has while it reads weights."""
+    cache_folder.mkdir(parents=True)
+    with (cache_folder / "files.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_engines_with_copies_of_the_same_weights_share_pages(daemon: RunningDaemon, tmp_path: Path) -> None:
+    names = ("one", "copy", "other")
+    contents = (b"weights", b"weights", b"changed")
+    one, copy, other = (
+        opened(model(tmp_path / name, content), daemon.socket) for name, content in zip(names, contents, strict=True)
+    )
+    with daemon.client() as client:
+        store(one, client)
+    assert [half.matched(request(), 0) for half in (copy, other)] == [40, 0]
+    for half in (one, copy, other):
+        half.close()
+
+
+def test_nothing_is_shared_until_the_weights_are_known(
+    daemon: RunningDaemon, tmp_path: Path, cache_folder: Path
+) -> None:
+    weights = model(tmp_path / "model")
+    with weights_being_read(cache_folder):
+        half = pending(weights, daemon.socket)
+        assert not half.wait(0.3) and not half.ready
+    assert half.wait(20) and half.ready
+    late, other = half.open(), opened(weights, daemon.socket)
+    with daemon.client() as client:
+        store(late, client)
+    assert other.matched(request(), 0) == 40
+    late.close()
+    other.close()
+
+
+def test_a_reset_before_the_weights_are_known_hides_what_their_files_identify(
+    daemon: RunningDaemon, tmp_path: Path, cache_folder: Path
+) -> None:
+    weights = model(tmp_path / "model")
+    with weights_being_read(cache_folder):
+        half = pending(weights, daemon.socket)
+        half.renew()
+    assert half.wait(20)
+    changed, other = half.open(), opened(weights, daemon.socket)
+    with daemon.client() as client:
+        store(other, client)
+    assert changed.matched(request(), 0) == 0
+    changed.close()
+    other.close()
+
+
+def test_an_engine_that_ends_before_its_weights_are_known_releases_its_slot(
+    daemon: RunningDaemon, tmp_path: Path, cache_folder: Path
+) -> None:
+    with weights_being_read(cache_folder):
+        half = pending(model(tmp_path / "model"), daemon.socket)
+        assert eventually(lambda: len(daemon.slots()) == 1)
+        half.close()
+        assert eventually(lambda: not daemon.slots())
+
+
+def test_workers_store_in_the_namespaces_of_the_scheduler(daemon: RunningDaemon, tmp_path: Path) -> None:
+    """A worker gets the identity in a message, and the salt with each command."""
+    waiting = pending(weights := model(tmp_path / "model"), daemon.socket, salt="tenant")
+    assert waiting.wait(20)
+    half = waiting.open()
+    of_workers = namespaces_of(vllm_config(str(weights)), GROUPS, SHAPES, waiting.identity, "tenant")
+    assert of_workers == tuple(one.namespace for one in half._groups)
+    half.close()
+
+
+def test_a_worker_stores_in_the_namespaces_that_it_was_given(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        worker = worker_of(client, heads_first(), salt="tenant")
+        identified = msgspec.structs.replace(worker.rank_groups[0].namespace, revision="weights")
+        worker.use_namespaces([identified])
+        keys = identified.keys(range(TOKENS))
+        worker.store([StoreCommand("storing", 0, 0, keys.data, (1,), salt="tenant")])
+        ends(worker)
+        with client.match(keys) as match:
+            assert len(match) == 1
+        assert client.flush(identified)
+        assert len(client.match(keys)) == 0, "the page was recorded in another namespace"
+
+
+def test_weights_without_an_identity_are_private_and_one_line_says_so(
+    daemon: RunningDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = (opened("org/name", daemon.socket) for _ in range(2))
+    with daemon.client() as client:
+        store(one, client)
+    assert one.matched(request(), 0) == 40 and other.matched(request(), 0) == 0
+    lines = [line for line in caplog.messages if "shares no pages of org/name" in line]
+    assert len(lines) == 2 and '"weights"' in lines[0]
+    one.close()
+    other.close()
+
+
+def test_the_setting_identifies_weights(daemon: RunningDaemon) -> None:
+    one, same, other = (opened("org/name", daemon.socket, weights=text) for text in ("a", "a", "b"))
+    with daemon.client() as client:
+        store(one, client)
+    assert [half.matched(request(), 0) for half in (same, other)] == [40, 0]
+    for half in (one, same, other):
+        half.close()
+
+
+# --- The log
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "vllm.pagetier"]
+
+
+def waits_for(caplog: pytest.LogCaptureFixture, count: int) -> Callable[[], bool]:
+    return lambda: len(lines_of(caplog)) >= count
+
+
+def test_one_line_each_says_attached_lost_and_attached_again(
+    daemon: RunningDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        half = opened(model(tmp_path / "llama"), daemon.socket)
+        assert eventually(waits_for(caplog, 1))
+        daemon.kill()
+        assert eventually(waits_for(caplog, 2))
+        daemon.start()
+        assert eventually(waits_for(caplog, 3), START_S)
+        half.close()
+    attached, lost, again = lines_of(caplog)
+    described = re.escape(f'arena 0.000977 GiB, no disk, 1 group, pages of {PAGE} tokens (4 KiB), namespace "llama ')
+    place = re.escape(str(daemon.socket))
+    assert re.fullmatch(rf'pagetier attached to {place} in slot 0: {described}[0-9a-f]{{8}}"', attached)
+    assert lost.startswith("pagetier lost its daemon: ") and "until it is back" in lost
+    assert again == attached.replace("attached", "attached again")
+    assert not [record for record in caplog.records if record.name == "pagetier.client"]
+
+
+def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = opened(model(tmp_path / "model"), tmp_path / "none.sock")
+    (line,) = lines_of(caplog)
+    assert f"pagetier is not attached: {tmp_path / 'none.sock'}: No such file" in line
+    assert "pagetierd" in line and '"socket"' in line
+    half.close()
+
+
+def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for state in LinkState:
+            log_rejected(LinkEvent(state, "why"))
+    assert lines_of(caplog) == ["pagetier is not attached: why; nothing is cached until the daemon accepts this engine"]
+
+
+def test_records_of_pagetiers_own_loggers_reach_vllms_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = logging.getLogger("pagetier")
+    for name in ("handlers", "propagate", "level"):
+        monkeypatch.setattr(ours, name, [] if name == "handlers" else getattr(ours, name))
+    route_logs()
+    route_logs()
+    logging.getLogger("pagetier.client").warning("%d pages", 3)
+    assert caplog.messages == ["pagetier: 3 pages"]
+    assert len(ours.handlers) == 1
