@@ -150,7 +150,13 @@ class DiskOptions(Section, frozen=True, kw_only=True):
             "second",
         ),
     ] = "evict"
-    write_behind: Annotated[float, share_setting("Share of the arena that is written to disk ahead of eviction.")] = 0.1
+    write_behind: Annotated[
+        float,
+        share_setting(
+            "Least share of the arena that is written to disk ahead of eviction; more, up to a half, while engines store"
+            " faster."
+        ),
+    ] = 0.1
     store_timeout: Annotated[
         float, duration_setting("How long a store may wait for the disk before unwritten pages are evicted.")
     ] = 0.005

@@ -11,6 +11,7 @@ from typing import Final
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART, DiskOptions
 from pagetier.daemon.disk.status import Busy
+from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.disk.write_budget import Budget
@@ -40,6 +41,7 @@ class WriteBehind:
     """Decides which pages are written, and when. On the loop's thread only.
 
     Attributes:
+        stores: How much engines store.
         flush_all: All pages are to be written, by a flush to disk.
         refusal: The reason of the last page or sync that failed, until the next flush or worker; "" if there was none.
         device_bytes: Bytes that the workers of this daemon handed to the file system.
@@ -57,7 +59,9 @@ class WriteBehind:
         self._lost_drops = b""
         self._frame_bytes = header.frame_bytes
         self._batch = max(1, min(BATCH_BYTES // self._frame_bytes, header.frames // SMALLEST_PART))
-        self._clean_frames = max(1, int(header.frames * options.write_behind))
+        self._least_ahead = max(1, int(header.frames * options.write_behind))
+        self._most_ahead = max(self._least_ahead, header.frames // 2)
+        self.stores = StoreRate(self._frame_bytes)
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self._ready = False
         self._syncing = False
@@ -199,7 +203,12 @@ class WriteBehind:
     def _due(self) -> bool:
         if self.flush_all or self._options.write == "through":
             return True
-        return self._owner.frames_before_unwritten(self._clean_frames) < self._clean_frames
+        ahead = self._ahead()
+        return self._owner.frames_before_unwritten(ahead) + self.in_flight < ahead  # a page has one frame at least
+
+    def _ahead(self) -> int:
+        """Returns how many frames are to be free or written: as many as engines have just stored, within limits."""
+        return max(self._least_ahead, min(self.stores.frames, self._most_ahead))
 
     def _write_batch(self) -> bool:
         """Sends a batch. Returns False if there was nothing to write."""

@@ -174,6 +174,7 @@ class Service:
         point("service.reserved")
         if self.disk.budget.per_day:
             self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
+        self.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
         self._evictor.maybe_evict()
         self.disk.write_behind.write_due()
         point("service.checked")

@@ -58,6 +58,16 @@ def test_evict_writes_the_coldest_ahead_of_need() -> None:
         assert work.written >= 100
 
 
+def test_writing_ahead_follows_the_rate_of_stores() -> None:
+    """A share of a small arena is less than one prompt, so that pages left memory unwritten beside an idle disk."""
+    with DiskDaemon(15, "64MiB") as daemon, Engine(daemon) as engine:
+        for prompt in range(12):
+            engine.store(range(7 * prompt, 7 * prompt + 7))
+            wait_for_writes(daemon, 8)
+        assert daemon.snapshot().disk_work.lost == 0
+        assert engine.places(range(84))["nowhere"] == 0
+
+
 def test_through_writes_everything_soon() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store(range(8))

@@ -1,0 +1,49 @@
+"""Measures how much engines store, so that writing ahead keeps up with them in an arena of any size."""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Callable
+from typing import Final
+
+from pagetier.shm._core import ReserveOutcome
+
+_MEMORY_S: Final = 10.0  # long enough for a prompt to be published and for the disk to write as much
+
+_NOTHING: Final = 0.5  # frames
+
+
+class StoreRate:
+    """The frames that were granted to engines in the last seconds. Older ones count less, as e**(-seconds / 10).
+
+    A prompt counts in full at once: as much may be stored again before the disk has written a page.
+    """
+
+    def __init__(self, frame_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._frame_bytes = frame_bytes
+        self._clock = clock
+        self._level = 0.0
+        self._at = clock()
+
+    def note(self, outcomes: bytes, sizes: bytes) -> None:
+        """Records the outcome of a reservation. The pages that were granted count as large as the average one.
+
+        Args:
+            outcomes: The outcome of each page.
+            sizes: The size of each page, u64.
+        """
+        granted = outcomes.count(ReserveOutcome.GRANTED)
+        if granted:
+            frames = math.ceil(sum(array("Q", sizes)) * granted / (len(sizes) // 8) / self._frame_bytes)
+            self._level, self._at = self._now() + max(granted, frames), self._clock()
+
+    @property
+    def frames(self) -> int:
+        """The number of frames."""
+        level = self._now()
+        return math.ceil(level) if level >= _NOTHING else 0
+
+    def _now(self) -> float:
+        return self._level * math.exp((self._at - self._clock()) / _MEMORY_S)
