@@ -153,8 +153,8 @@ class DiskOptions(Section, frozen=True, kw_only=True):
     write_behind: Annotated[
         float,
         share_setting(
-            "Least share of the arena that is written to disk ahead of eviction; more, up to a half, while engines store"
-            " faster."
+            "Least share of the arena that is written to disk ahead of eviction; up to a half is, if engines store as"
+            " much."
         ),
     ] = 0.1
     store_timeout: Annotated[
