@@ -41,10 +41,11 @@ class Engine:
             }
         )
 
-    def generate(self, prompts: list[list[int]], tokens: int = 8) -> dict[str, Any]:
+    def generate(self, prompts: list[list[int]], tokens: int = 8, salt: str = "") -> dict[str, Any]:
         """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens."""
         before = self._external()
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        salted = {"cache_salt": salt} if salt else {}
+        asked = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
         outputs = self._llm.generate(asked, _greedy(tokens, 3), use_tqdm=False)
         answers = [
             {

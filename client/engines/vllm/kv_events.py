@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,7 +24,9 @@ class Announcement(msgspec.Struct, frozen=True):
         parent: The hash before the first page, or None.
         hashes: The hash of each page.
         tokens: The tokens of each page.
+        extra_keys: What vLLM hashed of each page besides the tokens: images, the salt of a tenant; None for nothing.
         lora: The request's LoRARequest, or None.
+        of_group: The fields that are the same for all pages of the group.
     """
 
     group: int
@@ -32,14 +34,17 @@ class Announcement(msgspec.Struct, frozen=True):
     parent: bytes | None
     hashes: tuple[bytes, ...]
     tokens: tuple[tuple[int, ...], ...]
+    extra_keys: tuple[tuple[Any, ...] | None, ...]
     lora: Any
+    of_group: Mapping[str, Any]
 
     def events(self, stored: Sequence[bool]) -> list[Any]:
         """Returns one event for each page that is stored."""
         from vllm.distributed.kv_events import BlockStored
         from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash as external
 
-        known = {field.name for field in msgspec.structs.fields(BlockStored)}
+        known = {field.name for field in msgspec.structs.fields(BlockStored)}  # it depends on vLLM's version
+        of_group = {"group_idx": self.group, "locality": "LOCAL", **self.of_group}
         parents = (self.parent, *self.hashes)
         return [
             BlockStored(
@@ -50,7 +55,8 @@ class Announcement(msgspec.Struct, frozen=True):
                 lora_id=self.lora.adapter_id if self.lora else None,
                 medium=MEDIUM,
                 lora_name=self.lora.name if self.lora else None,
-                **({"group_idx": self.group} if "group_idx" in known else {}),
+                **({"extra_keys": [keys]} if (keys := self.extra_keys[at]) and "extra_keys" in known else {}),
+                **{name: value for name, value in of_group.items() if name in known},
             )
             for at in range(len(self.hashes))
             if stored[at]
@@ -58,9 +64,14 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class Announcer:
-    """Keeps announced store commands until all workers have reported their results."""
+    """Keeps announced store commands until all workers have reported their results.
 
-    def __init__(self) -> None:
+    Args:
+        specs: vLLM's KVCacheSpec of each group.
+    """
+
+    def __init__(self, specs: Iterable[Any]) -> None:
+        self._of_groups = [fields_of_group(spec) for spec in specs]
         self._numbers = itertools.count(1)
         self._planned: dict[int, Announcement] = {}
         self._reported: dict[int, list[bytes]] = {}
@@ -69,7 +80,7 @@ class Announcer:
     def add(self, command: StoreCommand, tracked: Tracked) -> StoreCommand:
         """Returns the same command with a number, under which workers report its result."""
         number = next(self._numbers)
-        self._planned[number] = _announcement(command, tracked)
+        self._planned[number] = _announcement(command, tracked, self._of_groups[command.group])
         return replace(command, number=number)
 
     def report(self, results: Mapping[int, Sequence[bytes]], workers: int) -> None:
@@ -93,7 +104,31 @@ class Announcer:
         return events
 
 
-def _announcement(command: StoreCommand, tracked: Tracked) -> Announcement:
+def fields_of_group(spec: Any) -> dict[str, Any]:
+    """Returns the fields by which routers tell groups apart: the kind of state and its window. Empty for old versions.
+
+    Without them routers drop the blocks of all groups but the first.
+    """
+    from vllm.v1 import kv_cache_interface as interface
+
+    if not hasattr(interface, "get_kv_cache_spec_kind"):
+        return {}
+    return {
+        "kv_cache_spec_kind": interface.get_kv_cache_spec_kind(spec).value,
+        "kv_cache_spec_sliding_window": interface.get_kv_cache_spec_sliding_window(spec),
+    }
+
+
+def _extra_keys(request: Any, begins: int, ends: int) -> tuple[Any, ...] | None:
+    """Returns what vLLM hashes of these tokens besides their IDs, in the form that vLLM publishes."""
+    from vllm.v1.core import kv_cache_utils
+
+    keys, _ = kv_cache_utils.generate_block_hash_extra_keys(request, begins, ends, 0)
+    published = getattr(kv_cache_utils, "to_event_extra_keys", list)([keys])
+    return published[0] if published else None
+
+
+def _announcement(command: StoreCommand, tracked: Tracked, of_group: Mapping[str, Any]) -> Announcement:
     group, request = tracked.groups[command.group], tracked.request
     tokens, last = group.kind.page_tokens, command.first + len(command.blocks)
     hashes = request.block_hashes[group.hashes - 1 : last * group.hashes : group.hashes]
@@ -104,5 +139,7 @@ def _announcement(command: StoreCommand, tracked: Tracked) -> Announcement:
         hashes[command.first - 1] if command.first else None,
         tuple(hashes[command.first :]),
         tuple(tuple(request.all_token_ids[page * tokens : (page + 1) * tokens]) for page in pages),
+        tuple(_extra_keys(request, page * tokens, (page + 1) * tokens) for page in pages),
         getattr(request, "lora_request", None),
+        of_group,
     )

@@ -181,7 +181,7 @@ def open_scheduler(
         paged = _paged_groups(config, groups, namespaces, hash_tokens)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
-        return SchedulerHalf(client, paged, settings.disk_timeout, _announcer(config), private)
+        return SchedulerHalf(client, paged, settings.disk_timeout, _announcer(config, groups), private)
 
     return PendingScheduler(weights, client, opened)
 
@@ -211,11 +211,11 @@ def _paged_groups(config: Any, groups: Any, namespaces: Sequence[Namespace], has
     ]
 
 
-def _announcer(config: Any) -> Announcer | None:
+def _announcer(config: Any, groups: Any) -> Announcer | None:
     """Returns an announcer if KV cache events are enabled."""
     events = getattr(config, "kv_events_config", None)
     wanted = events is not None and events.enable_kv_cache_events and config.kv_transfer_config.is_kv_producer
-    return Announcer() if wanted else None
+    return Announcer(group.kv_cache_spec for group in groups.kv_cache_groups) if wanted else None
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
