@@ -26,6 +26,14 @@ PAGE = PageShape("as long as a key", 32)
 _ANSWER = 0  # every sampled token
 
 
+def open_half(connector: Any, *shapes: ShapesMetadata) -> None:
+    """Gives a connector the shapes of its ranks, and waits until the weights are identified on a busy machine, too."""
+    connector.set_xfer_handshake_metadata(dict(enumerate(shapes)))
+    if connector._pending is not None:
+        assert connector._pending.wait(30)
+        connector._open_if_identified()
+
+
 class HarnessedEngine:
     """An engine with a real scheduler and a simulated worker.
 
@@ -70,7 +78,7 @@ class HarnessedEngine:
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
         count = len(groups.kv_cache_groups) if groups is not None else 1
-        self.connector.set_xfer_handshake_metadata({0: ShapesMetadata((PAGE,) * count)})
+        open_half(self.connector, ShapesMetadata((PAGE,) * count))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
         self.groups: tuple[PagedGroup, ...] = self.half._groups

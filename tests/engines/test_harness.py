@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from daemon_with_disk import push_out, running_with_disk, stopped_worker
-from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine
+from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from running_daemon import RunningDaemon, eventually
@@ -215,9 +215,9 @@ def test_nothing_is_cached_if_a_rank_cannot_cache(daemon: RunningDaemon, client:
     connector._scheduler.close()
     connector._scheduler, shapes = None, ShapesMetadata((PAGE,))
     connector._config.parallel_config.tensor_parallel_size = 2
-    connector.set_xfer_handshake_metadata({(0, 0): shapes})
+    open_half(connector, shapes)
     assert connector._scheduler is None
-    connector.set_xfer_handshake_metadata({(0, 0): shapes, (0, 1): shapes})
+    open_half(connector, shapes, shapes)
     assert connector._scheduler is not None
     connector._scheduler.close()
 

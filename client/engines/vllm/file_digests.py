@@ -123,10 +123,18 @@ class FileDigests:
                 os.close(descriptor)
 
 
+def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Returns the user's cache folder, as the hub's libraries find it; without a home a path that cannot exist."""
+    given = Path(environment.get("XDG_CACHE_HOME", ""))
+    try:
+        return given if given.is_absolute() else Path("~/.cache").expanduser()
+    except RuntimeError:
+        return Path(os.devnull)
+
+
 def user_memory(environment: Mapping[str, str] = os.environ) -> Path:
     """Returns the file that remembers digests for this user."""
-    given = Path(environment.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "pagetier" / "files.json"
+    return user_cache(environment) / "pagetier" / "files.json"
 
 
 def blob_name(file: Path) -> str | None:

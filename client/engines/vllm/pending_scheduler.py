@@ -114,5 +114,5 @@ class PendingScheduler:
         self._reset = True
 
     def close(self) -> None:
-        """Closes the client. The thread goes on until it has read the weights, or the process ends."""
+        """Closes the client. The thread reads until it has all of the weights, or the process ends."""
         self._client.close()

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.vllm.file_digests import FileDigests, blob_name, is_blob
+from pagetier.client.engines.vllm.file_digests import FileDigests, blob_name, is_blob, user_cache
 
 _START_FIELD: Final = 19  # starttime of proc_pid_stat(5), counted after the name of the program
 _COMMIT: Final = re.compile("[0-9a-f]{40,64}")
@@ -180,7 +180,7 @@ def _commit_of_path(path: Path) -> str:
 
 def _snapshot(config: Any) -> Path | None:
     """Returns the folder of a model of the hub in the hub's cache, None if it is elsewhere."""
-    model, home = config.model_config, os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    model, home = config.model_config, os.environ.get("HF_HOME") or user_cache() / "huggingface"
     cache = getattr(config.load_config, "download_dir", None) or os.environ.get("HF_HUB_CACHE") or Path(home, "hub")
     snapshots = Path(cache, "models--" + str(model.model).replace("/", "--"), "snapshots")
     commit = _commit_of_hub(model)

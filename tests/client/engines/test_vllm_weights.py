@@ -306,6 +306,19 @@ def test_the_memory_is_in_the_users_cache_folder() -> None:
     assert user_memory({}) == user_memory({"XDG_CACHE_HOME": "relative"}) == fallback
 
 
+def test_a_user_without_a_home_has_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    folder = plain(tmp_path / "one")
+    assert identity_of(folder, user_memory({})) == identity_of(folder, tmp_path / "files.json")
+    with pytest.raises(UnidentifiedError):
+        identity_of("org/name", user_memory({}))
+
+
+def no_entry(user: int) -> None:
+    raise KeyError(user)
+
+
 def test_people_see_the_name_of_the_hub(tmp_path: Path) -> None:
     assert source_of(config_of("org/name"), "", 0).title == "org/name"
     assert source_of(config_of(cached(tmp_path)), "", 0).title == "org/name"
