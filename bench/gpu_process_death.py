@@ -1,13 +1,10 @@
 """Measures how long a dead process's GPU writes to shared memory after its pidfd fired; store.quarantine must cover it.
 
-A child pins a piece of shared memory, gives its GPU seconds of copies into it, and is killed. Without a GPU the result
-says that nothing was measured.
+A child pins a piece of shared memory, gives its GPU seconds of copies into it, and is killed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
 import os
 import select
@@ -16,85 +13,92 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from gpu_command import main
 from measure import Result, at_most
-from results_file import row_of, save, show
 
-RESULTS = Path(__file__).parent / "results" / "gpu_death.json"
 MIB = 1 << 20
-PIECE, PIECES = 64 * MIB, 8
-QUEUED = 2000  # copies: about two seconds of a PCIe 5 link
-WATCH_S = 3.0
-ROUNDS = 5
+PIECES = 8
+SOURCES = 8
 
 
-def child(path: str) -> None:
+class Scale(msgspec.Struct, frozen=True):
+    """The amount of work. The defaults are about two seconds of a PCIe 5 link for each death."""
+
+    device: str = "cuda:0"
+    piece: int = 64 * MIB
+    queued: int = 2000  # copies
+    watch_s: float = 3.0
+    rounds: int = 5
+
+
+def child(path: str, scale: Scale) -> None:
     """Gives the GPU more work than it can finish before this process is killed."""
-    from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
-
     with Path(path).open("r+b") as file:
         memory: Any = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
-    cuda_registrar("cuda:0").register(memory.data_ptr(), len(memory))
-    sources = [torch.full((PIECE,), value, dtype=torch.uint8, device="cuda:0") for value in range(1, 9)]
-    torch.cuda.synchronize()
-    for number in range(QUEUED):
-        at = number % PIECES * PIECE
-        memory[at : at + PIECE].copy_(sources[number // PIECES % len(sources)], non_blocking=True)
-        if number == 8:
+    _pin(memory, scale.device)
+    sources = [
+        torch.full((scale.piece,), value, dtype=torch.uint8, device=scale.device) for value in range(1, SOURCES + 1)
+    ]
+    for number in range(scale.queued):
+        at = number % PIECES * scale.piece
+        memory[at : at + scale.piece].copy_(sources[number // PIECES % len(sources)], non_blocking=True)
+        if number == PIECES:
             print("writing", flush=True)
     time.sleep(60)
 
 
-def last_write_after_death() -> float:
+def _pin(memory: Any, device: str) -> None:
+    if device != "cpu":
+        from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
+
+        cuda_registrar(device).register(memory.data_ptr(), len(memory))
+
+
+def last_write_after_death(scale: Scale) -> float:
     """Returns the seconds from the pidfd's firing to the last change that was seen; 0 if there was none."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.truncate(PIECE * PIECES)
+        file.truncate(scale.piece * PIECES)
         memory = mmap.mmap(file.fileno(), 0)
-        process = subprocess.Popen([sys.executable, __file__, "--child", file.name], stdout=subprocess.PIPE)
+        command = [sys.executable, __file__, "--child", file.name, msgspec.json.encode(scale).decode()]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        process.stdout.readline()
+        if process.stdout.readline() != b"writing\n":
+            raise SystemExit("the process that should be killed has failed")
         pidfd = os.pidfd_open(process.pid)
         process.send_signal(signal.SIGKILL)
         select.select([pidfd], [], [])
-        seconds = _last_change(memory, time.monotonic())
+        seconds = _last_change(memory, time.monotonic(), scale)
         os.close(pidfd)
         process.communicate()
     return seconds
 
 
-def _last_change(memory: mmap.mmap, died: float) -> float:
-    places = range(0, PIECE * PIECES, MIB)
+def _last_change(memory: mmap.mmap, died: float, scale: Scale) -> float:
+    places = range(0, scale.piece * PIECES, MIB)
     seen, changed = [memory[at] for at in places], 0.0
-    while (now := time.monotonic()) < died + WATCH_S:
+    while (now := time.monotonic()) < died + scale.watch_s:
         current = [memory[at] for at in places]
         if current != seen:
             seen, changed = current, now - died
     return changed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--child", metavar="PATH", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        child(options.child)
-        return
-    record: dict[str, Any] = {"measured": False, "reason": "no GPU on this machine"}
-    if torch.cuda.is_available():
-        longest = max(last_write_after_death() for _ in range(ROUNDS))
-        result = Result("gpu_writes_after_death_s", longest, "s", f"the longest of {ROUNDS} deaths", at_most(0.25))
-        record = {"measured": True, "device": torch.cuda.get_device_name(0), "results": [row_of(result)]}
-    save(record, RESULTS)
-    if options.json:
-        print(json.dumps(record))
-    else:
-        show(record)
+def measured(scale: Scale) -> Iterator[Result]:
+    """Measures some deaths."""
+    longest = max(last_write_after_death(scale) for _ in range(scale.rounds))
+    yield Result("gpu_writes_after_death_s", longest, "s", f"the longest of {scale.rounds} deaths", at_most(0.25))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], msgspec.json.decode(sys.argv[3], type=Scale))
+    else:
+        short = Scale("cpu", MIB, watch_s=0.2, rounds=1)
+        main(__doc__, lambda: measured(Scale()), lambda: measured(short))

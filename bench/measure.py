@@ -27,6 +27,12 @@ class Goal(msgspec.Struct, frozen=True):
         """Returns whether the value meets the bound."""
         return {"<=": value <= self.bound, ">=": value >= self.bound}.get(self.sign, True)
 
+    def verdict(self, value: float) -> str:
+        """Returns "goal met" or by how much the value misses the bound; "" if there is no bound."""
+        if not self.sign:
+            return ""
+        return "goal met" if self.met(value) else f"goal missed by {abs(value - self.bound):.3g}"
+
     def __str__(self) -> str:
         return f"{self.sign} {self.bound:g}" if self.sign else "reported"
 
@@ -91,13 +97,20 @@ def main(title: str, measure: Callable[[], Iterable[Result]]) -> None:
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="one object per line")
     if parser.parse_args().json:
-        for result in measure():
-            print(json.dumps(msgspec.to_builtins(result) | {"goal": str(result.goal)}), flush=True)
+        print_lines(measure())
     else:
-        _print_table(title, measure())
+        print_table(title, measure())
 
 
-def _print_table(title: str, results: Iterable[Result]) -> None:
+def print_lines(results: Iterable[Result]) -> None:
+    """Prints one JSON object a line, each as soon as it is measured."""
+    for result in results:
+        rest = {"goal": str(result.goal), "verdict": result.goal.verdict(result.value)}
+        print(json.dumps(msgspec.to_builtins(result) | rest), flush=True)
+
+
+def print_table(title: str, results: Iterable[Result]) -> None:
+    """Prints the results as a table when all of them are measured."""
     table = Table("name", "value", "unit", "goal", "", "against", title=f"{title}\n{machine()}")
     console = Console()
     with console.status("measuring"):
