@@ -34,6 +34,9 @@ help:
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
+	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
+	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
+	@echo "make gpu-rehearsal  the same steps without a GPU, in a Python that has nothing but torch and Triton"
 	@echo "make man     generate the manual pages and docs/configuration.md from the code"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
 	@echo "make clean   remove all build products except $(VENV)"
@@ -178,6 +181,19 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_process_death.py
+	@$(BIN)/python bench/gpu_engine.py
+
+# Without the virtual environment: a machine with a GPU has a Python with torch, and downloads nothing.
+.PHONY: gpu gpu-bundle gpu-rehearsal
+gpu:
+	@PYTHONPATH=bench $(or $(PYTHON),python3) -m gpu_examination $(if $(RESULTS),--results $(RESULTS))
+
+gpu-bundle: $(VENV)/.made
+	@$(BIN)/python bench/gpu_examination/bundle.py build/gpu-bundle
+
+gpu-rehearsal: venv $(VENV)/.demo $(VENV)/.kernels
+	@echo "== the GPU examination without a GPU"
+	@$(BIN)/pytest -n 0 tests/bench/test_gpu_rehearsal.py tests/bench/test_gpu_examination.py
 
 .PHONY: compare
 compare: venv

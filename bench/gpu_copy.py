@@ -9,17 +9,17 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from itertools import cycle, product
+from itertools import product
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import torch
 
+from background_copies import copying
 from gpu_command import main
 from measure import REPORTED, Goal, Result, at_least, at_most
 from pagetier.client.cli.calibrate.measure import (
@@ -200,42 +200,6 @@ class Product:
         if self._out.is_cuda:  # waits for this stream only
             torch.cuda.current_stream(self._out.device).synchronize()
         return time.perf_counter() - began
-
-
-@contextmanager
-def copying(work: CopyBatch) -> Iterator[None]:
-    """Copies continuously on a thread of its own, from the end of the first copy until the block ends."""
-    begun, over = threading.Event(), threading.Event()
-    failures: list[Exception] = []
-
-    def run() -> None:
-        try:
-            _copy_until(work, begun, over)
-        except (RuntimeError, ValueError) as error:
-            failures.append(error)
-        begun.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    begun.wait()
-    yield
-    over.set()
-    thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _copy_until(work: CopyBatch, begun: threading.Event, over: threading.Event) -> None:
-    events: deque[Event] = deque()
-    for copy in cycle(work.copies):
-        if over.is_set():
-            break
-        work.stream.enqueue(copy)
-        events.append(work.stream.record())
-        if len(events) > 3 and events.popleft().wait(60):
-            begun.set()
-    for event in events:
-        event.wait(60)
 
 
 # --- layer by layer -------------------------------------------------------------------------------------------

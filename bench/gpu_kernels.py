@@ -157,5 +157,5 @@ def _wait(tensor: Any) -> None:
 
 
 if __name__ == "__main__":
-    small = Scale("cpu", 32 * KIB, 16 * KIB, (2 * KIB,), (32 * KIB,), programs=(4,), rounds=1)
+    small = Scale("cpu", 32 * KIB, 16 * KIB, (16 * KIB,), (32 * KIB,), programs=(4,), rounds=1)
     main(__doc__, lambda: measure(Scale()), lambda: measure(small))

@@ -103,7 +103,7 @@ def main(title: str, measure: Callable[[], Iterable[Result]]) -> None:
 
 
 def print_lines(results: Iterable[Result]) -> None:
-    """Prints one JSON object a line, each as soon as it is measured."""
+    """Prints one JSON object a line, each when it has been measured."""
     for result in results:
         rest = {"goal": str(result.goal), "verdict": result.goal.verdict(result.value)}
         print(json.dumps(msgspec.to_builtins(result) | rest), flush=True)

@@ -1,7 +1,8 @@
 """A simulated GPU for rehearsals: the CUDA device over a simulated driver, with memory of the host.
 
-The kernels run in Triton's interpreter, which takes 20 ms for 16 KiB, so pages are small. This needs tests/harness on
-the import path, and TRITON_INTERPRET=1 in the environment. As a command it runs `pagetier` with that GPU.
+The kernels run in Triton's interpreter, which takes 20 ms for a layer of a page, so pages are few and small. This needs
+tests/harness on the import path, and TRITON_INTERPRET=1 in the environment. As a command it runs `pagetier` with that
+GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pagetier.kernels.gpu.cuda_driver import Driver
 
 KIB = 1 << 10
 PAGE, FRAME = 32 * KIB, 16 * KIB
-RUNS = (2 * KIB, 16 * KIB)
+RUNS = (8 * KIB, 16 * KIB)
 
 
 class HostMemoryDevice(CudaDevice):

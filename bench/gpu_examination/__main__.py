@@ -1,7 +1,7 @@
 """Everything that needs a GPU in one command, in at most 9 minutes on an H100: `make gpu`.
 
 The machine needs Python 3.12, torch with Triton, and a C compiler. What else is missing comes from the folder that
-`make gpu-bundle` made; nothing is downloaded. Each result is written as soon as it is there. This program and those
+`make gpu-bundle` made; nothing is downloaded. Each result is written at once. This program and those
 that it imports use the standard library only.
 """
 

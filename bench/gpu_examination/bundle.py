@@ -17,7 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 60 << 20
 TOOLS = ("hypothesis", "pytest", "pytest-xdist", "setuptools", "wheel")
-FITS = re.compile(r"-(?:cp312-cp312|cp3(?:[2-9]|1[012])-abi3|(?:py2\.)?py3-none)-(?:any|[\w.]*manylinux[\w.]*_x86_64)\.whl$")
+FITS = re.compile(
+    r"-(?:cp312-cp312|cp3(?:[2-9]|1[012])-abi3|(?:py2\.)?py3-none)-(?:any|[\w.]*manylinux[\w.]*_x86_64)\.whl$"
+)
 HEADER = """\
 # Installed by: pip install --no-index --find-links THIS_FOLDER --requirement THIS_FILE
 # `make gpu` installs only what is missing, into a folder of its own.

@@ -36,6 +36,15 @@ def _pip(bundle: Path, *arguments: str) -> str:
     return subprocess.run([*command, *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
+def main() -> int:
+    """Installs, prints what was installed, and returns the exit code."""
+    try:
+        for package in install(Path(sys.argv[1]), Path(sys.argv[2])):
+            print(json.dumps({"name": "installed", "value": package}), flush=True)
+    except subprocess.CalledProcessError as error:  # pip has said why
+        return int(error.returncode)
+    return 0
+
+
 if __name__ == "__main__":
-    for package in install(Path(sys.argv[1]), Path(sys.argv[2])):
-        print(json.dumps({"name": "installed", "value": package}), flush=True)
+    sys.exit(main())

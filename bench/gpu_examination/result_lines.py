@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 
 class ResultLines:
     """Prints a line for each test, and one for each error in its set-up or tear-down."""
@@ -19,12 +21,13 @@ class ResultLines:
             line["outcome"] = f"{report.outcome} in {report.when}"
             if report.failed:
                 line["why"] = str(report.longrepr)[-2000:]
-            self._terminal.ensure_newline()
-            self._terminal.write_line(json.dumps(line))
+            # The line before it ends with a character for each test that has just ended.
+            self._terminal.write(f"\n{json.dumps(line)}\n", flush=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: Any) -> None:
-    """Registers the plugin in the process that reports, not in its workers."""
+    """Registers the plugin after the terminal, which the workers of xdist lack."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         config.pluginmanager.register(ResultLines(terminal))

@@ -1,4 +1,4 @@
-"""Runs the steps one after the other and writes each result as soon as it is there."""
+"""Runs the steps one after the other and writes each result at once."""
 
 from __future__ import annotations
 
@@ -116,13 +116,14 @@ def _run(step: Step, results: ResultsFile, log: IO[bytes], environment: Mapping[
 
 def _read(step: str, stdout: IO[bytes], results: ResultsFile, log: IO[bytes]) -> None:
     """Copies lines that are JSON objects to the results and all others to the log."""
-    for line in stdout:
-        found = _object(line)
-        if found is None:
-            log.write(line)
-            log.flush()
-        else:
-            results.add(step, found)
+    with stdout:
+        for line in stdout:
+            found = _object(line)
+            if found is None:
+                log.write(line)
+                log.flush()
+            else:
+                results.add(step, found)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

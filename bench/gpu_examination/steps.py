@@ -9,11 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "bench"
 PYTEST = (
-    *("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "gpu_examination.result_lines"),
+    *("-m", "pytest", "-m", "gpu", "-q", "-p", "gpu_examination.result_lines"),
     *("-W", "default::UserWarning"),  # torch and CUDA of another version may warn of things that are no failures
 )
 # Each file has a process of its own: an error that ends one process's use of the GPU leaves the other files alone.
-PARALLEL = ("-p", "xdist.plugin", "-n", "4", "--dist", "loadfile")
+PARALLEL = ("-p", "xdist.plugin", "-n", "4", "--dist", "loadfile", "-k", "not compute_sanitizer")
 SANITIZER = "compute-sanitizer"
 # One launch of each kernel for each width of its accesses, and one copy through each path.
 ONE_OF_EACH = (
@@ -82,7 +82,7 @@ def _rehearsed(step: Step) -> Step:
     if step.name == "calibrate":
         step = replace(step, command=(sys.executable, f"{BENCH}/simulated_gpu.py", *step.command[3:]))
     if step.name == "tests":
-        step = replace(step, command=tuple("2" if word == "4" else word for word in step.command))
+        step = replace(step, command=tuple("1" if word == "4" else word for word in step.command))
     interpreted = {"TRITON_INTERPRET": "1"} if step.name in ("copy", "calibrate", "kernels") else {}
     return replace(step, seconds=4 * step.seconds, environment=step.environment | interpreted)
 

@@ -31,6 +31,8 @@ class Engine:
         shape = (LAYERS, BLOCKS, 2, BLOCK, HEADS, DIM)
         self.tensors: Any = np.random.default_rng(7).integers(0, 2**15, shape, np.int16)
         if copies == "gpu":
+            if not torch.cuda.is_available():
+                pytest.skip("there is no GPU")
             self.tensors = torch.from_numpy(self.tensors).cuda()
         options = {"model": os.urandom(8).hex(), "page_tokens": PAGE, "layout": "flashinfer"} | options
         register: Any = client.register

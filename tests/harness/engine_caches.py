@@ -28,6 +28,7 @@ class Shape(msgspec.Struct, frozen=True):
     width: int
     dtype: Any
     shift: int = 0
+    device: str = "cpu"
 
 
 class EngineCache(msgspec.Struct, frozen=True, eq=False):
@@ -56,19 +57,19 @@ Build = Callable[[Shape], EngineCache]
 class _Memory:
     """Allocates tensors with random bytes, each between guard zones of its own."""
 
-    def __init__(self, shift: int = 0) -> None:
+    def __init__(self, device: str, shift: int = 0) -> None:
         self.all: list[Any] = []
-        self._shift = shift
+        self._device, self._shift = device, shift
 
     def tensor(self, shape: Sequence[int], dtype: Any) -> Any:
         begin = GUARD + self._shift * dtype.itemsize
         nbytes = prod(shape) * dtype.itemsize
-        self.all.append(torch.randint(0, 256, (begin + nbytes + GUARD,), dtype=torch.uint8))
+        self.all.append(torch.randint(0, 256, (begin + nbytes + GUARD,), dtype=torch.uint8, device=self._device))
         return self.all[-1][begin : begin + nbytes].view(dtype).view(*shape)
 
 
 def _vllm(order: str, shape: Shape, kinds: int = 2) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     sizes = {"L": shape.layers, "B": shape.blocks, "H": shape.heads, "N": shape.tokens, "C": kinds * shape.width}
     whole = memory.tensor([sizes[axis] for axis in order], shape.dtype).permute([order.index(a) for a in "LBHNC"])
     tensors = list(whole)
@@ -88,7 +89,7 @@ def _in_memory(memory: _Memory, shape: Sequence[int], dtype: Any, swapped: tuple
 
 
 def _kv(make: Callable[[Sequence[Any]], CacheLayout], axis: int, swapped: bool, shape: Shape) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     sizes = [shape.blocks, shape.tokens, shape.heads, shape.width]
     sizes.insert(axis, 2)
     swap = (2, 3) if swapped else None
@@ -97,7 +98,7 @@ def _kv(make: Callable[[Sequence[Any]], CacheLayout], axis: int, swapped: bool, 
 
 
 def _token_slots(shape: Shape) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     tensor = memory.tensor((shape.layers, shape.blocks, 2 * shape.heads, shape.width), shape.dtype)
     k, v = tensor[:, :, : shape.heads], tensor[:, :, shape.heads :]
     planes = [[k[layer].unsqueeze(1), v[layer].unsqueeze(1)] for layer in range(shape.layers)]
@@ -105,7 +106,7 @@ def _token_slots(shape: Shape) -> EngineCache:
 
 
 def _separate_slots(shape: Shape) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     sizes = (shape.blocks, shape.heads, shape.width)
     keys, values = ([memory.tensor(sizes, shape.dtype) for _ in range(shape.layers)] for _ in range(2))
     planes = [[k.unsqueeze(1), v.unsqueeze(1)] for k, v in zip(keys, values, strict=True)]
@@ -114,7 +115,7 @@ def _separate_slots(shape: Shape) -> EngineCache:
 
 def _separate_blocks(shape: Shape) -> EngineCache:
     """Returns a cache whose V is wider than its K."""
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     sizes = (shape.blocks, shape.tokens, shape.heads)
     keys, values = (
         [memory.tensor((*sizes, shape.width + more), shape.dtype) for _ in range(shape.layers)] for more in (0, 2)
@@ -124,7 +125,7 @@ def _separate_blocks(shape: Shape) -> EngineCache:
 
 
 def _latents(shape: Shape) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     tensors = [memory.tensor((shape.blocks, shape.tokens, 576), shape.dtype) for _ in range(shape.layers)]
     return EngineCache(memory.all, [[tensor.unsqueeze(2)] for tensor in tensors], engine_layouts.latents(tensors))
 
@@ -136,7 +137,7 @@ def _latent_slots(shape: Shape) -> EngineCache:
 def _scaled(cache: Build, scale: Any, shape: Shape) -> EngineCache:
     """Returns an int8 cache with a scale for each head and token."""
     its = cache(msgspec.structs.replace(shape, dtype=torch.int8))
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     sizes = (shape.blocks, its.layout.block_tokens, shape.heads)
     keys, values = ([memory.tensor(sizes, scale) for _ in range(shape.layers)] for _ in range(2))
     planes = [[*ours, k.unsqueeze(3), v.unsqueeze(3)] for ours, k, v in zip(its.planes, keys, values, strict=True)]
@@ -149,7 +150,7 @@ def _opaque(states: list[list[Any]], memory: _Memory) -> EngineCache:
 
 
 def _states(shape: Shape) -> EngineCache:
-    memory = _Memory(shape.shift)
+    memory = _Memory(shape.device, shape.shift)
     kinds = [((shape.heads, 3), torch.float32), ((5,), torch.bfloat16), ((), torch.int8), ((2, 1, 3), torch.int16)]
     return _opaque(
         [[memory.tensor((shape.blocks, *sizes), dtype) for sizes, dtype in kinds] for _ in range(shape.layers)], memory
@@ -158,7 +159,7 @@ def _states(shape: Shape) -> EngineCache:
 
 def _states_of_a_block(shape: Shape) -> EngineCache:
     """Returns states of all layers side by side in each block, as in a hybrid model, with unused bytes between them."""
-    memory = _Memory()
+    memory = _Memory(shape.device)
     kinds = [((shape.heads, 4), torch.float32), ((6,), torch.float16)]
     widths = [prod(sizes) * dtype.itemsize for sizes, dtype in kinds] * shape.layers
     begins = [0]
@@ -207,7 +208,7 @@ def hybrid(blocks: int, other: Shape, dtype: Any) -> tuple[EngineCache, EngineCa
 
     Each block belongs to one of them at a time. Layers are outermost, because a layer of each group shares a tensor.
     """
-    memory = _Memory(other.shift)
+    memory = _Memory(other.device, other.shift)
     row = 2 * other.width
     raw = [memory.tensor((blocks, other.heads, other.tokens, row), dtype) for _ in range(other.layers)]
     kv = [[t.transpose(1, 2)[..., : other.width], t.transpose(1, 2)[..., other.width :]] for t in raw]

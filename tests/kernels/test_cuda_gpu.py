@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
 from threading import Event, Thread
 from typing import Any
 
@@ -17,10 +16,10 @@ from hypothesis import given, settings
 
 from copy_case_memory import Placed
 from copy_cases import Case, Stored, case_of, cases
-from fake_cuda import in_thread
+from gpu_copies import begun, device_of, registered, stream_of
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent, CudaStream
+from pagetier.kernels.gpu.cuda import CudaDevice
 from pagetier.kernels.layout.slot_map import slot_map
 
 pytestmark = [
@@ -58,40 +57,8 @@ class OnGpu:
     @contextmanager
     def registered(self) -> Iterator[None]:
         """Pins the arena during the copy."""
-        address, cudart = self.host.arena.ctypes.data, torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostRegister(address, self.host.arena.nbytes, 0))
-        try:
+        with registered(self.host.arena.ctypes.data, self.host.arena.nbytes):
             yield
-        finally:
-            torch.cuda.synchronize()
-            torch.cuda.check_error(cudart.cudaHostUnregister(address))
-
-
-@cache
-def device_of(way: Any = "auto", pinned: bool = True, staging: int = 1 << 25) -> CudaDevice:
-    return CudaDevice(0, CopySettings(path=way, staging=staging), lambda _: pinned)
-
-
-@cache
-def stream_of(device: CudaDevice, direction: Direction) -> CudaStream:
-    """Returns one device for all tests, because streams are never freed; threads use it one after another."""
-    stream: CudaStream = in_thread(partial(device.stream, direction))
-    return stream
-
-
-def begun(device: CudaDevice, copies: list[Copy], after: Any = None) -> CudaEvent:
-    """Enqueues copies in a thread, and returns the event behind them."""
-    stream = stream_of(device, copies[0].direction)
-
-    def enqueue() -> CudaEvent:
-        if after is not None:
-            stream.after(after)
-        for copy in copies:
-            stream.enqueue(copy)
-        return stream.record()
-
-    event: CudaEvent = in_thread(enqueue)
-    return event
 
 
 def warmed(way: str, its: OnGpu, direction: Direction) -> CudaDevice:
