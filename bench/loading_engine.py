@@ -50,8 +50,9 @@ class Scale(msgspec.Struct, frozen=True):
 
     @property
     def arena_bytes(self) -> int:
-        """The size of an arena with room for two prompts and a bit."""
-        return 5 * self.prompt_bytes // 2 + 64 * MIB
+        """The size of an arena for the prompt and one and a half others, in frames of 1 MiB."""
+        page_mib = -(-self.page_tokens * self.model.token_bytes // MIB)
+        return 5 * self.prompt // self.page_tokens * page_mib // 2 * MIB
 
 
 TINY: Final = Scale("cpu", ModelSize(2, 2, 16, 64, 500), 256, 16, 128, 64, 64, steps=4, rounds=1)

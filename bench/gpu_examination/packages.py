@@ -24,7 +24,7 @@ def install(bundle: Path, folder: Path) -> list[str]:
     """Installs what is missing into a folder, and returns it."""
     packages = missing(bundle)
     if packages:
-        _pip(bundle, "--no-deps", "--upgrade", "--target", str(folder), *packages)
+        _pip(bundle, "--no-deps", "--no-compile", "--upgrade", "--target", str(folder), *packages)
     return packages
 
 

@@ -46,7 +46,7 @@ def results_of(folder: Path, *steps: Step, seconds: float = 10 * PLENTY_S) -> li
 
 
 def alive(process: int) -> bool:
-    """Returns whether a process exists. One that nobody has waited for yet does not count."""
+    """Returns whether a process exists. A zombie does not count."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
     except FileNotFoundError:
