@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -166,6 +167,17 @@ def test_a_bundle_has_wheels_for_cpython_3_12_on_x86_64_only(tmp_path: Path) -> 
     found = list(bundle.problems(tmp_path))
     assert {line.partition(" ")[0] for line in found if "is not for" in line} == set(bad)
     assert "there is no wheel of numpy" in found and "there is no wheel of click" not in found
+
+
+def test_the_bundle_can_be_made(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench/gpu_examination/bundle.py"), str(tmp_path / "bundle")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No matching distribution" in made.stderr:
+        pytest.skip("no package index is reachable, or it lacks a wheel for CPython 3.12")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert list(bundle.problems(tmp_path / "bundle")) == []
+    listed = (tmp_path / "bundle/requirements.txt").read_text().splitlines()
+    assert [line for line in listed if not line.startswith("#")] == bundle.requirements()
 
 
 def test_a_bundle_that_is_too_large_is_refused(tmp_path: Path) -> None:
