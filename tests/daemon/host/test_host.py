@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetier.daemon.host.capacity import Fit, Need, fit
+from pagetier.daemon.host.capacity import OFFER_MARGIN, Fit, Need, fit
 from pagetier.daemon.host.cgroups import MemoryGroup
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
@@ -196,6 +196,15 @@ def test_the_host_s_memory_is_the_limit(tmp_path: Path) -> None:
     answer = fit(host_with(tmp_path, shm=64 * GIB, available=3 * GIB), Need(arena=3 * GIB, frame=MIB))
     assert not answer.fits
     assert "MemAvailable" in answer.explain()
+
+
+def test_the_offered_size_still_fits_into_a_little_less_memory(tmp_path: Path) -> None:
+    need = Need(arena=64 * GIB, frame=MIB, index_per_frame=1000)
+    offered = fit(host_with(tmp_path, shm=64 * GIB, available=3 * GIB), need).offered
+    less = fit(host_with(tmp_path, shm=64 * GIB, available=3 * GIB - OFFER_MARGIN), need)
+    assert less.largest == offered and offered > 2 * GIB
+    both = fit(host_with(tmp_path, shm=(offered // MIB + 2) * (MIB + 1024), available=3 * GIB), need)
+    assert (both.largest, both.offered) == (offered + 2 * MIB, offered), "the margin of the other limit"
 
 
 def test_a_host_without_room_for_a_frame_is_explained(tmp_path: Path) -> None:
