@@ -16,10 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from click.testing import CliRunner, Result
 
-from pagetier.daemon.cli import main
-from pagetier.daemon.cli.snapshot import Snapshot, take_snapshot
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
@@ -90,14 +87,6 @@ class DiskDaemon(RunningDaemon):
         """Returns the report and the log, for the message of a failed assertion."""
         return f"{self.report()}\n{self.log.read_text()}"
 
-    def lines(self, words: str) -> list[str]:
-        """Returns the lines of the log that contain these words."""
-        return [line for line in self.log.read_text().splitlines() if words in line]
-
-    def snapshot(self) -> Snapshot:
-        """Returns the snapshot that `pagetier stats` shows."""
-        return take_snapshot(self._observer())
-
     def report(self) -> DiskReport:
         """Returns the report of the disk tier."""
         return self.snapshot().disk
@@ -117,12 +106,6 @@ class DiskDaemon(RunningDaemon):
                 return saved
             assert time.monotonic() < ends, f"{saved} {self.reported()}"
             time.sleep(0.02)
-
-    def pagetier(self, *words: str) -> Result:
-        """Runs a command of `pagetier` for this daemon."""
-        variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
-        runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
-        return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
 
     def doctor(self) -> str:
         """Returns the output of `pagetier doctor` with this daemon's configuration."""

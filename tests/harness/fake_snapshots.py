@@ -26,12 +26,12 @@ def snapshot(
 ) -> Snapshot:
     """Returns a snapshot with one client and a disk. All numbers that are not given are `many`."""
     return Snapshot(
-        daemon=_filled(DaemonStats, many, build="", segments=segments),
-        tiers=Tiers(memory=_filled(PageTier, many, hits=hits, misses=misses), disk=_filled(PageTier, many)),
+        daemon=filled(DaemonStats, many, build="", segments=segments),
+        tiers=Tiers(memory=filled(PageTier, many, hits=hits, misses=misses), disk=filled(PageTier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
-        disk_work=_filled(DiskWork, many),
-        lookups=_filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
-        stores=_filled(StoreStats, many),
+        disk_work=filled(DiskWork, many),
+        lookups=filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
+        stores=filled(StoreStats, many),
         namespaces=(),
         clients=(client(pid=pid, lookups=lookups, many=many),),
     )
@@ -39,9 +39,10 @@ def snapshot(
 
 def client(*, pid: int = 7, lookups: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
     """Returns the statistics of an attached client."""
-    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=lookups, age_seconds=86_400.0 * 99)
+    return filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=lookups, age_seconds=86_400.0 * 99)
 
 
-def _filled(kind: type[_T], many: int, **given: object) -> _T:
+def filled(kind: type[_T], many: int, **given: object) -> _T:
+    """Returns a record with these fields; all others are `many`."""
     numbers: dict[str, object] = dict.fromkeys(kind.__struct_fields__, many)
     return kind(**{**numbers, **given})
