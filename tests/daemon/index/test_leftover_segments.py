@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from named_segments import KINDS, SHM
+from other_users import NOBODY, as_root
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 from refused_starts import (
@@ -26,7 +28,6 @@ from refused_starts import (
 )
 from running_daemon import RunningDaemon, eventually
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FORMAT_AT = 8
 
 
@@ -34,6 +35,14 @@ def write_at(file: Path, offset: int, data: bytes) -> None:
     with file.open("r+b") as opened:
         opened.seek(offset)
         opened.write(data)
+
+
+def of_nobody(name: str, *kinds: str) -> None:
+    """Makes empty segments that belong to another user."""
+    for kind in kinds:
+        file = SHM / f"{name}.{kind}"
+        file.touch(0o600)
+        os.chown(file, NOBODY, NOBODY)
 
 
 def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
@@ -84,7 +93,7 @@ def test_fresh_drops_what_is_there() -> None:
 
 
 def test_segments_of_another_format(left: RunningDaemon) -> None:
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     ours = index.read_bytes()
     write_at(index, FORMAT_AT, struct.pack("<I", 99))
     text = refused(*arguments(left))
@@ -95,7 +104,7 @@ def test_segments_of_another_format(left: RunningDaemon) -> None:
 
 def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> None:
     """The segments stay, whatever value is at the offset that this format calls `closed`."""
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     ours = index.read_bytes()[:4096]
     write_at(index, FORMAT_AT, struct.pack("<I", 99))
     write_at(index, 64, b"\xff" * (4096 - 64))
@@ -105,7 +114,7 @@ def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> Non
 
 
 def test_truncated_segments_are_rejected(left: RunningDaemon) -> None:
-    arena = Path("/dev/shm") / f"{left.name}.arena"
+    arena = SHM / f"{left.name}.arena"
     size = arena.stat().st_size
     os.truncate(arena, size + 4096)
     assert "a segment is shorter or longer than the index says" in refused(*arguments(left))
@@ -113,7 +122,7 @@ def test_truncated_segments_are_rejected(left: RunningDaemon) -> None:
 
 
 def test_a_file_of_another_program_is_rejected(name: str, tmp_path: Path) -> None:
-    file = Path("/dev/shm") / f"{name}.index"
+    file = SHM / f"{name}.index"
     file.write_bytes(b"not ours" * 1000)
     file.chmod(0o600)
     text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
@@ -123,7 +132,7 @@ def test_a_file_of_another_program_is_rejected(name: str, tmp_path: Path) -> Non
 
 
 def test_unfinished_segments_are_created_again(left: RunningDaemon) -> None:
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     os.truncate(index, 0)
     os.truncate(index, 1 << 20)
     left.start()
@@ -131,7 +140,7 @@ def test_unfinished_segments_are_created_again(left: RunningDaemon) -> None:
 
 
 def test_incomplete_segments_are_created_again(left: RunningDaemon) -> None:
-    (Path("/dev/shm") / f"{left.name}.arena").unlink()
+    (SHM / f"{left.name}.arena").unlink()
     left.start()
     fill(left)
 
@@ -145,20 +154,17 @@ def test_segments_of_another_user(left: RunningDaemon) -> None:
 
 @as_root
 def test_root_does_not_adopt_segments_of_another_user(name: str, tmp_path: Path) -> None:
-    for kind in ("index", "locks", "arena"):
-        file = Path("/dev/shm") / f"{name}.{kind}"
-        file.touch(0o600)
-        os.chown(file, 65534, 65534)
+    of_nobody(name, *KINDS)
     text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
     assert f"/dev/shm/{name}.index belongs to user nobody" in text
     assert len(shared_memory(name)) == 3
-    for kind in ("index", "locks", "arena"):
-        (Path("/dev/shm") / f"{name}.{kind}").unlink()
+    for file in shared_memory(name):
+        (SHM / file).unlink()
 
 
 @as_root
 def test_one_file_of_another_user_is_enough(name: str) -> None:
-    file = Path("/dev/shm") / f"{name}.locks"
+    file = SHM / f"{name}.locks"
     file.touch(0o600)
     text = refused("--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB", code=AS_NOBODY)
     assert "belongs to user root" in text
@@ -173,9 +179,9 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
 def test_other_file_types_of_another_user_are_rejected(
     name: str, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
-    file = Path("/dev/shm") / f"{name}.index"
+    file = SHM / f"{name}.index"
     make(file, tmp_path / "victim")
-    os.chown(file, 65534, 65534, follow_symlinks=False)
+    os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
     try:
         text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
         assert f"{file} belongs to user nobody: use another name, or have root or that user remove it" in text
@@ -187,12 +193,12 @@ def test_other_file_types_of_another_user_are_rejected(
 @as_root
 def test_an_arena_of_another_user_is_not_adopted(left: RunningDaemon) -> None:
     """The user who made it could read and write each page in it."""
-    arena = Path("/dev/shm") / f"{left.name}.arena"
+    arena = SHM / f"{left.name}.arena"
     ours = arena.with_suffix(".ours")
     arena.rename(ours)
     shutil.copy(ours, arena)
     arena.chmod(0o666)
-    os.chown(arena, 65534, 65534)
+    os.chown(arena, NOBODY, NOBODY)
     assert f"{arena} belongs to user nobody" in refused(*arguments(left))
     ours.rename(arena)
 
@@ -224,17 +230,15 @@ def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:
 
 
 @as_root
-def test_root_releases_segments_of_any_user(name: str) -> None:
-    for kind in ("index", "locks", "arena"):
-        file = Path("/dev/shm") / f"{name}.{kind}"
-        file.touch(0o600)
-        os.chown(file, 65534, 65534)
+@pytest.mark.parametrize("kinds", [KINDS, ["locks"]], ids=["all", "without an index"])
+def test_root_releases_segments_of_any_user(name: str, kinds: Sequence[str]) -> None:
+    of_nobody(name, *kinds)
     given = pagetierd("--name", name, "--give-back")
     assert (given.code, shared_memory(name)) == (Exit.OK, []), given.text
     assert "the memory is given back" in given.text
 
 
-@pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n"])
+@pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n", "[arena]\nsize = " + "9" * 5000])
 def test_memory_is_released_regardless_of_the_configuration(tmp_path: Path, rest: str) -> None:
     config = tmp_path / "pagetierd.toml"
     with RunningDaemon() as daemon:
