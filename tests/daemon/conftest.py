@@ -1,7 +1,9 @@
-"""Fixtures for tests of refused starts, which must leave nothing and lose nothing."""
+"""Fixtures for tests of the daemon, and event loops for tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,16 @@ import pytest
 from disk_daemon import DiskDaemon, Engine
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import signal
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +63,7 @@ class DiskDaemon(RunningDaemon):
     def __init__(self, frames: int = 16, size: str = "64MiB", *more: str) -> None:
         super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more)
         self.disk = Path(self.folder.name) / "disk"
+        self.frames = frames
         self._size = size
         self._workers: set[int] = set()
 
@@ -78,6 +80,24 @@ class DiskDaemon(RunningDaemon):
     def wait_open(self, restarts: int = 0) -> None:
         """Waits until the disk tier is open after at least `restarts` restarts of its worker."""
         assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.reported()
+
+    def wait_down(self, *reasons: str) -> None:
+        """Waits until the disk tier is down for these reasons."""
+        assert self.until(
+            lambda disk: disk.standing is Standing.DOWN and all(reason in disk.trouble for reason in reasons)
+        ), self.reported()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Replaces the folder of the disk tier by a file for the duration of the block."""
+        restarts, away = self.report().restarts, self.disk.rename(self.disk.with_name("away"))
+        self.disk.write_text("a file")
+        self.kill_worker()
+        self.wait_down("is a file")
+        yield
+        self.disk.unlink()
+        away.rename(self.disk)
+        self.wait_open(restarts + 1)
 
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
         """Returns whether the disk tier's report fulfils a condition in time."""
@@ -276,6 +296,15 @@ class Engine:
 
 def _u64(number: int) -> bytes:
     return number.to_bytes(8, "little")
+
+
+def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> range:
+    """Returns pages that are on disk and not in memory."""
+    numbers = range(first, first + pages)
+    engine.store_through(daemon, numbers)
+    engine.store_through(daemon, range(first + 5000, first + 5000 + daemon.frames))  # evicts them from memory
+    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
+    return numbers
 
 
 def in_both(daemon: DiskDaemon, engine: Engine) -> range:
