@@ -154,10 +154,15 @@ class DiskDaemon(RunningDaemon):
         """Returns the data files, which contain the pages."""
         return sorted(self.disk.glob("*/data.mdb"))
 
-    def close_with(self, pages: int) -> range:
-        """Stores pages, waits until they are on disk, and stops the daemon."""
+    def fill(self, pages: int) -> range:
+        """Stores pages and waits until they are on disk."""
         with Engine(self) as engine:
             engine.store_through(self, range(pages))
+        return range(pages)
+
+    def close_with(self, pages: int) -> range:
+        """Stores pages, waits until they are on disk, and stops the daemon."""
+        self.fill(pages)
         self.stop()
         return range(pages)
 

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from click.testing import CliRunner, Result
 
@@ -45,6 +46,7 @@ class RunningDaemon:
         self._before = before
         self.process: subprocess.Popen[bytes] | None = None
         self._lives = 0
+        self._clients: WeakSet[Client] = WeakSet()
 
     def start(self, *more: str) -> Self:
         """Starts the daemon and waits until it serves."""
@@ -93,8 +95,9 @@ class RunningDaemon:
         return self.process.wait(START_S)
 
     def client(self, **options: object) -> Client:
-        """Returns an attached client."""
+        """Returns an attached client, which is closed with the daemon if the test does not close it."""
         client = Client(self.socket, **options)  # type: ignore[arg-type]
+        self._clients.add(client)
         assert client.wait_attached(START_S), self.log.read_text()
         return client
 
@@ -158,6 +161,8 @@ class RunningDaemon:
             if error is None:
                 assert self.findings() == []
             code = self.stop()
+        for client in list(self._clients):
+            client.close()
         left, output = self.leftovers(), self.log.read_text()
         for name in left:
             (Path("/dev/shm") / name).unlink()

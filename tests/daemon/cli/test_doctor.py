@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
+from file_changes import write_at
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.connect import daemon_at
@@ -40,12 +41,6 @@ def lines_of(result: Result) -> dict[str, str]:
     """Returns the level and the text of each check."""
     found = re.findall(r"^(ok|warning|problem) +(\S+(?: \S+)?) {2,}(.*)$", result.output, re.MULTILINE)
     return {what: f"{level}: {text}" for level, what, text in found}
-
-
-def patch(file: Path, offset: int, form: str, number: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(struct.pack(form, number))
 
 
 def test_a_sound_daemon_is_ok() -> None:
@@ -147,7 +142,7 @@ def test_an_observer_gets_all_checks_but_the_integrity() -> None:
 def test_segments_of_another_format_are_a_warning() -> None:
     with RunningDaemon() as daemon:
         daemon.kill()
-        patch(Path("/dev/shm") / f"{daemon.name}.index", 8, "<I", 99)
+        write_at(Path("/dev/shm") / f"{daemon.name}.index", 8, struct.pack("<I", 99))
         output = daemon.pagetier("doctor").output
         assert re.search(rf"warning +leftovers .*{daemon.name} .*: the build that created them takes them over", output)
         daemon.start("--fresh")
@@ -161,9 +156,9 @@ def test_a_damaged_index_is_a_problem() -> None:
         index = Path("/dev/shm") / f"{daemon.name}.index"
         # `listed` of pt_space in core/common/layout.h: after the digest and four counts
         listed = index.read_bytes().index(space.digest) + len(space.digest) + 4 * 8
-        patch(index, listed, "<Q", 7)
+        write_at(index, listed, struct.pack("<Q", 7))
         result = daemon.pagetier("doctor")
-        patch(index, listed, "<Q", 1)
+        write_at(index, listed, struct.pack("<Q", 1))
         assert result.exit_code == Exit.WRONG
         assert "1 pages on its list, 7 in its record" in result.output
         assert all("--fresh" in line for line in result.output.splitlines() if line.startswith("problem"))

@@ -125,9 +125,7 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     owner.reap(slot)
 
 
-async def test_a_large_inventory_is_loaded_in_steps_between_other_work(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_inventory_is_loaded_in_steps(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, WriteRule.THROUGH)
     collected = Inventory(owner)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from file_changes import write_at
 from named_segments import KINDS, SHM
 from other_users import NOBODY, as_root
 from pagetier.shm.exit_codes import Exit
@@ -29,12 +30,6 @@ from refused_starts import (
 from running_daemon import RunningDaemon, eventually
 
 FORMAT_AT = 8
-
-
-def write_at(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(data)
 
 
 def of_nobody(name: str, *kinds: str) -> None:
