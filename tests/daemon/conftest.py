@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from client_threads import no_client_is_left
 from disk_daemon import DiskDaemon, Engine
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
+
+__all__ = ["no_client_is_left"]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,6 +37,12 @@ def name() -> Iterator[str]:
     for file in left:
         (Path("/dev/shm") / file).unlink()
     assert left == []
+
+
+@pytest.fixture
+def given(name: str, tmp_path: Path) -> list[str]:
+    """Returns the options of a small daemon with this name; options after these override them."""
+    return ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB"]
 
 
 @pytest.fixture

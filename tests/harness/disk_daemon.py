@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from numbered_pages import key_of, keys_of, read_page, write_page
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
@@ -42,15 +43,8 @@ SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
 WAIT_S = 30.0
 
 
-def key_of(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest()
-
-
-def keys_of(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(key_of, numbers))
-
-
 def content_of(number: int) -> bytes:
+    """Returns the content of a page."""
     return np.random.default_rng(number).bytes(PAGE)
 
 
@@ -157,14 +151,13 @@ class DiskDaemon(RunningDaemon):
     def fill(self, pages: int) -> range:
         """Stores pages and waits until they are on disk."""
         with Engine(self) as engine:
-            engine.store_through(self, range(pages))
-        return range(pages)
+            return engine.store_through(self, range(pages))
 
     def close_with(self, pages: int) -> range:
         """Stores pages, waits until they are on disk, and stops the daemon."""
-        self.fill(pages)
+        numbers = self.fill(pages)
         self.stop()
-        return range(pages)
+        return numbers
 
     def __enter__(self) -> Self:
         return self.open()
@@ -230,13 +223,10 @@ class Engine:
         assert isinstance(answer, Reserved)
         for at, number in enumerate(pages):
             if answer.outcomes[at] == ReserveOutcome.GRANTED:
-                self._write(answer.entries[4 * at : 4 * at + 4], answer.serials[8 * at : 8 * at + 8], number)
+                entry = answer.entries[4 * at : 4 * at + 4]
+                write_page(self.session, entry, content_of(number))
+                assert self.session.publish(entry, answer.serials[8 * at : 8 * at + 8], 0) == b"\1"
         return answer.outcomes
-
-    def _write(self, entry: bytes, serial: bytes, number: int) -> None:
-        content = np.frombuffer(content_of(number), np.uint8)
-        assert self.session.copy_in(entry, _u64(content.ctypes.data), _u64(PAGE), 0, 1) == 1
-        assert self.session.publish(entry, serial, 0) == b"\1"
 
     def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
         """Sends a fetch request without waiting for the response."""
@@ -261,9 +251,7 @@ class Engine:
         with self.session.match(Pins, None, key_of(number)) as pins:
             if not len(pins):
                 return "disk" if pins.available_pages else "nowhere"
-            out = np.zeros(PAGE, np.uint8)
-            assert self.session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(PAGE), 1) == 1
-            assert out.tobytes() == content_of(number), f"page {number} has other bytes"
+            assert read_page(self.session, pins, PAGE) == content_of(number), f"page {number} has other bytes"
             return "memory"
 
     def places(self, numbers: Iterable[int]) -> Counter[str]:
@@ -275,11 +263,12 @@ class Engine:
         with self.session.match(Pins, None, keys_of(numbers)) as pins:
             return len(pins), pins.available_pages
 
-    def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
-        """Stores many pages in small batches, and waits for each batch until it is on disk."""
-        for first in range(0, len(numbers), at_once):
-            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + at_once])
+    def store_through(self, daemon: DiskDaemon, numbers: range) -> range:
+        """Stores many pages in small batches, waits for each batch until it is on disk, and returns the pages."""
+        for first in range(0, len(numbers), 8):
+            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + 8])
             assert not daemon.save().trouble, daemon.reported()
+        return numbers
 
     def goes_on(self, first: int) -> None:
         """Asserts that stores and matches in memory work as usual."""
@@ -299,20 +288,9 @@ class Engine:
         self.close()
 
 
-def _u64(number: int) -> bytes:
-    return number.to_bytes(8, "little")
-
-
 def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> range:
     """Returns pages that are on disk and not in memory."""
-    numbers = range(first, first + pages)
-    engine.store_through(daemon, numbers)
+    numbers = engine.store_through(daemon, range(first, first + pages))
     engine.store_through(daemon, range(first + 5000, first + 5000 + daemon.frames))  # evicts them from memory
     assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
     return numbers
-
-
-def in_both(daemon: DiskDaemon, engine: Engine) -> range:
-    """Returns pages that are in memory and on disk."""
-    engine.store_through(daemon, range(8))
-    return range(8)

@@ -9,6 +9,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, attach
 from fake_daemon import ANSWER_S, FakeDaemon, Peer
+from numbered_pages import write_page
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
@@ -72,11 +73,9 @@ class DiskDaemon(FakeDaemon):
         with self._one_by_one:
             outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
             for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
-                page = bytearray(self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
-                entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
-                sizes = np.array([len(page)], np.uint64)
-                assert self._worker.copy_in(entry, _addresses([page]), sizes, 0, 1) == 1
-                assert self._worker.publish(entry, serial, 0) == b"\1"
+                entry = entries[4 * at : 4 * at + 4]
+                write_page(self._worker, entry, self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
+                assert self._worker.publish(entry, serials[8 * at : 8 * at + 8], 0) == b"\1"
             self.owner.settle()
         return outcomes.translate(_FETCH_OUTCOMES)
 

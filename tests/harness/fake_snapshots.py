@@ -16,6 +16,7 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
+from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.disk.status import DiskReport, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -35,6 +36,14 @@ def snapshot(
         namespaces=(),
         clients=(client(pid=pid, lookups=lookups, many=many),),
     )
+
+
+def history(*moments: tuple[float, Snapshot]) -> History:
+    """Returns a history of snapshots at these times."""
+    made = History()
+    for at, seen in moments:
+        made.add(Moment(at, seen))
+    return made
 
 
 def client(*, pid: int = 7, lookups: int = 0, many: int = 1, name: str = "engine") -> ClientStats:

@@ -95,9 +95,8 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
 
 
-def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_drop_is_retried(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the page would take room until the next worker, after each trouble of the disk."""
-    tier = small_tier(tmp_path)
     pages = outgoings(range(10))
     tier.write([], pages)
     with monkeypatch.context() as patch:
@@ -110,15 +109,13 @@ def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert keys_in(tier) == {page.key for page in pages}
     assert tier.write([], [outgoing(100)]).undropped == ""
     assert keys_in(tier) == {page.key for page in [*pages[3:], outgoing(100)]}
-    tier.close()
 
 
 def fail_to_mark() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_page_that_is_stored_again_is_not_dropped(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     delete = writer.delete
@@ -137,24 +134,20 @@ def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch:
         assert written.undropped
     assert tier.write([], []).undropped == ""
     assert keys_in(tier) == {page.key for page in pages} - {pages[1].key}
-    tier.close()
 
 
 @pytest.mark.parametrize("call", ["put", "delete"])
 def test_an_io_error_may_be_damage_if_nothing_was_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tier: LmdbTier, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    tier = small_tier(tmp_path)
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
         patch.setattr(writer, call, failing(errno.EIO))
         with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
-    tier.close()
 
 
-def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_broken_environment_ends_the_tier(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail(*_: Any) -> None:
         raise lmdb.PanicError("mdb_txn_begin", -30795)
@@ -163,11 +156,9 @@ def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(writer, "put", fail)
         with pytest.raises(TierError, match="its disk failed"):
             tier.write([], outgoings(range(10)))
-    tier.close()
 
 
-def test_a_failing_state_file_rejects_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_failing_state_file_rejects_pages(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -179,11 +170,9 @@ def test_a_failing_state_file_rejects_pages(tmp_path: Path, monkeypatch: pytest.
     assert "No space left" in written.reasons[0]
     assert written.undropped
     assert all(tier.write([], [outgoing(1)]).stored)
-    tier.close()
 
 
-def test_a_read_error_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_read_error_is_a_miss_and_the_page_stays(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.write([], [outgoing(1)])
 
     def fail(*_: Any) -> bool:
@@ -195,7 +184,6 @@ def test_a_read_error_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: 
         assert outcome_of(tier, outgoing(1)) is ReadOutcome.FAILED
     assert outcome_of(tier, outgoing(1)) is ReadOutcome.EXACT
     assert tier.state().damaged == 0
-    tier.close()
 
 
 def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:

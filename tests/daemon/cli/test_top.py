@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fake_snapshots import client, snapshot
-from pagetier.daemon.cli.snapshot import Snapshot
-from pagetier.daemon.cli.top.history import History, Moment
+from fake_snapshots import client, history, snapshot
+from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, bar, charset_for, screen, sparks
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
@@ -35,13 +34,6 @@ def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24) -> list[st
     with console.capture() as captured:
         console.print(screen(seen, ScreenContext(Path("/run/pagetier/pagetier.sock"), lines, charset)))
     return captured.get().splitlines()
-
-
-def history(*seen: Snapshot) -> History:
-    made = History()
-    for at, each in enumerate(seen):
-        made.add(Moment(float(at), each))
-    return made
 
 
 def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
@@ -65,7 +57,7 @@ def test_the_largest_numbers_fit_in_80_columns() -> None:
     )
     before = snapshot(pid=4194304, many=0)
     for charset in (UNICODE, ASCII):
-        lines = drawn(history(before, seen), charset)
+        lines = drawn(history((0.0, before), (1.0, seen)), charset)
         assert max(map(len, lines)) <= 80, max(lines, key=len)
         assert len(lines) <= 24
         assert lines[-1].startswith("and ")
@@ -74,7 +66,7 @@ def test_the_largest_numbers_fit_in_80_columns() -> None:
 def test_a_disk_that_is_down_says_why() -> None:
     seen = snapshot()
     report = msgspec.structs.replace(seen.disk, trouble="its file system is full " * 9)
-    lines = drawn(history(msgspec.structs.replace(seen, disk=report)))
+    lines = drawn(history((0.0, msgspec.structs.replace(seen, disk=report))))
     assert any("its file system is full" in line and len(line) <= 80 for line in lines)
 
 
@@ -90,7 +82,7 @@ def test_bars_and_sparklines_use_the_charset() -> None:
 def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert charset_for("utf-8") is UNICODE
     assert charset_for("ascii") is ASCII
-    assert "\n".join(drawn(history(snapshot()), ASCII)).isascii()
+    assert "\n".join(drawn(history((0.0, snapshot())), ASCII)).isascii()
 
 
 def live_top(daemon: RunningDaemon, kind: str = "xterm-256color") -> LiveTerminal:

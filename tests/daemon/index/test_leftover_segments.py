@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from file_changes import write_at
+from keyed_pages import store
 from named_segments import KINDS, SHM
 from other_users import NOBODY, as_root
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 from refused_starts import (
     AS_NOBODY,
+    KEYS,
     PAGES,
     arguments,
     fill,
-    keys,
-    pages,
     pagetierd,
     refused,
     shared_memory,
@@ -72,9 +72,7 @@ def test_a_restart_with_other_sizes_replaces_empty_segments() -> None:
         daemon.start("--arena-size", "32MiB")
         assert daemon.log.read_text().count("event=leftovers_dropped") == 1
         assert daemon.header().arena_bytes == 32 << 20
-        assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), (
-            "an engine attaches to the new segments"
-        )
+        assert eventually(lambda: store(client, KEYS).stored == PAGES), "an engine attaches to the new segments"
         assert still_serves(client)
 
 
@@ -116,11 +114,11 @@ def test_truncated_segments_are_rejected(left: RunningDaemon) -> None:
     os.truncate(arena, size)
 
 
-def test_a_file_of_another_program_is_rejected(name: str, tmp_path: Path) -> None:
+def test_a_file_of_another_program_is_rejected(name: str, given: list[str]) -> None:
     file = SHM / f"{name}.index"
     file.write_bytes(b"not ours" * 1000)
     file.chmod(0o600)
-    text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+    text = refused(*given)
     assert "are not pagetier's" in text
     assert file.read_bytes() == b"not ours" * 1000
     file.unlink()
@@ -148,9 +146,9 @@ def test_segments_of_another_user(left: RunningDaemon) -> None:
 
 
 @as_root
-def test_root_does_not_adopt_segments_of_another_user(name: str, tmp_path: Path) -> None:
+def test_root_does_not_adopt_segments_of_another_user(name: str, given: list[str]) -> None:
     of_nobody(name, *KINDS)
-    text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+    text = refused(*given)
     assert f"/dev/shm/{name}.index belongs to user nobody" in text
     assert len(shared_memory(name)) == 3
     for file in shared_memory(name):
@@ -172,13 +170,13 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
     "make", [Path.symlink_to, lambda file, _: file.mkdir(), lambda file, _: os.mkfifo(file, 0o666)]
 )
 def test_other_file_types_of_another_user_are_rejected(
-    name: str, tmp_path: Path, make: Callable[[Path, Path], None]
+    name: str, given: list[str], tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
     file = SHM / f"{name}.index"
     make(file, tmp_path / "victim")
     os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
     try:
-        text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+        text = refused(*given)
         assert f"{file} belongs to user nobody: use another name, or have root or that user remove it" in text
         assert not (tmp_path / "victim").exists()
     finally:
