@@ -1,4 +1,4 @@
-"""A check that the clients of a test end with it, for the folders whose tests attach clients."""
+"""A check that the clients of a test end with it."""
 
 from __future__ import annotations
 

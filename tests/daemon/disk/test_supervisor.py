@@ -102,7 +102,10 @@ def leftovers() -> tuple[set[int], Counter[str]]:
 
 
 def nothing_more_than(before: tuple[set[int], Counter[str]]) -> bool:
-    """Returns whether there are no other leftovers."""
+    """Returns whether there are no other leftovers.
+
+    Clients of tests of other folders may be trying to reconnect in this process, so a few descriptors come and go.
+    """
     processes, descriptors = leftovers()
     return processes <= before[0] and descriptors <= before[1]
 
