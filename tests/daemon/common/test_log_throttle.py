@@ -6,20 +6,21 @@ import logging
 
 import pytest
 
+from advanced_clock import Clock
 from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, SAME, UNKNOWN_USER, FaultLog, LogThrottle
 from pagetier.shm.log_format import event
 
 
 def test_a_fault_that_keeps_returning_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    fault = FaultLog("it fails: %s", "it works again", lambda: now)
+    clock = Clock()
+    fault = FaultLog("it fails: %s", "it works again", clock)
     with caplog.at_level("INFO"):
         for _ in range(100):
             fault.report("no room")
             fault.report("no room")
             fault.report("")
         assert caplog.messages == ["it fails: no room", "it works again"]
-        now += MINUTE_S
+        clock.now += MINUTE_S
         fault.report("50 % full")
         fault.report("something else")
         fault.report("")
@@ -34,12 +35,12 @@ def test_a_fault_without_an_end_line_logs_only_its_begin(caplog: pytest.LogCaptu
     assert caplog.messages == ["a page: damaged"]
 
 
-class Lines:
-    """A throttle whose time the test advances."""
+class Lines(Clock):
+    """A throttle with the clock that it reads."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self._throttle = LogThrottle(logging.getLogger(__name__), lambda: self.now)
+        super().__init__()
+        self._throttle = LogThrottle(logging.getLogger(__name__), self)
 
     def log(self, user: int, text: str, *values: object) -> None:
         self._throttle.log(logging.WARNING, user, text, *values, extra=event("test"))
