@@ -102,9 +102,19 @@ def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
     assert str(tmp_path / place) in result.output and "pagetierd" in result.output
 
 
-def test_an_empty_socket_is_a_usage_error() -> None:
-    result = pagetier("stats", "--socket", "")
-    assert (result.exit_code, "an empty value names no file" in result.output) == (Exit.USAGE, True)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stats --socket=", "an empty value names no file"),
+        *((f"top --once --interval {seconds}", "--interval") for seconds in ("nan", "inf", "-1", "0")),
+        ("flush --yes", "--all"),
+        ("flush --all --namespace model --yes", "--namespace"),
+    ],
+)
+def test_an_invalid_command_is_a_usage_error_before_a_daemon_is_looked_for(line: str, words: str) -> None:
+    result = pagetier(*line.split())
+    assert (result.exit_code, "Traceback" in result.output) == (Exit.USAGE, False)
+    assert words in result.output
 
 
 # --- completion ------------------------------------------------------------------------------------------------------

@@ -105,11 +105,6 @@ def test_without_a_terminal_yes_is_required(daemon: RunningDaemon, client: Clien
     assert pages_of(client, space, 1) == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["--all", "--namespace", "model"]])
-def test_exactly_one_selection_is_required(daemon: RunningDaemon, arguments: list[str]) -> None:
-    assert daemon.pagetier("flush", *arguments, "--yes").exit_code == Exit.USAGE
-
-
 def test_on_a_terminal_it_asks(daemon: RunningDaemon, client: Client) -> None:
     space = namespace(lora="terminal")
     fill(client, space, 1)
