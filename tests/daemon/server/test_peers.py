@@ -25,7 +25,7 @@ from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.daemon.server.control_socket import locked_out
-from pagetier.shm._core import KEY_BYTES, SLOTS
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
     Attach,
@@ -42,6 +42,8 @@ from pagetier.shm.protocol import (
 from running_daemon import START_S, RunningDaemon, eventually
 
 # --- peers that leave or do not read ---------------------------------------------------------------------------------
+
+SLOTS = 56
 
 
 def test_peers_may_leave_before_their_response(path: Path) -> None:
