@@ -41,9 +41,10 @@ from pagetier.shm.protocol import (
 )
 from running_daemon import START_S, RunningDaemon, eventually
 
-# --- peers that leave or do not read ---------------------------------------------------------------------------------
-
 SLOTS = 56
+
+
+# --- peers that leave or do not read ---------------------------------------------------------------------------------
 
 
 def test_peers_may_leave_before_their_response(path: Path) -> None:
