@@ -20,6 +20,8 @@ _DAEMON_BYTES = 48 << 20
 # 8 bytes for each 4 KiB in the page tables of each process that maps the memory, and about as much in the kernel's own
 # list of the pages.
 MAPPING_SHARE = 512
+# What is charged to a control group beside its processes' memory varies by about 1 MiB from one start to the next.
+OFFER_MARGIN = 4 << 20
 
 
 class Processes(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +76,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: The limit in words, for messages.
         room: Bytes left under the limit.
-        largest: Bytes of the largest arena that would fit.
+        largest: Bytes of the largest arena that fits now.
+        offered: Bytes of the largest arena that fits with a margin, or `largest` if that is smaller than the margin.
         beside: Bytes of the room that the processes would take beside that arena.
         remedy: How an administrator can raise the limit.
     """
@@ -82,6 +85,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     room: int
     largest: int
+    offered: int
     beside: int
     remedy: str
 
@@ -102,6 +106,11 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the largest arena, in whole frames, that would fit; None if the host reports no limit."""
         return self.limits[0].largest if self.limits else None
 
+    @property
+    def offered(self) -> int:
+        """Bytes of the arena that messages offer: it still fits if the next start finds a little less room."""
+        return min((limit.offered for limit in self.limits), default=0)
+
     def explain(self) -> str:
         """Returns for administrators that the arena fits, or which limit it exceeds, what would fit, what to do."""
         wanted = format_size(self.need.arena)
@@ -111,13 +120,13 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         left = f"{tightest.name} has {format_size(tightest.room)} left"
         if tightest.beside:
             left += f", of which the daemon's processes take {format_size(tightest.beside)}"
-        return f"an arena of {wanted} does not fit: {left}. {_offer(tightest.largest)}, or {tightest.remedy}"
+        return f"an arena of {wanted} does not fit: {left}. {_offer(self.offered)}, or {tightest.remedy}"
 
 
-def _offer(largest: int) -> str:
-    if not largest:
+def _offer(size: int) -> str:
+    if not size:
         return "No frame fits beside the index: configure a smaller index or smaller frames"
-    return f'{format_size(largest)} would fit: arena.size = "{spell_size(largest)}"'
+    return f'{format_size(size)} would fit: arena.size = "{spell_size(size)}"'
 
 
 def fit(host: Host, need: Need) -> Fit:
@@ -133,7 +142,7 @@ def _limits(host: Host, need: Need) -> Iterator[Limit]:
     if shm.free is not None:
         remedy = "enlarge it (mount -o remount,size=SIZE /dev/shm; for a container --shm-size or its like)"
         largest = _largest(shm.free, need, fixed=0, each=need.frame)
-        yield Limit(name="/dev/shm", room=shm.free, largest=largest, beside=0, remedy=remedy)
+        yield Limit(name="/dev/shm", room=shm.free, largest=largest, offered=largest, beside=0, remedy=remedy)
     for group in host.memory_groups():
         yield _memory_limit(f"the control group ({group.file})", group.room, need, "raise the group's limit")
     available = host.memory().available
@@ -142,13 +151,19 @@ def _limits(host: Host, need: Need) -> Iterator[Limit]:
 
 
 def _memory_limit(name: str, room: int, need: Need, remedy: str) -> Limit:
+    largest = _largest_beside_processes(room, need)
+    offered = _largest_beside_processes(room - OFFER_MARGIN, need) or largest
+    beside = need.processes.beside(largest)
+    return Limit(name=name, room=room, largest=largest, offered=offered, beside=beside, remedy=remedy)
+
+
+def _largest_beside_processes(room: int, need: Need) -> int:
     taken = need.processes
     each = need.frame + need.frame * (taken.mapping + 1) // MAPPING_SHARE
     # The batch is a part of the arena but has a largest size. The smaller one of the two applies.
     with_part = _largest(room, need, fixed=taken.fixed, each=each + need.frame // taken.batch_part)
     with_most = _largest(room, need, fixed=taken.fixed + taken.most_batch, each=each)
-    largest = max(with_part, with_most)
-    return Limit(name=name, room=room, largest=largest, beside=taken.beside(largest), remedy=remedy)
+    return max(with_part, with_most)
 
 
 def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:

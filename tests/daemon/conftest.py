@@ -1,16 +1,31 @@
-"""Fixtures for tests of refused starts, which must leave nothing and lose nothing."""
+"""Fixtures for tests of the daemon, and event loops for tests that are coroutines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from client_threads import no_client_is_left
 from disk_daemon import DiskDaemon, Engine
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
+
+__all__ = ["no_client_is_left"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
 
 
 @pytest.fixture
@@ -22,6 +37,12 @@ def name() -> Iterator[str]:
     for file in left:
         (Path("/dev/shm") / file).unlink()
     assert left == []
+
+
+@pytest.fixture
+def given(name: str, tmp_path: Path) -> list[str]:
+    """Returns the options of a small daemon with this name; options after these override them."""
+    return ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB"]
 
 
 @pytest.fixture

@@ -7,24 +7,22 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from in_process_server import SMALL, WAIT_S, Peer, see_peers_off
+from in_process_server import SMALL, WAIT_S, Peer, see_peers_off, serves
 from pagetier.daemon import lifecycle as daemon_run
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config
 from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
-from pagetier.shm.protocol import BUILD, Attach, Check, Findings, Observe, Refusal, Welcome
+from pagetier.shm.protocol import BUILD, Attach, Refusal, Welcome
 from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
 from refused_starts import shared_memory
-
-Scenario = Callable[[Config], Coroutine[Any, Any, None]]
 
 
 class SlowPrefault:
@@ -58,20 +56,22 @@ def config(tmp_path: Path) -> Config:
     return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
 
 
-def live(config: Config, scenario: Scenario, context: daemon_run.RunContext | None = None) -> None:
-    """Runs a daemon in this process and the scenario beside it, which stops the daemon."""
-
-    async def both() -> None:
-        segments = take(SegmentRequest(config.name, SMALL, BUILD))
-        server = Server(config.socket, AccessOptions())
-        telling = asyncio.create_task(scenario(config))
-        try:
-            await daemon_run.run(config, segments, server, Reported(), context)
-        finally:
-            await telling
-            await see_peers_off()
-
-    asyncio.run(both())
+@asynccontextmanager
+async def live(config: Config, slow: SlowPrefault, context: daemon_run.RunContext | None = None) -> AsyncIterator[None]:
+    """Runs a daemon in this process. The block begins when it is being populated, and ends the daemon."""
+    segments = take(SegmentRequest(config.name, SMALL, BUILD))
+    server = Server(config.socket, AccessOptions())
+    daemon = asyncio.create_task(daemon_run.run(config, segments, server, Reported(), context))
+    await asyncio.to_thread(slow.began.wait, WAIT_S)
+    try:
+        yield
+    except BaseException:
+        daemon.cancel()
+        raise
+    finally:
+        await asyncio.wait([daemon])
+        await see_peers_off()
+    await daemon
 
 
 def leave_segments(config: Config) -> None:
@@ -97,15 +97,11 @@ def attached(config: Config) -> Welcome | Refusal:
         return answer
 
 
-def observes(config: Config) -> bool:
-    with Peer(config.socket) as peer:
-        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
-
-
-def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(config: Config, slow: SlowPrefault) -> None:
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
-        assert await asyncio.to_thread(observes, config)
+async def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(
+    config: Config, slow: SlowPrefault
+) -> None:
+    async with live(config, slow):
+        assert await asyncio.to_thread(serves, config.socket)
         refusal = await asyncio.to_thread(attached, config)
         assert isinstance(refusal, Refusal)
         assert "being populated" in refusal.reason
@@ -113,22 +109,17 @@ def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populated(conf
         while not isinstance(await asyncio.to_thread(attached, config), Welcome):
             await asyncio.sleep(0.01)
         send_signal(signal.SIGTERM)
-
-    live(config, scenario)
     assert shared_memory(config.name) == []
     assert not config.socket.exists()
 
 
-def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow: SlowPrefault) -> None:
+async def test_warm_pages_are_served_while_the_rest_is_populated(config: Config, slow: SlowPrefault) -> None:
     leave_segments(config)
 
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+    async with live(config, slow):
         assert isinstance(await asyncio.to_thread(attached, config), Welcome)
         slow.may_end.set()
         send_signal(signal.SIGTERM)
-
-    live(config, scenario)
     assert shared_memory(config.name) == []
 
 
@@ -143,11 +134,10 @@ class Heard(Notifier):
         self.lines += lines
 
 
-def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Config, slow: SlowPrefault) -> None:
+async def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Config, slow: SlowPrefault) -> None:
     heard = Heard()
 
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+    async with live(config, slow, daemon_run.RunContext(heard, lambda _: config)):
         send_signal(signal.SIGHUP)
         await asyncio.sleep(0.1)
         assert heard.lines == []
@@ -155,19 +145,17 @@ def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Con
         while "RELOADING=1" not in heard.lines:
             await asyncio.sleep(0.01)
         send_signal(signal.SIGTERM)
-
-    live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
 
 
-def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault) -> None:
+async def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault) -> None:
     heard = Heard()
     slow.may_end.set()
 
     def read(_: object) -> Config:
         raise MemoryError
 
-    async def scenario(config: Config) -> None:
+    async with live(config, slow, daemon_run.RunContext(heard, read)):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.lines.append(repr(context)))
         while "READY=1" not in heard.lines:
             await asyncio.sleep(0.01)
@@ -176,13 +164,11 @@ def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault) -> N
         while not any("MemoryError" in line for line in heard.lines):
             await asyncio.sleep(0.01)
         send_signal(signal.SIGTERM)
-
-    live(config, scenario, daemon_run.RunContext(heard, read))
     assert heard.lines.index("RELOADING=1") < heard.lines.index("READY=1")
 
 
 @pytest.mark.parametrize("origin", Origin)
-def test_the_status_names_the_pages_that_are_served(
+async def test_the_status_names_the_pages_that_are_served(
     config: Config, slow: SlowPrefault, monkeypatch: pytest.MonkeyPatch, origin: Origin
 ) -> None:
     monkeypatch.setattr(daemon_run, "_STATUS_S", 0.05)
@@ -190,8 +176,7 @@ def test_the_status_names_the_pages_that_are_served(
         leave_segments(config)
     heard = Heard()
 
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+    async with live(config, slow, daemon_run.RunContext(heard, lambda _: config)):
         heard.lines.append("STATUS=populating")
         slow.may_end.set()
         while len(heard.lines[heard.lines.index("STATUS=populating") :]) < 4:
@@ -199,63 +184,46 @@ def test_the_status_names_the_pages_that_are_served(
         assert heard.lines[-1].startswith("STATUS=serving 0 pages")
         send_signal(signal.SIGTERM)
 
-    live(config, scenario, daemon_run.RunContext(heard, lambda _: config))
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_while_it_is_populated(config: Config, slow: SlowPrefault, number: signal.Signals) -> None:
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+async def test_a_stop_while_it_is_populated(config: Config, slow: SlowPrefault, number: signal.Signals) -> None:
+    async with live(config, slow):
         send_signal(number)
-
-    live(config, scenario)
     assert shared_memory(config.name) == []
     assert not config.socket.exists()
 
 
-def test_memory_that_runs_out_ends_a_fresh_daemon(config: Config, slow: SlowPrefault) -> None:
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
-        slow.error = PrefaultError(12, 0, 1 << 20)
-        slow.may_end.set()
-
+async def test_memory_that_runs_out_ends_a_fresh_daemon(config: Config, slow: SlowPrefault) -> None:
     with pytest.raises(PrefaultError, match="memory ran out"):
-        live(config, scenario)
+        async with live(config, slow):
+            slow.error = PrefaultError(12, 0, 1 << 20)
+            slow.may_end.set()
     assert shared_memory(config.name) == []
     assert not config.socket.exists()
 
 
-def test_memory_that_runs_out_leaves_warm_pages_for_the_next(config: Config, slow: SlowPrefault) -> None:
+async def test_memory_that_runs_out_leaves_warm_pages_for_the_next(config: Config, slow: SlowPrefault) -> None:
     leave_segments(config)
 
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
-        slow.error = PrefaultError(12, 0, 1 << 20)
-        slow.may_end.set()
-
     with pytest.raises(PrefaultError):
-        live(config, scenario)
+        async with live(config, slow):
+            slow.error = PrefaultError(12, 0, 1 << 20)
+            slow.may_end.set()
     assert len(shared_memory(config.name)) == 3
     assert remove_segments(config).origin is Origin.ADOPTED
 
 
-def test_a_hand_over_leaves_segments_and_no_socket(config: Config, slow: SlowPrefault) -> None:
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+async def test_a_hand_over_leaves_segments_and_no_socket(config: Config, slow: SlowPrefault) -> None:
+    async with live(config, slow):
         slow.may_end.set()
         send_signal(signal.SIGUSR1)
-
-    live(config, scenario)
     assert not config.socket.exists()
     assert remove_segments(config).origin is Origin.ADOPTED
 
 
-def test_a_socket_that_another_daemon_has_put_there_stays(config: Config, slow: SlowPrefault) -> None:
-    async def scenario(config: Config) -> None:
-        await asyncio.to_thread(slow.began.wait, WAIT_S)
+async def test_a_socket_that_another_daemon_has_put_there_stays(config: Config, slow: SlowPrefault) -> None:
+    async with live(config, slow):
         config.socket.unlink()
         config.socket.touch()
         send_signal(signal.SIGTERM)
-
-    live(config, scenario)
     assert config.socket.exists()

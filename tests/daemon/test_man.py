@@ -52,17 +52,13 @@ def test_every_setting_is_there_under_all_its_names() -> None:
         assert f"{field.flag} " in plain("pagetierd.8")
 
 
-def test_tables_keep_their_case_in_headings() -> None:
+def test_the_page_of_the_configuration_explains_tables_reloads_and_revoked_access() -> None:
     text = plain("pagetierd.toml.5")
     assert '.SH "[disk]"\n' in text and "[DISK]" not in text
-    assert "access.watch_users, " in text.partition(".SH RELOAD")[2]
-
-
-def test_the_pages_say_that_revoking_access_disconnects_no_engine() -> None:
-    text = plain("pagetierd.toml.5")
     for key in ("users", "groups"):
         assert "a change detaches no engine" in text.partition(f"\n{key} = ")[2].partition(".TP")[0]
-    assert "end the process" in text.partition(".SH RELOAD")[2]
+    reload = text.partition(".SH RELOAD")[2]
+    assert "access.watch_users, " in reload and "end the process" in reload
 
 
 def test_no_page_names_this_host() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fake_host import host_files
+from other_users import as_root
 from pagetier.daemon import main as daemon_main
 from pagetier.daemon.host.host import Host
 from pagetier.shm.exit_codes import Exit
@@ -26,11 +28,11 @@ STOPPED_AND_STARTED = """
 import shutil, sys
 sys.path[:] = PLACES
 from running_daemon import RunningDaemon, eventually
-from refused_starts import fill, keys
+from refused_starts import KEYS, fill
 free = shutil.disk_usage("/dev/shm").free
 with RunningDaemon("10MiB") as daemon, daemon.client() as client:
     fill(daemon)
-    with client.match(keys()) as match:
+    with client.match(KEYS) as match:
         print(len(match), "pages")
     assert daemon.stop() == 0
     assert eventually(lambda: shutil.disk_usage("/dev/shm").free == free), "no room for the next start"
@@ -56,27 +58,25 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path, name: str
     assert len(ended.text.splitlines()) == 1
 
 
-def test_an_invalid_flag_is_code_2(name: str) -> None:
-    ended = pagetierd("--name", name, "--arena-size", "1Gb")
-    assert ended.code == Exit.USAGE
-    assert "--arena-size" in ended.text
-
-
-@pytest.mark.parametrize("words", [("--no-such-flag",), ("surplus",)])
-def test_a_usage_error_without_a_terminal_is_a_line_of_the_log(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arena-size", "1Gb"], "--arena-size"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["surplus"], "surplus"),
+        (["--config", "", "--check"], "Invalid value for '--config': an empty value names no file"),
+        (["--keep-while", "", "--check"], "Invalid value for '--keep-while': an empty value names no file"),
+    ],
+)
+def test_a_usage_error_without_a_terminal_is_a_line_of_the_log_and_code_2(words: list[str], message: str) -> None:
     ended = pagetierd(*words)
     assert ended.code == Exit.USAGE
     assert "level=error name=pagetierd event=refused" in ended.text
+    assert message in ended.reported
     assert len(ended.text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--config", "--keep-while"])
-def test_an_empty_path_is_a_usage_error(option: str) -> None:
-    ended = pagetierd(option, "", "--check")
-    assert (ended.code, f"Invalid value for '{option}': an empty value names no file" in ended.reported) == (2, True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@as_root
 def test_a_configuration_without_read_permission_is_named() -> None:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
         Path(folder).chmod(0o755)
@@ -91,19 +91,12 @@ def test_a_configuration_without_read_permission_is_named() -> None:
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "pagetier.sock"
+def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, given: list[str]) -> None:
+    file = tmp_path / "s"
     file.write_text("precious")
-    text = refused("--name", name, "--socket", str(file), "--arena-size", "1MiB")
-    assert f"{file} exists and is not a socket" in text
+    assert f"{file} exists and is not a socket" in refused(*given)
     assert file.read_text() == "precious"
-
-
-def test_a_socket_that_cannot_be_created_stops_the_start(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    assert "file is not a folder" in refused(
-        "--name", name, "--socket", str(tmp_path / "file/s"), "--arena-size", "1MiB"
-    )
+    assert "s is not a folder" in refused(*given, "--socket", str(file / "s"))
 
 
 def test_a_daemon_that_fails_at_its_socket_keeps_warm_pages(left: RunningDaemon, tmp_path: Path) -> None:
@@ -126,16 +119,15 @@ def test_two_daemons_on_one_socket(name: str) -> None:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_arena_larger_than_the_host(name: str, tmp_path: Path) -> None:
-    text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "900TiB", "--arena-frame-size=4MiB")
+def test_an_arena_larger_than_the_host(given: list[str]) -> None:
+    text = refused(*given, "--arena-size", "900TiB", "--arena-frame-size=4MiB")
     assert "an arena of 900.0 TiB does not fit" in text
     assert "would fit: arena.size = " in text
 
 
 @own_shm
-def test_an_arena_larger_than_dev_shm(name: str, tmp_path: Path) -> None:
-    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size"]
-    ended = pagetierd(*given, "64MiB", before=OWN_SHM)
+def test_an_arena_larger_than_dev_shm(given: list[str]) -> None:
+    ended = pagetierd(*given, "--arena-size", "64MiB", before=OWN_SHM)
     assert ended.code == Exit.REFUSED
     assert "/dev/shm has 16.0 MiB left" in ended.reported
     fits = ended.reported.partition('arena.size = "')[2].partition('"')[0]
@@ -144,23 +136,16 @@ def test_an_arena_larger_than_dev_shm(name: str, tmp_path: Path) -> None:
 
 
 @own_shm
-def test_memory_that_runs_out_while_populating_stops_the_start(name: str, tmp_path: Path) -> None:
-    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB"]
-    ended = pagetierd(*given, code=FITS, before=OWN_SHM)
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [((), "memory ran out"), (("--index-entries", "1000000"), "cannot allocate the memory of the index")],
+    ids=["arena", "index"],
+)
+def test_memory_that_runs_out_stops_the_start(given: list[str], more: tuple[str, ...], words: str) -> None:
+    ended = pagetierd(*given, "--arena-size", "64MiB", *more, code=FITS, before=OWN_SHM)
     assert ended.code == Exit.REFUSED
-    assert "memory ran out" in ended.text
+    assert words in ended.text
     assert "Traceback" not in ended.text
-
-
-@own_shm
-def test_memory_too_small_for_the_index_stops_the_start(name: str, tmp_path: Path) -> None:
-    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB", "--index-entries", "1000000"]
-    ended = pagetierd(*given, code=FITS, before=OWN_SHM)
-    assert ended.code == Exit.REFUSED
-    assert "cannot allocate the memory of the index" in ended.text
-
-
-IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
 
 
 @own_shm
@@ -174,13 +159,12 @@ IN_OTHER_SHM = ["unshare", "--mount", "sh", "-c"]
 )
 def test_an_unusable_dev_shm_stops_the_start(mount: str, code: str, why: str, name: str) -> None:
     given = ["--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB"]
-    text = refused(*given, code=code, before=[*IN_OTHER_SHM, f'{mount} && exec "$0" "$@"'])
+    text = refused(*given, code=code, before=["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"'])
     assert text == f"/dev/shm/{name}.index cannot be created: {why}"
 
 
-def test_a_limit_on_the_size_of_files(name: str, tmp_path: Path) -> None:
-    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "64MiB"]
-    text = refused(*given, before=["sh", "-c", 'ulimit -f 10000 && exec "$0" "$@"'])
+def test_a_limit_on_the_size_of_files(name: str, given: list[str]) -> None:
+    text = refused(*given, "--arena-size", "64MiB", before=["sh", "-c", 'ulimit -f 10000 && exec "$0" "$@"'])
     assert text == f"/dev/shm/{name}.arena cannot be created: {64 << 20} bytes: File too large (ulimit -f)"
     assert shared_memory(name) == []
 
@@ -192,25 +176,23 @@ def test_a_stop_releases_the_memory_although_an_engine_is_attached() -> None:
     assert "started with the match in hand: <Match 3 of 3 pages, released>" in ended.text
 
 
-def test_an_arena_larger_than_the_control_group(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = tmp_path / "sys/fs/cgroup/job"
-    group.mkdir(parents=True)
-    for file, number in {"memory.max": 256 << 20, "memory.current": 64 << 20}.items():
-        (group / file).write_text(f"{number}\n")
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    (tmp_path / "proc/self/mountinfo").write_text("1 0 0:1 / /sys/fs/cgroup rw - cgroup2 none rw\n")
+def test_an_arena_larger_than_the_control_group(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "sys/fs/cgroup/job/memory.max": 256 << 20,
+        "sys/fs/cgroup/job/memory.current": 64 << 20,
+        "proc/self/cgroup": "0::/job",
+        "proc/self/mountinfo": "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 none rw",
+    }
+    host_files(tmp_path, files)
     (tmp_path / "dev/shm").mkdir(parents=True)
     monkeypatch.setattr(daemon_main, "Host", lambda: Host(tmp_path))
-    given = ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "512MiB"]
-    result = CliRunner(env=dict.fromkeys(filter(is_ours, os.environ))).invoke(daemon_main.main, given)
+    ours = [variable for variable in os.environ if variable.startswith("PAGETIER_")]
+    result = CliRunner(env=dict.fromkeys(ours)).invoke(daemon_main.main, [*given, "--arena-size", "512MiB"])
     assert result.exit_code == Exit.REFUSED, result.output
     assert "memory.max) has 192.0 MiB left" in result.output
     assert "would fit: arena.size = " in result.output
-
-
-def is_ours(variable: str) -> bool:
-    return variable.startswith("PAGETIER_")
 
 
 # --- stop requests during the start ----------------------------------------------------------------------------------
@@ -251,14 +233,11 @@ module.main()
 """
 
 
-def test_a_stop_while_segments_are_created_leaves_none() -> None:
-    daemon = RunningDaemon("1MiB")
-    where = ["--name", daemon.name, "--socket", str(daemon.socket), "--arena-size", "1MiB"]
-    command = [sys.executable, "-c", SLOW, *where]
+def test_a_stop_while_segments_are_created_leaves_none(name: str, given: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW, *given]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None and process.stdout.readline() == b"made\n"
-        assert len(daemon.leftovers()) == 3
+        assert len(shared_memory(name)) == 3
         process.terminate()
     assert process.returncode == 0
-    assert daemon.leftovers() == [] and not daemon.socket.exists()
-    daemon.folder.cleanup()
+    assert shared_memory(name) == [] and not (tmp_path / "s").exists()

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import tomllib
 import venv
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import pagetier
+from running_daemon import eventually
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
@@ -75,15 +75,7 @@ def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns an environment with the wheel and its declared dependencies, and nothing else."""
     folder = tmp_path_factory.mktemp("empty") / "venv"
     venv.create(folder, with_pip=False)
-    pip: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--python",
-        folder / "bin/python",
-    ]
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin/python")
     run(*pip, "install", "--no-deps", "--no-index", built.wheel, cwd=folder)
     (site,) = folder.glob("lib/python*/site-packages")
     (ours,) = metadata.distributions(name="pagetier", path=[str(site)])
@@ -124,13 +116,8 @@ def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
 def test_the_sdist_has_all_sources_and_no_build_output(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
-    assert {
-        "setup.py",
-        "src/pagetier/shm/_core.c",
-        "src/pagetier/shm/core/common/layout.h",
-        "LICENSE",
-        "docs/man/pagetierd.8",
-    } <= set(names)
+    sources = ("src/pagetier/shm/_core.c", "src/pagetier/shm/core/common/layout.h", "docs/man/pagetierd.8")
+    assert {"setup.py", "LICENSE", *sources} <= set(names)
     assert not any(name.endswith((".so", ".o", ".pyc")) for name in names)
 
 
@@ -158,10 +145,7 @@ def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
     name = f"pagetier-test-shipped-{os.getpid()}"
     config.write_text(f'name = "{name}"\nsocket = "{socket}"\n[arena]\nsize = "4MiB"\nframe_size = "64KiB"\n')
     with (tmp_path / "log").open("wb") as log, _daemon(place, config, log.fileno()) as daemon:
-        ends = time.monotonic() + 30
-        while "event=ready" not in (tmp_path / "log").read_text():
-            assert daemon.poll() is None and time.monotonic() < ends, (tmp_path / "log").read_text()
-            time.sleep(0.02)
+        assert eventually(lambda: "event=ready" in (tmp_path / "log").read_text(), 30), (tmp_path / "log").read_text()
         output = json.loads(run(place / "bin/pagetier", "stats", "--json", "--socket", socket, cwd=tmp_path))
         assert output["tiers"]["memory"]["cap"] == 4 << 20
         code = f"from pagetier.client import Client; assert Client({str(socket)!r}).wait_attached(9)"

@@ -1,4 +1,4 @@
-"""Output that cannot be written, and invalid numbers: one line and an exit code, never a traceback."""
+"""Output that cannot be written: one line and an exit code, never a traceback."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
+from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli.resize import resize
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, eventually
 
-RUN = 'from pagetier.daemon.cli import main; main(prog_name="pagetier")'
+PROGRAMS = {"pagetier": "pagetier.daemon.cli", "pagetierd": "pagetier.daemon.main"}
+FULL = "Error: the output could not be written: No space left on device\n"
+CLOSED = "Error: the output could not be written: Bad file descriptor\n"
+NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
 
 
 @pytest.fixture(scope="module")
@@ -26,40 +30,41 @@ def daemon() -> Iterator[RunningDaemon]:
         yield daemon
 
 
-def pagetier(*words: str, to: str = "/dev/null") -> subprocess.CompletedProcess[str]:
-    with Path(to).open("w") as out:
-        command = [sys.executable, "-c", RUN, *words]
-        return subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+def command(line: str) -> list[str]:
+    """Returns a command that runs a line of the shell, whose first word is one of our programs."""
+    program, _, words = line.partition(" ")
+    code = f'from {PROGRAMS[program]} import main; main(prog_name="{program}")'
+    return ["sh", "-c", f"exec {sys.executable} -c '{code}' {words}"]
 
 
-@pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"], ["--help"]])
-def test_a_full_disk_behind_stdout_is_one_line_and_code_1(words: list[str], daemon: RunningDaemon) -> None:
-    where = [] if words == ["--help"] else ["--socket", str(daemon.socket)]
-    done = pagetier(*words, *where, to="/dev/full")
-    assert done.stderr == "Error: the output could not be written: No space left on device\n"
-    assert done.returncode == 1
-    assert pagetier(*words, *where).returncode == 0
+def run(line: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command(line), capture_output=True, env=os.environ | environ, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", ["top --once --interval 0.1", "stats", "stats --json", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line_and_code_1(words: str, daemon: RunningDaemon) -> None:
+    line = f"pagetier {words}" if words == "--help" else f"pagetier {words} --socket {daemon.socket}"
+    done = run(f"{line} >/dev/full")
+    assert (done.stderr.decode(), done.returncode) == (FULL, 1)
+    assert run(line).returncode == 0
 
 
 def test_a_resize_whose_output_is_lost_differs_from_a_rejected_one(daemon: RunningDaemon) -> None:
-    refused = pagetier("resize", "--evict-low", "0.9", "--socket", str(daemon.socket))
-    assert (refused.returncode, "is more than evict.high" in refused.stderr) == (1, True)
-    done = pagetier("resize", "--evict-low", "0.001", "--socket", str(daemon.socket), to="/dev/full")
-    assert done.stderr == "Error: the output could not be written: No space left on device\n"
-    assert done.returncode == 1
+    refused = run(f"pagetier resize --evict-low 0.9 --socket {daemon.socket}")
+    assert (refused.returncode, b"is more than evict.high" in refused.stderr) == (1, True)
+    done = run(f"pagetier resize --evict-low 0.001 --socket {daemon.socket} >/dev/full")
+    assert (done.stderr.decode(), done.returncode) == (FULL, 1)
     documented = " ".join(resize.help.split()) if resize.help else ""
     assert "1: rejected with nothing changed, or done but the output could not be written" in documented
 
 
-@pytest.mark.parametrize("words", [["top", "--once", "--interval", "0.1"], ["stats"], ["stats", "--json"]])
+@pytest.mark.parametrize("words", ["top --once --interval 0.1", "stats", "stats --json"])
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
 def test_characters_that_the_encoding_lacks_become_question_marks(
-    words: list[str], encoding: str, daemon: RunningDaemon
+    words: str, encoding: str, daemon: RunningDaemon
 ) -> None:
-    command = [sys.executable, "-c", RUN, *words, "--socket", str(daemon.socket)]
-    environ = os.environ | {"PYTHONIOENCODING": encoding}
     with daemon.client(name="名前 of an engine: long"):
-        done = subprocess.run(command, capture_output=True, env=environ, timeout=60, check=False)
+        done = run(f"pagetier {words} --socket {daemon.socket}", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
     if "--json" in words:
         assert json.loads(done.stdout)["clients"][0]["name"] == "名前 of an engine: long"
@@ -68,51 +73,35 @@ def test_characters_that_the_encoding_lacks_become_question_marks(
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
-    [("cli", "--help"), ("cli", "stats --socket SOCKET"), ("main", "--help"), ("main", "--version")],
+    "line", ["pagetier --help", "pagetier stats --socket SOCKET", "pagetierd --help", "pagetierd --version"]
 )
-def test_a_closed_stdout_is_one_line_and_code_1(program: str, words: str, daemon: RunningDaemon) -> None:
-    run = RUN.replace("daemon.cli", f"daemon.{program}")
-    shell = f"exec {sys.executable} -c '{run}' {words.replace('SOCKET', str(daemon.socket))} >&-"
-    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.stderr == "Error: the output could not be written: Bad file descriptor\n"
-    assert done.returncode == 1
+def test_a_closed_stdout_is_one_line_and_code_1(line: str, daemon: RunningDaemon) -> None:
+    done = run(f"{line.replace('SOCKET', str(daemon.socket))} >&-")
+    assert (done.stderr.decode(), done.returncode) == (CLOSED, 1)
 
 
-def test_errors_without_stderr_do_not_go_to_stdout() -> None:
-    for program, words, code in (("cli", "stats --socket /nope", 3), ("main", "--arena-size lots", 2)):
-        shell = f"exec {sys.executable} -c '{RUN.replace('daemon.cli', f'daemon.{program}')}' {words} 2>&-"
-        done = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-        assert (done.stdout, done.returncode) == ("", code)
+@pytest.mark.parametrize(("line", "code"), [("pagetier stats --socket /nope", 3), ("pagetierd --arena-size lots", 2)])
+def test_errors_without_stderr_do_not_go_to_stdout(line: str, code: int) -> None:
+    done = run(f"{line} 2>&-")
+    assert (done.stdout, done.returncode) == (b"", code)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@as_root
 def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)
-    become = "import os, pagetier.daemon.cli.stats; os.setgroups([]); os.setgid(65534)"
-    code = RUN.replace("main(", f"{become}; os.setuid(65534); main(", 1)
-    command = [sys.executable, "-c", code, "stats", "--socket", str(daemon.socket)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "start pagetierd" in done.stderr) == (3, False)
-    assert "may not open the daemon's socket; to allow it, list the user in access.watch_users or" in done.stderr
+    imports = "import pagetier.daemon.cli.stats; from pagetier.daemon.cli import main"
+    code, output = output_as(NOBODY, imports, "main()", "stats", "--socket", str(daemon.socket))
+    assert (code, "start pagetierd" in output) == (3, False)
+    assert "may not open the daemon's socket; to allow it, list the user in access.watch_users or" in output
 
 
 def test_a_pipe_whose_reader_left_ends_the_command_silently(daemon: RunningDaemon) -> None:
-    command = [sys.executable, "-c", RUN, "stats", "--json", "--socket", str(daemon.socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    line, pipe = command(f"pagetier stats --json --socket {daemon.socket}"), subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as child:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
         assert child.stderr.read() == ""
     assert child.returncode == 1
-
-
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
-def test_an_invalid_interval_is_a_usage_error(seconds: str) -> None:
-    done = pagetier("top", "--once", "--interval", seconds)
-    assert (done.returncode, "Traceback" in done.stderr, "--interval" in done.stderr) == (2, False, True)
-
-
-NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
 
 
 @pytest.mark.parametrize("without", NO_STDERR)
@@ -127,26 +116,20 @@ NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
     ],
 )
 def test_a_daemon_without_stderr_has_the_same_exit_codes(words: str, code: Exit, without: str) -> None:
-    run = RUN.replace("daemon.cli", "daemon.main").replace('prog_name="pagetier"', "")
-    shell = f"exec {sys.executable} -c '{run}' {words} {without}"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, timeout=60, check=False)
-    assert done.returncode == code
+    assert run(f"pagetierd {words} {without}").returncode == code
 
 
 @pytest.mark.parametrize("without", NO_STDERR)
 def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
-    with DiskDaemon() as daemon:
-        daemon.stop()
-        run = RUN.replace("daemon.cli", "daemon.main").replace('prog_name="pagetier"', "")
-        words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --arena-frame-size 64KiB"
-        words += f" --disk-path {daemon.disk} --disk-size 64MiB --disk-environments 2"
-        command = ["sh", "-c", f"exec {sys.executable} -c '{run}' {words} {without}"]
-        with subprocess.Popen(command) as process:
-            assert eventually(daemon.socket.is_socket)
-            assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
-            with Engine(daemon) as engine:
-                engine.store_through(daemon, range(8))
-                assert engine.places(range(8)) == {"memory": 8}
-            process.terminate()
-        assert process.returncode == 0
+    daemon = DiskDaemon()
+    words = f"--name {daemon.name} --socket {daemon.socket} --arena-size 1MiB --arena-frame-size 64KiB"
+    words += f" --disk-path {daemon.disk} --disk-size 64MiB --disk-environments 2"
+    with daemon.folder, subprocess.Popen(command(f"pagetierd {words} {without}")) as process:
+        assert eventually(daemon.socket.is_socket, 20)
+        assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
+        with Engine(daemon) as engine:
+            engine.store_through(daemon, range(8))
+            assert engine.places(range(8)) == {"memory": 8}
+        process.terminate()
+        assert process.wait(20) == 0
         assert daemon.leftovers() == []

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from disk_daemon import DiskDaemon, Engine
+from disk_daemon import DiskDaemon, Engine, TroubledDaemon
 from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
 from pagetier.daemon.cli.unit import unit
-from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.server.control_socket import SocketError, open_socket
 
 pytestmark = as_root
@@ -117,41 +116,33 @@ def test_a_socket_that_is_replaced_during_its_creation_changes_no_other_file(pla
 
 @pytest.mark.parametrize("file", ["owner", "state.tmp"])
 def test_links_in_the_disk_tiers_folder_are_rejected(victim: Path, file: str) -> None:
-    with DiskDaemon() as daemon:
-        daemon.stop()
-        daemon.disk = folder_of(MALLORY, Path(daemon.folder.name) / "theirs")
-        (daemon.disk / file).symlink_to(victim)
-        daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
-        assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
-        with Engine(daemon) as engine:
-            engine.goes_on(100)
-        assert is_untouched(victim)
+    daemon = TroubledDaemon()
+    folder_of(MALLORY, daemon.disk)
+    (daemon.disk / file).symlink_to(victim)
+    with daemon, Engine(daemon) as engine:
+        daemon.wait_down(f"{daemon.disk} belongs to user {MALLORY}")
+        engine.goes_on(100)
+    assert is_untouched(victim)
 
 
 def test_a_disk_folder_that_all_users_can_write_to_is_rejected() -> None:
-    with DiskDaemon() as daemon:
-        daemon.stop()
-        daemon.disk.chmod(0o777)
-        daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
-        assert f"all users may write to {daemon.disk}: chmod o-w" in daemon.report().trouble
+    daemon = TroubledDaemon()
+    daemon.disk.mkdir()
+    daemon.disk.chmod(0o777)
+    with daemon:
+        daemon.wait_down(f"all users may write to {daemon.disk}: chmod o-w")
         daemon.disk.chmod(0o770)
         daemon.wait_open()
 
 
 def test_a_link_of_another_user_to_the_disk_folder_is_rejected(place: Path) -> None:
-    with DiskDaemon() as daemon:
-        daemon.stop()
-        real, daemon.disk = daemon.disk, Path(daemon.folder.name) / "link"
-        daemon.disk.symlink_to(real)
-        daemon.start()
-        daemon.wait_open()
+    daemon = DiskDaemon()
+    daemon.disk.symlink_to(place)
+    with daemon:
         daemon.stop()
         os.chown(daemon.disk, MALLORY, MALLORY, follow_symlinks=False)
         daemon.start()
-        assert daemon.until(lambda disk: disk.standing is Standing.DOWN), daemon.reported()
-        assert f"{daemon.disk} belongs to user {MALLORY}" in daemon.report().trouble
+        daemon.wait_down(f"{daemon.disk} belongs to user {MALLORY}")
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])

@@ -10,17 +10,15 @@ import signal
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from click.testing import CliRunner, Result
 
-from pagetier.daemon.cli import main
-from pagetier.daemon.cli.observe import take_snapshot
-from pagetier.daemon.cli.snapshot import Snapshot
+from numbered_pages import key_of, keys_of, read_page, write_page
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
@@ -45,15 +43,8 @@ SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
 WAIT_S = 30.0
 
 
-def key_of(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest()
-
-
-def keys_of(numbers: Iterable[int]) -> bytes:
-    return b"".join(map(key_of, numbers))
-
-
 def content_of(number: int) -> bytes:
+    """Returns the content of a page."""
     return np.random.default_rng(number).bytes(PAGE)
 
 
@@ -66,6 +57,7 @@ class DiskDaemon(RunningDaemon):
     def __init__(self, frames: int = 16, size: str = "64MiB", *more: str) -> None:
         super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more)
         self.disk = Path(self.folder.name) / "disk"
+        self.frames = frames
         self._size = size
         self._workers: set[int] = set()
 
@@ -83,6 +75,24 @@ class DiskDaemon(RunningDaemon):
         """Waits until the disk tier is open after at least `restarts` restarts of its worker."""
         assert self.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts >= restarts), self.reported()
 
+    def wait_down(self, *reasons: str) -> None:
+        """Waits until the disk tier is down for these reasons."""
+        assert self.until(
+            lambda disk: disk.standing is Standing.DOWN and all(reason in disk.trouble for reason in reasons)
+        ), self.reported()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Replaces the folder of the disk tier by a file for the duration of the block."""
+        restarts, away = self.report().restarts, self.disk.rename(self.disk.with_name("away"))
+        self.disk.write_text("a file")
+        self.kill_worker()
+        self.wait_down("is a file")
+        yield
+        self.disk.unlink()
+        away.rename(self.disk)
+        self.wait_open(restarts + 1)
+
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
         """Returns whether the disk tier's report fulfils a condition in time."""
         return eventually(lambda: bool(what(self.report())), seconds)
@@ -90,14 +100,6 @@ class DiskDaemon(RunningDaemon):
     def reported(self) -> str:
         """Returns the report and the log, for the message of a failed assertion."""
         return f"{self.report()}\n{self.log.read_text()}"
-
-    def lines(self, words: str) -> list[str]:
-        """Returns the lines of the log that contain these words."""
-        return [line for line in self.log.read_text().splitlines() if words in line]
-
-    def snapshot(self) -> Snapshot:
-        """Returns the snapshot that `pagetier stats` shows."""
-        return take_snapshot(self._observer())
 
     def report(self) -> DiskReport:
         """Returns the report of the disk tier."""
@@ -118,12 +120,6 @@ class DiskDaemon(RunningDaemon):
                 return saved
             assert time.monotonic() < ends, f"{saved} {self.reported()}"
             time.sleep(0.02)
-
-    def pagetier(self, *words: str) -> Result:
-        """Runs a command of `pagetier` for this daemon."""
-        variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
-        runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
-        return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
 
     def doctor(self) -> str:
         """Returns the output of `pagetier doctor` with this daemon's configuration."""
@@ -152,12 +148,16 @@ class DiskDaemon(RunningDaemon):
         """Returns the data files, which contain the pages."""
         return sorted(self.disk.glob("*/data.mdb"))
 
+    def fill(self, pages: int) -> range:
+        """Stores pages and waits until they are on disk."""
+        with Engine(self) as engine:
+            return engine.store_through(self, range(pages))
+
     def close_with(self, pages: int) -> range:
         """Stores pages, waits until they are on disk, and stops the daemon."""
-        with Engine(self) as engine:
-            engine.store_through(self, range(pages))
+        numbers = self.fill(pages)
         self.stop()
-        return range(pages)
+        return numbers
 
     def __enter__(self) -> Self:
         return self.open()
@@ -223,13 +223,10 @@ class Engine:
         assert isinstance(answer, Reserved)
         for at, number in enumerate(pages):
             if answer.outcomes[at] == ReserveOutcome.GRANTED:
-                self._write(answer.entries[4 * at : 4 * at + 4], answer.serials[8 * at : 8 * at + 8], number)
+                entry = answer.entries[4 * at : 4 * at + 4]
+                write_page(self.session, entry, content_of(number))
+                assert self.session.publish(entry, answer.serials[8 * at : 8 * at + 8], 0) == b"\1"
         return answer.outcomes
-
-    def _write(self, entry: bytes, serial: bytes, number: int) -> None:
-        content = np.frombuffer(content_of(number), np.uint8)
-        assert self.session.copy_in(entry, _u64(content.ctypes.data), _u64(PAGE), 0, 1) == 1
-        assert self.session.publish(entry, serial, 0) == b"\1"
 
     def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
         """Sends a fetch request without waiting for the response."""
@@ -254,9 +251,7 @@ class Engine:
         with self.session.match(Pins, None, key_of(number)) as pins:
             if not len(pins):
                 return "disk" if pins.available_pages else "nowhere"
-            out = np.zeros(PAGE, np.uint8)
-            assert self.session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(PAGE), 1) == 1
-            assert out.tobytes() == content_of(number), f"page {number} has other bytes"
+            assert read_page(self.session, pins, PAGE) == content_of(number), f"page {number} has other bytes"
             return "memory"
 
     def places(self, numbers: Iterable[int]) -> Counter[str]:
@@ -268,11 +263,12 @@ class Engine:
         with self.session.match(Pins, None, keys_of(numbers)) as pins:
             return len(pins), pins.available_pages
 
-    def store_through(self, daemon: DiskDaemon, numbers: Sequence[int], at_once: int = 8) -> None:
-        """Stores many pages in small batches, and waits for each batch until it is on disk."""
-        for first in range(0, len(numbers), at_once):
-            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + at_once])
+    def store_through(self, daemon: DiskDaemon, numbers: range) -> range:
+        """Stores many pages in small batches, waits for each batch until it is on disk, and returns the pages."""
+        for first in range(0, len(numbers), 8):
+            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + 8])
             assert not daemon.save().trouble, daemon.reported()
+        return numbers
 
     def goes_on(self, first: int) -> None:
         """Asserts that stores and matches in memory work as usual."""
@@ -292,11 +288,9 @@ class Engine:
         self.close()
 
 
-def _u64(number: int) -> bytes:
-    return number.to_bytes(8, "little")
-
-
-def in_both(daemon: DiskDaemon, engine: Engine) -> range:
-    """Returns pages that are in memory and on disk."""
-    engine.store_through(daemon, range(8))
-    return range(8)
+def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> range:
+    """Returns pages that are on disk and not in memory."""
+    numbers = engine.store_through(daemon, range(first, first + pages))
+    engine.store_through(daemon, range(first + 5000, first + 5000 + daemon.frames))  # evicts them from memory
+    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
+    return numbers

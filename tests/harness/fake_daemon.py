@@ -79,22 +79,27 @@ class FakeDaemon:
         self.owner = self.memory.adopted()
         self.asked: queue.Queue[tuple[Peer, Reserve]] = queue.Queue()
         self.greetings: list[Attach] = []
-        self._behave = behave or self.attach_and_listen
+        self._behave = behave or self.serve
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-test-")
         self.socket = Path(self._folder.name) / "pagetier.sock"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.peers: list[Peer] = []
         self._threads: list[threading.Thread] = []
 
-    def attach_and_listen(self, peer: Peer) -> None:
-        """Accepts Attach as a daemon does, and queues all requests."""
+    def serve(self, peer: Peer) -> None:
+        """Accepts Attach, and confirms Detach as a daemon does; otherwise the client's thread would never end."""
         peer.welcome()
         while True:
             request = peer.next()
-            if isinstance(request, Reserve):
-                self.asked.put((peer, request))
             if isinstance(request, Detach) and request.number:
                 peer.send(Detached(request.number))
+            else:
+                self.received(peer, request)
+
+    def received(self, peer: Peer, request: Request) -> None:
+        """Queues a reservation for the test, and ignores all other requests."""
+        if isinstance(request, Reserve):
+            self.asked.put((peer, request))
 
     def next(self) -> tuple[Peer, Reserve]:
         """Returns the next request and its connection."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, attach
 from fake_daemon import ANSWER_S, FakeDaemon, Peer
+from numbered_pages import write_page
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
-from pagetier.shm.protocol import Detach, Detached, Fetch, Fetched, FetchOutcome, Reserve
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
 
 _FETCH_OUTCOME_OF = {
     ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
@@ -30,7 +31,7 @@ class DiskDaemon(FakeDaemon):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._listen)
+        super().__init__()
         self.fetches: queue.Queue[tuple[Peer, Fetch]] = queue.Queue()
         self.hangs = False
         self._one_by_one = threading.Lock()
@@ -72,11 +73,9 @@ class DiskDaemon(FakeDaemon):
         with self._one_by_one:
             outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
             for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
-                page = bytearray(self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
-                entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
-                sizes = np.array([len(page)], np.uint64)
-                assert self._worker.copy_in(entry, _addresses([page]), sizes, 0, 1) == 1
-                assert self._worker.publish(entry, serial, 0) == b"\1"
+                entry = entries[4 * at : 4 * at + 4]
+                write_page(self._worker, entry, self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])
+                assert self._worker.publish(entry, serials[8 * at : 8 * at + 8], 0) == b"\1"
             self.owner.settle()
         return outcomes.translate(_FETCH_OUTCOMES)
 
@@ -84,17 +83,13 @@ class DiskDaemon(FakeDaemon):
         """Reads the requested pages into memory and answers the request."""
         peer.send(Fetched(request.number, self.bring_in(request.keys)))
 
-    def _listen(self, peer: Peer) -> None:
-        peer.welcome()
-        while True:
-            request = peer.next()
-            if isinstance(request, Fetch):
-                self.fetches.put((peer, request))
-            elif isinstance(request, Reserve) and not self.hangs:
-                with self._one_by_one:
-                    peer.send(self.answer_to(peer, request))
-            elif isinstance(request, Detach) and request.number:
-                peer.send(Detached(request.number))  # otherwise the client reconnects until its process ends
+    def received(self, peer: Peer, request: Request) -> None:
+        """Queues a fetch for the test, and grants a reservation."""
+        if isinstance(request, Fetch):
+            self.fetches.put((peer, request))
+        elif isinstance(request, Reserve) and not self.hangs:
+            with self._one_by_one:
+                peer.send(self.answer_to(peer, request))
 
 
 def _addresses(pages: list[bytearray]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -16,6 +16,7 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
+from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -26,22 +27,31 @@ def snapshot(
 ) -> Snapshot:
     """Returns a snapshot with one client and a disk. All numbers that are not given are `many`."""
     return Snapshot(
-        daemon=_filled(DaemonStats, many, build="", segments=segments, phase=Phase.SERVING),
-        tiers=Tiers(memory=_filled(PageTier, many, hits=hits, misses=misses), disk=_filled(PageTier, many)),
+        daemon=filled(DaemonStats, many, build="", segments=segments, phase=Phase.SERVING),
+        tiers=Tiers(memory=filled(PageTier, many, hits=hits, misses=misses), disk=filled(PageTier, many)),
         disk=DiskReport(standing=Standing.OPEN, last_sync=1.0),
-        disk_work=_filled(DiskWork, many),
-        lookups=_filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
-        stores=_filled(StoreStats, many),
+        disk_work=filled(DiskWork, many),
+        lookups=filled(LookupStats, many, memory_tokens=hits, disk_tokens=0, missed_tokens=misses),
+        stores=filled(StoreStats, many),
         namespaces=(),
         clients=(client(pid=pid, lookups=lookups, many=many),),
     )
 
 
+def history(*moments: tuple[float, Snapshot]) -> History:
+    """Returns a history of snapshots at these times."""
+    made = History()
+    for at, seen in moments:
+        made.add(Moment(at, seen))
+    return made
+
+
 def client(*, pid: int = 7, lookups: int = 0, many: int = 1, name: str = "engine") -> ClientStats:
     """Returns the statistics of an attached client."""
-    return _filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=lookups, age_seconds=86_400.0 * 99)
+    return filled(ClientStats, many, slot=0, pid=pid, name=name, lookups=lookups, age_seconds=86_400.0 * 99)
 
 
-def _filled(kind: type[_T], many: int, **given: object) -> _T:
+def filled(kind: type[_T], many: int, **given: object) -> _T:
+    """Returns a record with these fields; all others are `many`."""
     numbers: dict[str, object] = dict.fromkeys(kind.__struct_fields__, many)
     return kind(**{**numbers, **given})

@@ -19,7 +19,18 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import BUILD, Answer, Request, pack, read_answer
+from pagetier.shm.protocol import (
+    BUILD,
+    Answer,
+    Attach,
+    Check,
+    Findings,
+    Observe,
+    Request,
+    Welcome,
+    pack,
+    read_answer,
+)
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.shm.unpacker import Unpacker
 
@@ -106,11 +117,31 @@ class Peer:
         self.send(*messages)
         return self.answer()
 
+    def attach(self, token: int = 1, name: str = "peer") -> int:
+        """Attaches, and returns the slot."""
+        return self._welcomed(Attach(BUILD, token, name)).slot
+
+    def observe(self) -> None:
+        """Greets the server as an observer."""
+        self._welcomed(Observe(BUILD))
+
+    def _welcomed(self, greeting: Attach | Observe) -> Welcome:
+        answer = self.ask(greeting)
+        assert isinstance(answer, Welcome), answer
+        return answer
+
     def __enter__(self) -> Peer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+
+def serves(path: Path) -> bool:
+    """Returns whether an observer is answered that the index is consistent."""
+    with Peer(path) as peer:
+        peer.observe()
+        return peer.ask(Check(1)) == Findings(1, [])
 
 
 def message(*fields: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
+from numbered_pages import read_page, write_page
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
 
@@ -40,8 +41,7 @@ class Place:
         self.space = self.owner.space(b"s" * KEY_BYTES, "space", 16, 0, 0)
 
     def fill(self, entry: int, serial: int, content: bytes) -> None:
-        memory = np.frombuffer(content, np.uint8)
-        assert self.session.copy_in(u32(entry), u64(memory.ctypes.data), u64(len(content)), 0, 1) == 1
+        write_page(self.session, u32(entry), content)
         assert self.session.publish(u32(entry), u64(serial), 0) == b"\1"
         self.owner.settle()
 
@@ -69,9 +69,7 @@ class Place:
 
     def load(self, name: str, size: int = FRAME) -> bytes:
         with self.session.match(Pins, None, key(name)) as pins:
-            out = np.zeros(size, np.uint8)
-            assert self.session.copy_out(pins, 0, u64(out.ctypes.data), u64(size), 1) == 1
-            return out.tobytes()
+            return read_page(self.session, pins, size)
 
     def sound(self) -> bool:
         return self.owner.check_integrity() == []

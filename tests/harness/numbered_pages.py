@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from hashlib import sha256
 
 import numpy as np
@@ -18,7 +19,11 @@ GEOMETRY = Geometry(frame_bytes=FRAME, frames=64, entries=48, spaces=4)
 
 
 def key_of(number: int) -> bytes:
-    return sha256(number.to_bytes(8, "little")).digest()
+    return sha256(b"%d" % number).digest()
+
+
+def keys_of(numbers: Iterable[int]) -> bytes:
+    return b"".join(map(key_of, numbers))
 
 
 def content_of(number: int) -> bytes:
@@ -41,14 +46,26 @@ def session_of(descriptors: list[int], slot: int) -> Session:
 
 
 def reserve(owner: Owner, slot: int, numbers: list[int]) -> tuple[bytes, bytes, bytes]:
-    keys = b"".join(map(key_of, numbers))
     sizes = np.array([len(content_of(number)) for number in numbers], np.uint64)
-    return owner.reserve(slot, owner.space(bytes(KEY_BYTES), "test", 16, 0, 0), 0, 1, DAY_NS, keys, sizes)
+    space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    return owner.reserve(slot, space, 0, 1, DAY_NS, keys_of(numbers), sizes)
 
 
 def write(session: Session, entry: bytes, number: int) -> None:
-    content = np.frombuffer(content_of(number), np.uint8)
-    assert session.copy_in(entry, _u64(content.ctypes.data), _u64(len(content)), 0, 1) == 1
+    write_page(session, entry, content_of(number))
+
+
+def write_page(session: Session, entry: bytes, content: bytes) -> None:
+    """Copies the bytes of a page into memory."""
+    source = np.frombuffer(content, np.uint8)
+    assert session.copy_in(entry, _u64(source.ctypes.data), _u64(len(source)), 0, 1) == 1
+
+
+def read_page(session: Session, pins: Pins, size: int) -> bytes:
+    """Returns the bytes of the first pinned page."""
+    out = np.zeros(size, np.uint8)
+    assert session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(size), 1) == 1
+    return out.tobytes()
 
 
 def store(owner: Owner, session: Session, numbers: list[int]) -> None:
@@ -66,9 +83,8 @@ def holds(session: Session, number: int) -> bool:
     with session.match(Pins, None, key_of(number)) as pins:
         if not len(pins):
             return False
-        out = np.zeros(len(content_of(number)), np.uint8)
-        assert session.copy_out(pins, 0, _u64(out.ctypes.data), _u64(len(out)), 1) == 1
-        assert out.tobytes() == content_of(number), f"page {number} has wrong content"
+        content = content_of(number)
+        assert read_page(session, pins, len(content)) == content, f"page {number} has wrong content"
         return True
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,21 +15,23 @@ import pytest
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 # Each test process has two users of its own, because a user has one folder in /tmp. Numbers up to 65,535 exist in every
 # container.
+NOBODY = 65534
 MALLORY = 10_000 + 2 * os.getpid() % 50_000
 ALICE = MALLORY + 1
 
 _BECOME = """
 import os, sys, logging
 {imports}
-os.setgroups([]); os.setgid({user}); os.setuid({user}); os.chdir("/")
+os.setgroups({groups}); os.setgid({user}); os.setuid({user}); os.chdir("/")
 logging.basicConfig(stream=sys.stdout, format="%(message)s", level="INFO")
 {code}
 """
 
 
-def command_as(user: int, imports: str, code: str, *arguments: str) -> list[str]:
-    """Returns a command line that runs `code` as this user."""
-    return [sys.executable, "-c", _BECOME.format(imports=imports, user=user, code=code), *arguments]
+def command_as(user: int, imports: str, code: str, *arguments: str, groups: Sequence[int] = ()) -> list[str]:
+    """Returns a command line that runs `code` as this user, who is also in these groups."""
+    become = _BECOME.format(imports=imports, user=user, code=code, groups=list(groups))
+    return [sys.executable, "-c", become, *arguments]
 
 
 def environ_with(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -39,11 +41,16 @@ def environ_with(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def output_as(
-    user: int, imports: str, code: str, *arguments: str, environ: Mapping[str, str] | None = None
+    user: int,
+    imports: str,
+    code: str,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+    groups: Sequence[int] = (),
 ) -> tuple[int, str]:
     """Runs `code` to its end as this user; returns its exit code and its output."""
     done = subprocess.run(
-        command_as(user, imports, code, *arguments),
+        command_as(user, imports, code, *arguments, groups=groups),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
+from keyed_pages import found, prompt, store
 from pagetier.client import Client
-from pagetier.client.keys import Keys
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon, namespace
+from running_daemon import START_S, RunningDaemon
 
 MAIN = "from pagetier.daemon.main import main; main()"
 # Modules that are imported late, imported here while this process can still read all files.
 AS_NOBODY = f"import asyncio, concurrent.futures.thread, os; {MAIN.replace('main()', 'os.setgroups([])')}; "
 AS_NOBODY += "os.setgid(65534); os.setuid(65534); main()"
 OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
-PAGES, PAGE_BYTES = 3, 100_000
+PAGES = 3
+KEYS = prompt(7, PAGES)
 
 
 def may_unshare() -> bool:
@@ -60,27 +60,15 @@ def pagetierd(*arguments: str, code: str = MAIN, before: Sequence[str] = (), mos
     return Ended(done.returncode, done.stdout.decode())
 
 
-def pages() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Returns pages with distinct content, the same at each call."""
-    return np.random.default_rng(7).integers(0, 256, (PAGES, PAGE_BYTES), dtype=np.uint8)
-
-
-def keys() -> Keys:
-    """Returns the keys of pages()."""
-    return namespace().keys(range(16 * PAGES))
-
-
 def fill(daemon: RunningDaemon) -> None:
-    """Stores pages()."""
+    """Stores the pages of KEYS."""
     with daemon.client() as client:
-        assert client.store(keys(), pages()).stored == PAGES
+        assert store(client, KEYS).stored == PAGES
 
 
 def still_serves(client: Client) -> bool:
-    """Returns whether all pages() are present with the right content."""
-    out = np.zeros_like(pages())
-    with client.match(keys()) as match:
-        return client.load(match, out) == PAGES and bool(np.array_equal(out, pages()))
+    """Returns whether the pages of KEYS are present, and compares their content."""
+    return found(client, KEYS) == PAGES
 
 
 def shared_memory(name: str) -> list[str]:

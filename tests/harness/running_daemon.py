@@ -14,8 +14,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
+
+from click.testing import CliRunner, Result
 
 from pagetier.client import Client, Namespace
+from pagetier.daemon.cli import main
+from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Check, Findings, Observe
@@ -28,7 +34,7 @@ class RunningDaemon:
     """`pagetierd` with a socket and segments of its own.
 
     As a context manager it is stopped at the end, and asserts that no shared memory is left. `before` is a command that
-    runs it.
+    runs it. It reads the file `config` if a test has written it before the start.
     """
 
     def __init__(self, arena: str = "16MiB", frame: str = "64KiB", *more: str, before: Sequence[str] = ()) -> None:
@@ -36,26 +42,26 @@ class RunningDaemon:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-test-")
         self.socket = Path(self.folder.name) / "pagetier.sock"
         self.log = Path(self.folder.name) / "log"
+        self.config = Path(self.folder.name) / "pagetierd.toml"
         self._arguments = ["--arena-size", arena, "--arena-frame-size", frame, *more]
         self._before = before
         self.process: subprocess.Popen[bytes] | None = None
         self._lives = 0
+        self._clients: WeakSet[Client] = WeakSet()
 
     def start(self, *more: str) -> Self:
         """Starts the daemon and waits until it serves."""
-        self.launch(*more)
+        process = self.launch(*more)
         self._lives += 1
-        ends = time.monotonic() + START_S
-        while not self._serves():
-            assert self.process is not None and self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < ends, f"the daemon did not become ready: {self.log.read_text()}"
-            time.sleep(0.01)
+        assert eventually(lambda: self._serves() or process.poll() is not None, START_S), self.log.read_text()
+        assert self._serves(), self.log.read_text()
         return self
 
     def launch(self, *more: str) -> subprocess.Popen[bytes]:
         """Starts the daemon without waiting."""
         command = [*self._before, sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
-        command += ["--name", self.name, "--socket", str(self.socket), *self._arguments, *more]
+        config = ["--config", str(self.config)] if self.config.exists() else []
+        command += ["--name", self.name, "--socket", str(self.socket), *config, *self._arguments, *more]
         environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGETIER_")}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environ)
@@ -65,6 +71,14 @@ class RunningDaemon:
         """Sends a signal to the daemon."""
         assert self.process is not None
         self.process.send_signal(number)
+
+    def reload(self, text: str, event: str = "event=reloaded") -> str:
+        """Returns the log line with this event after a SIGHUP with this text in the configuration file."""
+        before = len(self.lines(event))
+        self.config.write_text(text)
+        self.signal(signal.SIGHUP)
+        assert eventually(lambda: len(self.lines(event)) > before), self.log.read_text()
+        return self.lines(event)[-1]
 
     def kill(self) -> None:
         """Sends SIGKILL and waits, like a crash: the segments stay."""
@@ -82,8 +96,9 @@ class RunningDaemon:
         return self.process.wait(START_S)
 
     def client(self, **options: object) -> Client:
-        """Returns an attached client."""
+        """Returns an attached client, which is closed with the daemon if the test does not close it."""
         client = Client(self.socket, **options)  # type: ignore[arg-type]
+        self._clients.add(client)
         assert client.wait_attached(START_S), self.log.read_text()
         return client
 
@@ -101,6 +116,20 @@ class RunningDaemon:
     def slots(self) -> list[AttachmentRecord]:
         """Returns the attached processes with their pins and counters."""
         return self._observer().attachments_with_pins()
+
+    def lines(self, words: str) -> list[str]:
+        """Returns the lines of the log that contain these words."""
+        return [line for line in self.log.read_text().splitlines() if words in line]
+
+    def pagetier(self, *words: str) -> Result:
+        """Runs a command of `pagetier` for this daemon."""
+        variables = {name: None for name in os.environ if name.startswith("PAGETIER_")}
+        runner = CliRunner(env={**variables, "PAGETIER_NAME": self.name})
+        return runner.invoke(main, [words[0], "--socket", str(self.socket), *words[1:]])
+
+    def snapshot(self) -> Snapshot:
+        """Returns the snapshot that `pagetier stats` shows."""
+        return take_snapshot(self._observer())
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""
@@ -133,6 +162,8 @@ class RunningDaemon:
             if error is None:
                 assert self.findings() == []
             code = self.stop()
+        for client in list(self._clients):
+            client.close()
         left, output = self.leftovers(), self.log.read_text()
         for name in left:
             (Path("/dev/shm") / name).unlink()

@@ -63,6 +63,11 @@ class Engine:
         assert report is not None
         return report
 
+    def attached(self) -> Reported:
+        """Returns a report after the engine has attached again."""
+        self.until(lambda report: report.attached, "the engine did not attach again")
+        return self.now()
+
     def now(self) -> Reported:
         """Returns a new report, after discarding the earlier ones."""
         first = self._next()
@@ -123,6 +128,14 @@ class World:
         done = self.machine.run("systemctl", *words, UNIT)
         assert done.returncode == 0, f"{words}: {done.stderr}{self.log()}"
 
+    def signal(self, name: str) -> None:
+        """Sends a signal to the daemon."""
+        self.machine.do("systemctl", "kill", f"--signal={name}", "--kill-who=main", UNIT)
+
+    def is_restarted(self) -> None:
+        """Waits until systemd has restarted the daemon once."""
+        self.soon(lambda: (self.show("NRestarts"), self.show("ActiveState")) == ("1", "active"), "no restart")
+
     def start(self) -> None:
         """Starts the service and waits until it serves and its helper units, which start a moment later, are active."""
         self.systemctl("start")
@@ -168,8 +181,9 @@ class World:
             finally:
                 self.machine.run("kill", "-KILL", pid)
 
-    def with_pages(self, engine: Engine, pages: int = PAGES) -> None:
-        """Waits until the engine finds all of its pages."""
-        engine.until(
-            lambda report: report.hits == pages and report.attached, "the engine does not find all of its pages"
-        )
+    @contextmanager
+    def full_engine(self) -> Iterator[Engine]:
+        """Yields an engine that finds all of its pages."""
+        with self.engine() as engine:
+            engine.until(lambda report: report.hits == PAGES and report.attached, "the engine does not find its pages")
+            yield engine

@@ -17,7 +17,6 @@ from typing import Self
 import msgspec
 
 _WAIT_S = 20.0
-_KIND = "xterm-256color"
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -34,21 +33,22 @@ class Shown(msgspec.Struct, frozen=True):
 
 def pagetier_on_terminal(arguments: Sequence[str], columns: int = 80, typed: str = "") -> Shown:
     """Runs `pagetier` with a terminal of this width on all three descriptors."""
-    ours, theirs = pty.openpty()
-    with _start(arguments, theirs, columns) as process:
-        os.close(theirs)
-        os.write(ours, typed.encode())
-        text = _read_all(ours)
-    os.close(ours)
-    return Shown(text.replace("\r\n", "\n").splitlines(), process.returncode)
+    with LiveTerminal(arguments, columns) as live:
+        live.type(typed)
+        code = live.wait()
+        return Shown(live.text.replace("\r\n", "\n").splitlines(), code)
 
 
 class LiveTerminal:
     """Runs `pagetier` on a terminal until the end of the block, and reads its output."""
 
-    def __init__(self, arguments: Sequence[str], columns: int = 80, kind: str = _KIND) -> None:
+    def __init__(self, arguments: Sequence[str], columns: int = 80, kind: str = "xterm-256color") -> None:
         self._ours, theirs = pty.openpty()
-        self._process = _start(arguments, theirs, columns, kind)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        environ |= {"TERM": kind, "PYTHONIOENCODING": "utf-8"}
+        command = [sys.executable, "-c", "from pagetier.daemon.cli import main; main()", *arguments]
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
         os.close(theirs)
         self._data = b""
 
@@ -101,23 +101,3 @@ class LiveTerminal:
         self._process.kill()
         self._process.wait()
         os.close(self._ours)
-
-
-def _start(arguments: Sequence[str], theirs: int, columns: int, kind: str = _KIND) -> subprocess.Popen[bytes]:
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    environ |= {"TERM": kind, "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-c", "from pagetier.daemon.cli import main; main()", *arguments]
-    return subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
-
-
-def _read_all(descriptor: int) -> str:
-    data = b""
-    while True:
-        try:
-            more = os.read(descriptor, 1 << 16)
-        except OSError:  # the end of a terminal
-            more = b""
-        if not more:
-            return data.decode()
-        data += more

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from numbered_pages import key_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, Tier
@@ -22,10 +23,6 @@ OTHER = Space(b"o" * KEY_BYTES, "other", 64, 1, 512)
 def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LmdbTier:
     """Returns a tier with small frames."""
     return LmdbTier(folder, cap, FRAME, environments, **more)
-
-
-def key_of(number: int) -> bytes:
-    return hashlib.sha256(b"%d" % number).digest()
 
 
 def content_of(key: bytes, size: int, version: int = 0) -> bytes:

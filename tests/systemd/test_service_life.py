@@ -30,16 +30,14 @@ def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None
 
 def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         before, stored = world.stats()["daemon"], engine.now().stored
         world.systemctl("restart")
         assert engine.now().hits == PAGES
         after = world.stats()["daemon"]
         assert after["segments"] == before["segments"]
         assert after["incarnation"] == before["incarnation"] + 1
-        engine.until(lambda report: report.attached, "the engine did not attach again")
-        assert engine.now().stored == stored
+        assert engine.attached().stored == stored
     assert "the pages stay in memory for the next daemon" in world.log()
 
 
@@ -52,54 +50,38 @@ def test_restarts_during_stores_and_evictions_lose_no_page(world: World) -> None
             stored = engine.until(lambda report: report.stored > stored + 400, "the engine no longer stores").stored  # noqa: B023
         assert world.stats()["daemon"]["incarnation"] == 3
         assert world.stats()["tiers"]["memory"]["evictions"] > 400
-    assert (
-        "all pages, frames and lists are consistent"
-        in world.machine.run("pagetier", "doctor", "--config", CONFIG).stdout
-    )
+    report = world.machine.run("pagetier", "doctor", "--config", CONFIG).stdout
+    assert "all pages, frames and lists are consistent" in report
 
 
 def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         stored = engine.now().stored
-        world.machine.do("systemctl", "kill", "--signal=KILL", "--kill-who=main", "pagetierd")
-        world.soon(
-            lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active",
-            "no restart",
-        )
-        engine.until(lambda report: report.attached, "the engine did not attach again")
-        report = engine.now()
+        world.signal("KILL")
+        world.is_restarted()
+        report = engine.attached()
         assert (report.hits, report.stored) == (PAGES, stored)
-    world.soon(
-        lambda: world.show("ActiveState", "pagetierd-memory") == "active",
-        "no memory unit",
-    )
+    world.memory_is_kept()
 
 
 def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
     world.drop_in("[Service]\nWatchdogSec=1s\nTimeoutAbortSec=1s\n")
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         time.sleep(1.5)
         assert world.show("NRestarts") == "0"  # the watchdog is notified
-        world.machine.do("systemctl", "kill", "--signal=STOP", "--kill-who=main", "pagetierd")
+        world.signal("STOP")
         stored = engine.now().stored
-        world.soon(
-            lambda: world.show("NRestarts") == "1" and world.show("ActiveState") == "active",
-            "no restart",
-        )
-        engine.until(lambda report: report.attached, "the engine did not attach again")
-        report = engine.now()
+        world.is_restarted()
+        report = engine.attached()
         assert (report.hits, report.stored) == (PAGES, stored)
 
 
 def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World) -> None:
     world.machine.write(CONFIG, DISK)
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         world.soon(lambda: world.stats()["disk"]["standing"] == "open", "the disk tier is not open")
         world.systemctl("stop")
         stopped = time.monotonic()
@@ -117,8 +99,7 @@ def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
     # The daemon ignores this signal. The timeout also limits the command that releases the memory.
     world.drop_in("[Service]\nTimeoutStopSec=5s\nKillSignal=SIGWINCH\n")
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         world.machine.do("systemctl", "stop", "pagetierd")
         assert world.segments() == []
         assert "event=stopped" not in world.log()
@@ -129,7 +110,7 @@ def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
 def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(world: World, signal: str, state: str) -> None:
     world.drop_in("[Service]\nRestart=no\n")
     world.start()
-    world.machine.do("systemctl", "kill", f"--signal={signal}", "--kill-who=main", "pagetierd")
+    world.signal(signal)
     world.soon(lambda: world.show("ActiveState") == state, "the daemon did not end")
     assert len(world.segments()) == 3
     world.machine.write(CONFIG, "[arena]\nsiez = 1\n")  # an invalid configuration
@@ -139,8 +120,7 @@ def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(world: World,
 
 def test_another_arena_size_needs_only_a_stop_and_a_start(world: World) -> None:
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine():
         world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
         assert world.machine.run("systemctl", "restart", "pagetierd").returncode != 0
         assert (world.show("ActiveState"), world.show("ExecMainStatus")) == ("failed", "5")

@@ -12,8 +12,7 @@ BAD = SMALL + '[evict]\nhigh = "lots"\n'
 def test_a_reload_applies_the_settings_that_can_change(world: World) -> None:
     world.machine.write(CONFIG, DISK)
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         changed = DISK.replace("64MiB", "32MiB").replace("16MiB", "8MiB") + '[log]\nlevel = "debug"\n'
         world.machine.write(CONFIG, changed)
         world.systemctl("reload")
@@ -33,7 +32,7 @@ def test_a_reload_of_an_invalid_file_changes_nothing_and_names_the_key(world: Wo
     report = world.machine.run("systemctl", "reload", "pagetierd")
     assert report.returncode != 0
     assert f"{CONFIG}: evict.high" in world.log()
-    world.machine.do("systemctl", "kill", "--signal=HUP", "--kill-who=main", "pagetierd")
+    world.signal("HUP")
     world.soon(lambda: "not reloaded" in world.show("StatusText"), "the status does not report the failed reload")
     assert "evict.high" in world.show("StatusText")
     assert world.show("ActiveState") == "active"
@@ -52,16 +51,14 @@ def test_a_configuration_that_does_not_parse_is_rejected_with_its_line(world: Wo
 
 def test_a_restart_with_an_invalid_file_loses_no_page(world: World) -> None:
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         stored = engine.now().stored
         world.machine.write(CONFIG, BAD)
         assert world.machine.run("systemctl", "restart", "pagetierd").returncode != 0
         assert engine.now().hits == PAGES  # from memory, without a daemon
         world.machine.write(CONFIG, SMALL)
         world.start()
-        engine.until(lambda report: report.attached, "the engine did not attach again")
-        report = engine.now()
+        report = engine.attached()
         assert (report.hits, report.stored) == (PAGES, stored)
 
 
@@ -71,8 +68,7 @@ def test_a_full_disk_affects_only_the_disk_tier(world: World) -> None:
     world.machine.do("chown", "pagetier:pagetier", "/var/lib/pagetier")
     world.machine.write(CONFIG, DISK.replace("[disk]", '[disk]\nwrite = "through"'))
     world.start()
-    with world.engine() as engine:
-        world.with_pages(engine)
+    with world.full_engine() as engine:
         world.soon(lambda: "/var/lib/pagetier/" in world.log() and "is full" in world.log(), "it is not logged")
         began = time.monotonic()
         world.systemctl("restart")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tier_pages import MEMORY
+from pagetier.tiers.lmdb import LmdbTier
+from tier_pages import MEMORY, small_tier
 
 
 @pytest.fixture
@@ -17,6 +19,13 @@ def in_memory() -> Iterator[Path]:
     """Yields a folder where syncing is free."""
     with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[LmdbTier]:
+    """Yields an empty tier in a folder that contains nothing else."""
+    with closing(small_tier(tmp_path / "tier")) as tier:
+        yield tier
 
 
 @pytest.fixture

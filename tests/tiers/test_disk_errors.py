@@ -19,6 +19,8 @@ from pagetier.tiers.lmdb import LmdbTier, doubt, writer
 from pagetier.tiers.lmdb.read_priority import Patience, Turns
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
 
 def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Path], tmp_path: Path) -> None:
     tier = small_tier(tmpfs("size=3m") / "tier", cap=2 * CAP)
@@ -54,15 +56,18 @@ def test_a_read_only_file_system(tmpfs: Callable[..., Path]) -> None:
         small_tier(folder)
 
 
-def failing(number: int) -> Callable[..., None]:
-    """Returns a function that raises LMDB's error for a system call that failed."""
-
+def raising(error: Exception) -> Callable[..., Any]:
     def fail(*_: Any) -> None:
-        error = lmdb.Error("mdb_txn_commit: it failed")
-        error.code = number  # type: ignore[misc]  # py-lmdb sets it in C
         raise error
 
     return fail
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """Returns a function that raises LMDB's error for a system call that failed."""
+    error = lmdb.Error("mdb_txn_commit: it failed")
+    error.code = number  # type: ignore[misc]  # py-lmdb sets it in C
+    return raising(error)
 
 
 def proven_tier(folder: Path) -> LmdbTier:
@@ -95,9 +100,8 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
 
 
-def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_drop_is_retried(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the page would take room until the next worker, after each trouble of the disk."""
-    tier = small_tier(tmp_path)
     pages = outgoings(range(10))
     tier.write([], pages)
     with monkeypatch.context() as patch:
@@ -105,20 +109,14 @@ def test_a_failed_drop_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert tier.write([pages[0].key], []).undropped
         assert tier.write([pages[1].key], []).undropped
         patch.undo()
-        patch.setattr(tier._journal, "mark_dirty", fail_to_mark)
+        patch.setattr(tier._journal, "mark_dirty", raising(NO_SPACE))
         assert tier.write([pages[2].key], []).undropped
     assert keys_in(tier) == {page.key for page in pages}
     assert tier.write([], [outgoing(100)]).undropped == ""
     assert keys_in(tier) == {page.key for page in [*pages[3:], outgoing(100)]}
-    tier.close()
 
 
-def fail_to_mark() -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_page_that_is_stored_again_is_not_dropped(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     delete = writer.delete
@@ -137,65 +135,47 @@ def test_a_page_that_is_stored_again_is_not_dropped(tmp_path: Path, monkeypatch:
         assert written.undropped
     assert tier.write([], []).undropped == ""
     assert keys_in(tier) == {page.key for page in pages} - {pages[1].key}
-    tier.close()
 
 
 @pytest.mark.parametrize("call", ["put", "delete"])
 def test_an_io_error_may_be_damage_if_nothing_was_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tier: LmdbTier, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    tier = small_tier(tmp_path)
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
         patch.setattr(writer, call, failing(errno.EIO))
         with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
-    tier.close()
 
 
-def test_a_broken_environment_ends_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
-
-    def fail(*_: Any) -> None:
-        raise lmdb.PanicError("mdb_txn_begin", -30795)
+def test_a_broken_environment_ends_the_tier(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "put", fail)
+        patch.setattr(writer, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
         with pytest.raises(TierError, match="its disk failed"):
             tier.write([], outgoings(range(10)))
-    tier.close()
 
 
-def test_a_failing_state_file_rejects_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
-
-    def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_failing_state_file_rejects_pages(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
-        patch.setattr(tier._journal, "_write", fail)
+        patch.setattr(tier._journal, "_write", raising(NO_SPACE))
         written = tier.write([b"k" * KEY_BYTES], [outgoing(1)])
     assert written.stored == (False,)
     assert "No space left" in written.reasons[0]
     assert written.undropped
     assert all(tier.write([], [outgoing(1)]).stored)
-    tier.close()
 
 
-def test_a_read_error_is_a_miss_and_the_page_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tier = small_tier(tmp_path)
+def test_a_read_error_is_a_miss_and_the_page_stays(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.write([], [outgoing(1)])
-
-    def fail(*_: Any) -> bool:
-        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
         for environment in tier._environments:
-            patch.setattr(environment.reader, "read", fail)
+            patch.setattr(environment.reader, "read", raising(OSError(errno.EIO, "Input/output error")))
         assert outcome_of(tier, outgoing(1)) is ReadOutcome.FAILED
     assert outcome_of(tier, outgoing(1)) is ReadOutcome.EXACT
     assert tier.state().damaged == 0
-    tier.close()
 
 
 def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import lmdb
 import pytest
 
 from disk_corruption.file_anatomy import Anatomy
+from file_changes import flip_bit
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import reader
 from tier_pages import keys_in, outcomes, outgoings, small_tier
@@ -24,12 +25,7 @@ def left(folder: Path, environments: int = 1) -> None:
 
 def recount(file: Path, bit: int) -> None:
     """Flips a bit of LMDB's count of frames."""
-    at = Anatomy(file.read_bytes()).frames_counted_at + bit // 8
-    with file.open("r+b") as opened:
-        opened.seek(at)
-        (byte,) = opened.read(1)
-        opened.seek(at)
-        opened.write(bytes([byte ^ 1 << bit % 8]))
+    flip_bit(file, Anatomy(file.read_bytes()).frames_counted_at, bit)
 
 
 def found(folder: Path) -> str:

@@ -93,21 +93,18 @@ def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> Non
     tier.close()
 
 
-def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tmp_path: Path) -> None:
-    tier = small_tier(tmp_path)
+def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: LmdbTier, tmp_path: Path) -> None:
     assert bytes_in(tmp_path) < 1 << 17
     for first in range(0, 400, 20):
         tier.write([], outgoings(range(first, first + 20)))
         assert sum(blocks_in(tmp_path)) <= CAP
         assert bytes_in(tmp_path) <= CAP
     assert tier.state().used_frames > 0.8 * tier.room
-    tier.close()
 
 
 def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tier: LmdbTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = small_tier(tmp_path)
     old = stored(tier, outgoings(range(20)))
     before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames
     with monkeypatch.context() as patch:
@@ -119,7 +116,6 @@ def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
     assert (bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames) == before
     assert outcomes(tier, old) == {ReadOutcome.EXACT}
     assert len(stored(tier, [outgoing(100, 300 * FRAME)])) == 1
-    tier.close()
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from file_changes import write_at
 from forked_child import DIED, in_child
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, compaction, files
@@ -51,28 +52,20 @@ def test_missing_folders_are_created(tmp_path: Path) -> None:
     assert opened(tmp_path / "a" / "b" / "tier")[:2] == ("new", 0)
 
 
-def test_a_closed_tier_keeps_its_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ({}, "as it was left"),
+        ({"clean": False}, "as it was left"),  # by a process that died
+        ({"boot": "another"}, "as it was left"),  # before the host restarted
+        ({"boot": "another", "clean": False}, "after an unclean host restart: proven sound in "),
+    ],
+)
+def test_a_sound_tier_keeps_its_pages(tmp_path: Path, state: dict[str, Any], expected: str) -> None:
     leave(tmp_path)
-    assert opened(tmp_path)[:2] == ("as it was left", 60)
-
-
-def test_the_tier_of_a_dead_process_keeps_its_pages(tmp_path: Path) -> None:
-    leave(tmp_path)
-    change_state(tmp_path, clean=False)
-    assert opened(tmp_path)[:2] == ("as it was left", 60)
-
-
-def test_a_clean_stop_needs_no_verification_after_a_host_restart(tmp_path: Path) -> None:
-    leave(tmp_path)
-    change_state(tmp_path, boot="another")
-    assert opened(tmp_path)[:2] == ("as it was left", 60)
-
-
-def test_the_tier_is_verified_after_an_unclean_host_restart(tmp_path: Path) -> None:
-    leave(tmp_path)
-    change_state(tmp_path, boot="another", clean=False)
+    change_state(tmp_path, **state)
     how, held, _ = opened(tmp_path)
-    assert how.startswith("after an unclean host restart: proven sound in ")
+    assert how.startswith(expected)
     assert held == 60
     assert opened(tmp_path)[0] == "as it was left"
 
@@ -83,15 +76,18 @@ def test_a_tier_is_rebuilt_if_verification_takes_too_long(tmp_path: Path) -> Non
     assert opened(tmp_path, proof_seconds=0.0)[:2] == ("rebuilt empty: verifying it takes too long", 0)
 
 
-def test_only_damaged_environments_are_rebuilt(tmp_path: Path) -> None:
+def spoil_tree(folder: Path) -> None:
+    change_state(folder, boot="another", clean=False)
+    for page in range(2, 60):
+        write_at(folder / "0" / "data.mdb", page * 4096 + 10, b"\xff")
+
+
+@pytest.mark.parametrize("harm", [spoil_tree, lambda folder: (folder / "1" / "data.mdb").unlink()])
+def test_only_damaged_and_missing_environments_are_rebuilt(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     leave(tmp_path)
-    change_state(tmp_path, boot="another", clean=False)
-    with (tmp_path / "0" / "data.mdb").open("r+b") as file:
-        for page in range(2, 60):
-            file.seek(page * 4096 + 10)
-            file.write(b"\xff")
+    harm(tmp_path)
     how, held, _ = opened(tmp_path)
-    assert how.startswith("rebuilt empty in 1 of 2 parts: ")
+    assert how.startswith("rebuilt empty in 1 of 2 parts")
     assert 20 < held < 40
 
 
@@ -116,10 +112,8 @@ def spoil_text(state: Path) -> None:
 
 def _other_lmdb(folder: Path) -> None:
     for number in "01":
-        with (folder / number / "data.mdb").open("r+b") as file:
-            for page in (0, 1):
-                file.seek(page * 4096 + 20)
-                file.write(b"\x07")
+        for page in (0, 1):
+            write_at(folder / number / "data.mdb", page * 4096 + 20, b"\x07")
 
 
 @pytest.mark.parametrize(
@@ -152,14 +146,6 @@ def test_a_changed_number_of_environments_leaves_no_files_behind(tmp_path: Path)
     assert "environments was 2, is 1" in tier.state().opened
     assert not (tmp_path / "1").exists()
     tier.close()
-
-
-def test_one_missing_environment_costs_only_its_pages(tmp_path: Path) -> None:
-    leave(tmp_path)
-    (tmp_path / "1" / "data.mdb").unlink()
-    how, held, _ = opened(tmp_path)
-    assert how.startswith("rebuilt empty in 1 of 2 parts")
-    assert 20 < held < 40
 
 
 def test_a_tier_cannot_be_opened_twice(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
-from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, key_of, keys_in, outgoing, read_bytes, small_tier
+from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes, small_tier
 
 NUMBERS = st.integers(0, 30)
 SIZES = st.one_of(st.integers(1, 4 * FRAME), st.sampled_from([FRAME, 2 * FRAME, 100 * FRAME]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,6 @@ from tier_pages import (
     outgoings,
     small_tier,
 )
-
-
-@pytest.fixture
-def tier(tmp_path: Path) -> Iterator[LmdbTier]:
-    tier = small_tier(tmp_path / "tier")
-    yield tier
-    tier.close()
 
 
 @pytest.mark.parametrize("size", [1, FRAME - 1, FRAME, FRAME + 1, 7 * FRAME, 300 * FRAME + 5])

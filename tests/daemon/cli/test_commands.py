@@ -1,33 +1,53 @@
-"""Commands are listed without being imported."""
+"""The command line as a whole: commands are listed and completed without being imported, and name a missing daemon."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from pagetier.daemon import cli
 from pagetier.daemon.cli import COMMANDS, CommandEntry, main
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 
-# Modules that a list of commands does not need.
-HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "pagetier.shm._core", "pagetier.client"]
-
-LOADED = f"""
+# Modules that a list of commands does not need. A run ends with the list of those that it imported.
+HEAVY = ["numpy", "rich", "msgspec", "asyncio", "posix_ipc", "lmdb", "pagetier.shm._core", "pagetier.client"]
+RUN = f"""
 import json, sys
 from pagetier.daemon.cli import main
-main(["--help"], standalone_mode=False)
-json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
+try:
+    main(prog_name="pagetier")
+finally:
+    json.dump([name for name in {HEAVY} if name in sys.modules], sys.stderr)
 """
+RUN_DAEMON = "from pagetier.daemon.main import main; main(prog_name='pagetierd')"
+
+
+def pagetier(*words: str) -> Result:
+    return CliRunner().invoke(main, words, terminal_width=200)
+
+
+def started(*words: str, code: str = RUN, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+
+
+def offered(line: str, code: str = RUN) -> subprocess.CompletedProcess[str]:
+    """Completes the last word of a line."""
+    words, program = line.split(" "), line.split(" ", maxsplit=1)[0]
+    variables = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    return started(code=code, **{f"_{program.upper()}_COMPLETE": "bash_complete"}, **variables)
 
 
 def test_help_lists_every_command_with_what_it_does() -> None:
-    output = CliRunner().invoke(main, ["--help"], terminal_width=200).output
+    output = pagetier("--help").output
     for name, summary in {
         "stats": "Show the contents of the cache and how it is used",
         "flush": "Drop pages, or write all pages to disk",
@@ -35,41 +55,7 @@ def test_help_lists_every_command_with_what_it_does() -> None:
         "replay": "Replay",
     }.items():
         assert any(line.split()[:1] == [name] and summary in line for line in output.splitlines()), output
-
-
-def test_help_imports_nothing_heavy() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
-    assert json.loads(done.stderr) == []
-
-
-def test_exit_codes_are_documented() -> None:
-    output = CliRunner().invoke(main, ["--help"]).output
     assert all(f"  {code.value}  {code.meaning}" in output for code in Exit)
-
-
-def test_the_version_names_the_build_that_must_match_the_daemons() -> None:
-    result = CliRunner().invoke(main, ["--version"])
-    assert result.exit_code == 0
-    assert BUILD.removeprefix("pagetier ") in result.output
-
-
-def test_a_mistyped_command_suggests_the_nearest() -> None:
-    result = CliRunner().invoke(main, ["stast"])
-    assert result.exit_code == Exit.USAGE
-    assert 'did you mean "stats"?' in result.output
-
-
-def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cli, "COMMANDS", {**COMMANDS, "broken": CommandEntry("pagetier.nowhere", "Do nothing")})
-    listed = CliRunner().invoke(main, ["--help"])
-    assert listed.exit_code == 0
-    assert "broken" in listed.output
-    assert "Show the contents of the cache" in listed.output
-    called = CliRunner().invoke(main, ["broken"])
-    assert called.exit_code == Exit.WRONG
-    assert "cannot be loaded" in called.output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -77,3 +63,87 @@ def test_a_summary_is_the_first_sentence_of_the_commands_help(name: str) -> None
     command = main.get_command(click.Context(main), name)
     assert command is not None and command.help is not None
     assert COMMANDS[name].summary + "." == command.help.partition("\n")[0]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert json.loads(started("--help").stderr) == []
+
+
+def test_the_version_names_the_build_that_must_match_the_daemons() -> None:
+    result = pagetier("--version")
+    assert (result.exit_code, BUILD.removeprefix("pagetier ") in result.output) == (0, True)
+
+
+def test_a_mistyped_command_suggests_the_nearest() -> None:
+    result = pagetier("stast")
+    assert (result.exit_code, 'did you mean "stats"?' in result.output) == (Exit.USAGE, True)
+
+
+def test_a_command_that_cannot_be_imported_is_listed_and_does_not_affect_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "COMMANDS", {**COMMANDS, "broken": CommandEntry("pagetier.nowhere", "Do nothing")})
+    listed = pagetier("--help")
+    assert listed.exit_code == 0
+    assert "broken" in listed.output and "Show the contents of the cache" in listed.output
+    called = pagetier("broken")
+    assert (called.exit_code, "cannot be loaded" in called.output) == (Exit.WRONG, True)
+
+
+@pytest.mark.parametrize("words", ["stats", "top", "flush --all --yes", "resize --evict-high 0.5"])
+@pytest.mark.parametrize("place", ["none.sock", "file", "long" * 40])
+def test_without_a_daemon_a_command_prints_one_line_and_ends_with_code_3(
+    words: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    result = pagetier(*words.split(), "--socket", str(tmp_path / place))
+    assert result.exit_code == Exit.UNREACHABLE
+    assert len(result.output.splitlines()) == 1
+    assert str(tmp_path / place) in result.output and "pagetierd" in result.output
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stats --socket=", "an empty value names no file"),
+        *((f"top --once --interval {seconds}", "--interval") for seconds in ("nan", "inf", "-1", "0")),
+        ("flush --yes", "--all"),
+        ("flush --all --namespace model --yes", "--namespace"),
+    ],
+)
+def test_an_invalid_command_is_a_usage_error_before_a_daemon_is_looked_for(line: str, words: str) -> None:
+    result = pagetier(*line.split())
+    assert (result.exit_code, "Traceback" in result.output) == (Exit.USAGE, False)
+    assert words in result.output
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+def test_commands_are_offered_without_importing_them() -> None:
+    done = offered("pagetier st")
+    assert done.stdout == "plain,stats\n"
+    assert json.loads(done.stderr) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pagetier ", ["stats", "top", "flush", "doctor"]),
+        ("pagetier -", ["--version"]),
+        ("pagetier top --in", ["--interval"]),
+    ],
+)
+def test_commands_and_their_options_are_offered(line: str, words: list[str]) -> None:
+    assert set(words) <= {found.partition(",")[2] for found in offered(line).stdout.splitlines()}
+
+
+def test_the_words_of_a_choice_are_offered() -> None:
+    done = offered("pagetierd --disk-write ", RUN_DAEMON)
+    assert done.stdout == "plain,evict\nplain,through\nplain,second\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_completion_script(shell: str) -> None:
+    done = started(_PAGETIER_COMPLETE=f"{shell}_source")
+    assert "_PAGETIER_COMPLETE" in done.stdout, done.stderr

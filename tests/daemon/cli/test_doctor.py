@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
+from file_changes import write_at
+from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.connect import daemon_at
 from pagetier.daemon.cli.doctor import host_checks
@@ -28,13 +28,13 @@ from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
-NOT_ROOT = os.geteuid() != 0
-WORLD = AccessOptions(users=(65534,))
+WORLD = AccessOptions(users=(NOBODY,))
 
 
-def doctor(*arguments: str, name: str = "pagetier-test-none") -> Result:
+def doctor(*arguments: str) -> Result:
+    """Runs `pagetier doctor` without a daemon."""
     variables = {variable: None for variable in os.environ if variable.startswith("PAGETIER_")}
-    return CliRunner(env={**variables, "PAGETIER_NAME": name}).invoke(main, ["doctor", *arguments])
+    return CliRunner(env={**variables, "PAGETIER_NAME": "pagetier-test-none"}).invoke(main, ["doctor", *arguments])
 
 
 def lines_of(result: Result) -> dict[str, str]:
@@ -43,16 +43,10 @@ def lines_of(result: Result) -> dict[str, str]:
     return {what: f"{level}: {text}" for level, what, text in found}
 
 
-def patch(file: Path, offset: int, form: str, number: int) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(struct.pack(form, number))
-
-
 def test_a_sound_daemon_is_ok() -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         client.store(namespace().keys(range(32)), [bytes(1000)] * 2)
-        result = doctor("--socket", str(daemon.socket), name=daemon.name)
+        result = daemon.pagetier("doctor")
     lines = lines_of(result)
     assert result.exit_code == Exit.OK, result.output
     assert "2 pages" in lines["daemon"]
@@ -86,9 +80,9 @@ def test_a_configuration_that_does_not_parse_is_code_2(tmp_path: Path) -> None:
 
 def test_segments_without_a_daemon_are_a_warning() -> None:
     with RunningDaemon() as daemon:
-        assert daemon.name not in doctor(name=daemon.name).output.partition("leftovers")[2]
+        assert daemon.name not in daemon.pagetier("doctor").output.partition("leftovers")[2]
         daemon.kill()
-        result = doctor("--socket", str(daemon.socket), name=daemon.name)
+        result = daemon.pagetier("doctor")
         assert "the next daemon of that name takes them over" in result.output
         assert f"pagetierd --name {daemon.name} --give-back, as that user or root, releases them" in result.output
         daemon.start()
@@ -98,8 +92,7 @@ def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:
     config = tmp_path / "other.toml"
     config.write_text('[arena]\nsize = "1GiB"\n')
     with RunningDaemon() as daemon:
-        arguments = ["--socket", str(daemon.socket), "--config", str(config)]
-        found = lines_of(doctor(*arguments, name=daemon.name))["restart"]
+        found = lines_of(daemon.pagetier("doctor", "--config", str(config)))["restart"]
         assert "warning: the daemon has an arena of 16.0 MiB in frames of " in found
         header = daemon.header()
         as_it_is = Config(
@@ -135,28 +128,24 @@ def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) 
     assert not list(check_service_may_write(own, Host(tmp_path)))
 
 
-@pytest.mark.skipif(NOT_ROOT, reason="only root can become another user")
+@as_root
 def test_an_observer_gets_all_checks_but_the_integrity() -> None:
-    become = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
-    modules = "pagetier.daemon.cli.doctor, pagetier.daemon.cli.render"
-    code = f"import {modules}; {become}; from pagetier.daemon.cli import main; main()"
+    imports = "import pagetier.daemon.cli.doctor, pagetier.daemon.cli.render; from pagetier.daemon.cli import main"
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
         Path(daemon.folder.name).chmod(0o755)
-        command = [sys.executable, "-c", code, "doctor", "--socket", str(daemon.socket)]
-        environ = {**os.environ, "PAGETIER_NAME": daemon.name}
-        done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=60, check=False)
-    assert done.stderr == ""
-    assert re.search(r"^warning +integrity +not checked, .* may only watch", done.stdout, re.MULTILINE)
-    assert re.search(r"^ok +disk ", done.stdout, re.MULTILINE), done.stdout
-    assert " leftovers " in done.stdout
-    assert re.search(r"^\w+ problems?, \d+ warnings?$", done.stdout.splitlines()[-1])
+        words, environ = ("doctor", "--socket", str(daemon.socket)), {"PAGETIER_NAME": daemon.name}
+        _, output = output_as(NOBODY, imports, "main()", *words, environ=environ)
+    assert re.search(r"^warning +integrity +not checked, .* may only watch", output, re.MULTILINE)
+    assert re.search(r"^ok +disk ", output, re.MULTILINE), output
+    assert " leftovers " in output and "Traceback" not in output
+    assert re.search(r"^\w+ problems?, \d+ warnings?$", output.splitlines()[-1])
 
 
 def test_segments_of_another_format_are_a_warning() -> None:
     with RunningDaemon() as daemon:
         daemon.kill()
-        patch(Path("/dev/shm") / f"{daemon.name}.index", 8, "<I", 99)
-        output = doctor(name=daemon.name).output
+        write_at(Path("/dev/shm") / f"{daemon.name}.index", 8, struct.pack("<I", 99))
+        output = daemon.pagetier("doctor").output
         assert re.search(rf"warning +leftovers .*{daemon.name} .*: the build that created them takes them over", output)
         daemon.start("--fresh")
 
@@ -169,9 +158,9 @@ def test_a_damaged_index_is_a_problem() -> None:
         index = Path("/dev/shm") / f"{daemon.name}.index"
         # `listed` of pt_space in core/common/layout.h: after the digest and four counts
         listed = index.read_bytes().index(space.digest) + len(space.digest) + 4 * 8
-        patch(index, listed, "<Q", 7)
-        result = doctor("--socket", str(daemon.socket), name=daemon.name)
-        patch(index, listed, "<Q", 1)
+        write_at(index, listed, struct.pack("<Q", 7))
+        result = daemon.pagetier("doctor")
+        write_at(index, listed, struct.pack("<Q", 1))
         assert result.exit_code == Exit.WRONG
         assert "1 pages on its list, 7 in its record" in result.output
         assert all("--fresh" in line for line in result.output.splitlines() if line.startswith("problem"))
@@ -197,11 +186,11 @@ def test_a_folder_that_others_can_write_to_is_a_problem(tmp_path: Path) -> None:
     assert check_folder(Path("/dev/null/none")).level is Level.PROBLEM
 
 
-@pytest.mark.skipif(NOT_ROOT, reason="only root can give a folder away")
+@as_root
 def test_a_folder_of_another_user_in_tmp_is_a_problem(tmp_path: Path) -> None:
     folder = tmp_path / "pagetier-0"
     folder.mkdir()
-    os.chown(folder, 65534, 65534)
+    os.chown(folder, NOBODY, NOBODY)
     assert (
         check_folder(folder).level is Level.OK
     )  # like a tenant's folder for root: no other user can create folders here
@@ -222,30 +211,22 @@ def test_a_socket_that_clients_cannot_open_is_a_warning(tmp_path: Path) -> None:
         assert [result.level for result in check_socket(daemon.socket, WORLD)] == [Level.OK]
 
 
-def host_with(root: Path, **files: str) -> Host:
-    for name, text in files.items():
-        path = root / name.replace("__", "/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return Host(root)
-
-
-def test_huge_pages_that_are_unavailable_are_a_warning(tmp_path: Path) -> None:
-    asks = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="advise"))
-    none = Host(tmp_path)
-    assert check_huge_pages(Config(socket=Path("/x")), none).level is Level.OK
-    assert check_huge_pages(asks, none).level is Level.WARNING
-
-
-def test_a_memlock_limit_below_the_arena_is_a_warning(tmp_path: Path) -> None:
-    limits = "Max locked memory         {0}              {0}              bytes\n"
+@pytest.mark.parametrize(
+    ("limit", "level"), [("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)]
+)
+def test_a_memlock_limit_below_the_arena_is_a_warning(limit: str, level: Level, tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/limits").write_text(
+        f"Max locked memory         {limit}              {limit}          bytes\n"
+    )
     config = Config(socket=Path("/x"), arena=ArenaOptions(size=1 << 30))
-    for found, level in (("unlimited", Level.OK), (str(1 << 30), Level.OK), ("65536", Level.WARNING)):
-        host = host_with(tmp_path, proc__self__limits=limits.format(found))
-        assert check_locked_memory(config, host).level is level
+    assert check_locked_memory(config, Host(tmp_path)).level is level
 
 
-def test_a_missing_dev_shm_is_a_problem(tmp_path: Path) -> None:
+def test_what_this_host_lacks_is_reported(tmp_path: Path) -> None:
+    asks = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="advise"))
+    assert check_huge_pages(Config(socket=Path("/x")), Host(tmp_path)).level is Level.OK
+    assert check_huge_pages(asks, Host(tmp_path)).level is Level.WARNING
     assert check_shared_memory(Host(tmp_path)).level is Level.PROBLEM
     assert check_shared_memory(Host()).level is Level.OK
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from pagetier.client import Client, Namespace
-from pagetier.daemon.cli import main
 from pagetier.daemon.common.namespaces import means, printable
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
@@ -28,11 +25,7 @@ def daemon() -> Iterator[RunningDaemon]:
 def client(daemon: RunningDaemon) -> Iterator[Client]:
     with daemon.client() as attached:
         yield attached
-    flush(daemon.socket, "--all", "--yes")
-
-
-def flush(socket: Path, *more: str) -> Result:
-    return CliRunner().invoke(main, ["flush", "--socket", str(socket), *more])
+    daemon.pagetier("flush", "--all", "--yes")
 
 
 def fill(client: Client, space: Namespace, pages: int) -> None:
@@ -49,7 +42,7 @@ def test_a_label_selects_one_namespace(daemon: RunningDaemon, client: Client) ->
     one, other = namespace(lora="one"), namespace(lora="other")
     fill(client, one, 3)
     fill(client, other, 2)
-    result = flush(daemon.socket, "--namespace", one.name, "--yes")
+    result = daemon.pagetier("flush", "--namespace", one.name, "--yes")
     assert result.exit_code == 0
     assert "3 pages dropped" in result.output
     assert other.name not in result.output
@@ -59,7 +52,7 @@ def test_a_label_selects_one_namespace(daemon: RunningDaemon, client: Client) ->
 def test_a_digest_selects_one_namespace(daemon: RunningDaemon, client: Client) -> None:
     space = namespace(lora="digest")
     fill(client, space, 1)
-    assert "1 page dropped" in flush(daemon.socket, "--namespace", space.digest.hex()[:8].upper(), "--yes").output
+    assert "1 page dropped" in daemon.pagetier("flush", "--namespace", space.digest.hex()[:8].upper(), "--yes").output
     assert pages_of(client, space, 1) == 0
 
 
@@ -67,7 +60,7 @@ def test_a_model_selects_all_its_namespaces_and_they_are_named(daemon: RunningDa
     spaces = [namespace(lora="a"), namespace(lora="b"), namespace(page_tokens=32)]
     for space in spaces:
         fill(client, space, 2)
-    result = flush(daemon.socket, "--namespace", "model", "--yes")
+    result = daemon.pagetier("flush", "--namespace", "model", "--yes")
     assert "6 pages dropped" in result.output
     assert all(space.name in result.output for space in spaces)
     assert [pages_of(client, space, 2) for space in spaces] == [0, 0, 0]
@@ -78,33 +71,26 @@ def test_pages_in_use_are_kept_and_counted(daemon: RunningDaemon, client: Client
     fill(client, space, 5)
     with client.match(space.keys(range(32))) as match:
         assert len(match) == 2
-        result = flush(daemon.socket, "--namespace", space.name, "--yes")
+        result = daemon.pagetier("flush", "--namespace", space.name, "--yes")
         assert "3 pages dropped; 2 pages in use and kept" in result.output
         assert client.load(match, [bytearray(PAGE)] * 2) == 2
     assert daemon.findings() == []
-    assert "2 pages dropped" in flush(daemon.socket, "--all", "--yes").output
+    assert "2 pages dropped" in daemon.pagetier("flush", "--all", "--yes").output
 
 
-def test_one_page_is_not_in_the_plural(daemon: RunningDaemon, client: Client) -> None:
-    fill(client, namespace(lora="c"), 1)
-    result = flush(daemon.socket, "--all", "--yes")
-    assert "all namespaces: 1 page, " in result.output
-    assert "1 page dropped\n" in result.output
-
-
-def test_all_selects_every_namespace(daemon: RunningDaemon, client: Client) -> None:
-    fill(client, namespace(lora="c"), 2)
-    fill(client, namespace(lora="d"), 1)
-    result = flush(daemon.socket, "--all", "--yes")
-    assert "all namespaces: 3 pages" in result.output
-    assert "3 pages dropped" in result.output
+@pytest.mark.parametrize(("pages", "words"), [((1,), "1 page"), ((2, 1), "3 pages")])
+def test_all_selects_every_namespace(daemon: RunningDaemon, client: Client, pages: tuple[int, ...], words: str) -> None:
+    for number, count in enumerate(pages):
+        fill(client, namespace(lora=str(number)), count)
+    output = daemon.pagetier("flush", "--all", "--yes").output
+    assert f"all namespaces: {words}, " in output and f"{words} dropped\n" in output
 
 
 @pytest.mark.parametrize("text", ["mod", "nowhere", "", "1234567"])
 def test_text_that_matches_nothing_drops_nothing(daemon: RunningDaemon, client: Client, text: str) -> None:
     space = namespace(lora="kept")
     fill(client, space, 1)
-    result = flush(daemon.socket, "--namespace", text, "--yes")
+    result = daemon.pagetier("flush", "--namespace", text, "--yes")
     assert result.exit_code == Exit.WRONG
     assert space.name in result.output
     assert pages_of(client, space, 1) == 1
@@ -113,15 +99,10 @@ def test_text_that_matches_nothing_drops_nothing(daemon: RunningDaemon, client: 
 def test_without_a_terminal_yes_is_required(daemon: RunningDaemon, client: Client) -> None:
     space = namespace(lora="asked")
     fill(client, space, 1)
-    result = flush(daemon.socket, "--namespace", space.name)
+    result = daemon.pagetier("flush", "--namespace", space.name)
     assert result.exit_code == Exit.USAGE
     assert "--yes" in result.output
     assert pages_of(client, space, 1) == 1
-
-
-@pytest.mark.parametrize("arguments", [[], ["--all", "--namespace", "model"]])
-def test_exactly_one_selection_is_required(tmp_path: Path, arguments: list[str]) -> None:
-    assert flush(tmp_path / "none", *arguments, "--yes").exit_code == Exit.USAGE
 
 
 def test_on_a_terminal_it_asks(daemon: RunningDaemon, client: Client) -> None:
@@ -134,10 +115,6 @@ def test_on_a_terminal_it_asks(daemon: RunningDaemon, client: Client) -> None:
     agreed = pagetier_on_terminal(arguments, typed="y\n")
     assert (agreed.code, pages_of(client, space, 1)) == (Exit.OK, 0)
     assert "1 page dropped" in agreed.text
-
-
-def test_no_daemon_is_code_3(tmp_path: Path) -> None:
-    assert flush(tmp_path / "none", "--all", "--yes").exit_code == Exit.UNREACHABLE
 
 
 def test_a_text_selects_by_label_model_or_digest() -> None:

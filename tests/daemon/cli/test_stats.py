@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
-from pagetier.daemon.cli import main
+from fake_snapshots import client, filled, snapshot
 from pagetier.daemon.cli.render import age, count, show_snapshot
-from pagetier.daemon.cli.snapshot import ClientStats, NamespaceStats, PageTier, Snapshot, Tiers
-from pagetier.shm.exit_codes import Exit
+from pagetier.daemon.cli.snapshot import NamespaceStats, Snapshot, StoreStats
+from pagetier.daemon.disk.status import BudgetReport, DiskReport, Standing
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
@@ -50,12 +49,8 @@ KEYS = {
 }
 
 
-def stats(socket: Path, *more: str) -> Result:
-    return CliRunner().invoke(main, ["stats", "--socket", str(socket), *more])
-
-
-def stats_json(socket: Path) -> dict[str, Any]:
-    result = stats(socket, "--json")
+def stats_json(daemon: RunningDaemon) -> dict[str, Any]:
+    result = daemon.pagetier("stats", "--json")
     assert result.exit_code == 0, result.output
     values: dict[str, Any] = json.loads(result.stdout)
     return values
@@ -67,15 +62,10 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-def test_an_empty_socket_is_a_usage_error() -> None:
-    result = CliRunner().invoke(main, ["stats", "--socket", ""])
-    assert (result.exit_code, "an empty value names no file" in result.output) == (2, True)
-
-
 def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.store(namespace(lora="keys").keys(range(16)), [bytes(PAGE)])
-        values = stats_json(daemon.socket)
+        values = stats_json(daemon)
     assert set(values) == KEYS[""]
     assert set(values["tiers"]) == KEYS["tiers"]
     for tier in values["tiers"].values():
@@ -95,7 +85,7 @@ def test_counters_match_the_operations() -> None:
         client.match(namespace().keys(range(48))).release()
         with client.match(keys) as match:
             client.load(match, np.empty_like(pages))
-            values = stats_json(daemon.socket)
+            values = stats_json(daemon)
         memory, disk = values["tiers"]["memory"], values["tiers"]["disk"]
         assert (memory["cap"], memory["used"]) == (16 << 20, 10 * 2 * (64 << 10))
         assert (memory["pages"], memory["bytes"]) == (10, 10 * PAGE)
@@ -122,10 +112,10 @@ def test_counters_outlive_client_and_daemon() -> None:
         with daemon.client() as client:
             client.store(keys, np.zeros((2, PAGE), dtype=np.uint8))
             client.match(keys).release()
-        before = stats_json(daemon.socket)
+        before = stats_json(daemon)
         daemon.kill()
         daemon.start()
-        after = stats_json(daemon.socket)
+        after = stats_json(daemon)
     assert after["clients"] == []
     assert after["tiers"]["memory"]["hits"] == before["tiers"]["memory"]["hits"] == 2
     assert after["tiers"]["memory"]["pages"] == 2
@@ -138,7 +128,7 @@ def test_evictions_are_counted() -> None:
     with RunningDaemon("1MiB") as daemon, daemon.client() as client:
         for chain in range(3):
             client.store(namespace(lora=f"{chain}").keys(range(96)), np.zeros((6, 64 << 10), dtype=np.uint8))
-        memory = stats_json(daemon.socket)["tiers"]["memory"]
+        memory = stats_json(daemon)["tiers"]["memory"]
     assert memory["evictions"] >= 2
     assert memory["evicted_bytes"] == memory["evictions"] * (64 << 10)
     assert memory["pages"] + memory["evictions"] == 18
@@ -147,7 +137,7 @@ def test_evictions_are_counted() -> None:
 
 def test_without_a_terminal_the_tables_are_plain(daemon: RunningDaemon) -> None:
     with daemon.client(name="plain"):
-        output = stats(daemon.socket).stdout
+        output = daemon.pagetier("stats").stdout
     assert "\x1b" not in output
     assert all(word in output for word in ("\nTier  ", "memory", "hit ratio", "evictions", "Client", "plain"))
     assert "disk" not in output
@@ -155,90 +145,64 @@ def test_without_a_terminal_the_tables_are_plain(daemon: RunningDaemon) -> None:
 
 def test_no_line_is_wider_than_the_terminal(daemon: RunningDaemon) -> None:
     with daemon.client(name="an engine with a name as long as it may be"):
-        shown = pagetier_on_terminal(["stats", "--socket", str(daemon.socket)])
-    assert shown.code == 0
-    assert "\x1b" in shown.text
-    lines = [BOLD.sub("", line) for line in shown.lines]
-    assert max(map(len, lines[1:])) <= 80, shown.text
+        terminal = pagetier_on_terminal(["stats", "--socket", str(daemon.socket)])
+    assert terminal.code == 0
+    assert "\x1b" in terminal.text
+    lines = [BOLD.sub("", line) for line in terminal.lines]
+    assert max(map(len, lines[1:])) <= 80, terminal.text
     assert "hit ratio" in "\n".join(lines)
+
+
+def shown(snapshot: Snapshot, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Returns the tables of a snapshot on a terminal of this width."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_snapshot(snapshot, Path("/run/pagetier/pagetier.sock"))
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80])
 def test_a_narrow_terminal_cuts_no_names_and_numbers(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    small = msgspec.structs.replace(largest().clients[0], name="vllm-0", uid=0, loaded_bytes=0, stored_bytes=0)
-    show_snapshot(msgspec.structs.replace(largest(), clients=(small,)), Path("/run/pagetier/pagetier.sock"))
-    output = capsys.readouterr().out
+    small = replace(largest().clients[0], name="vllm-0", uid=0, loaded_bytes=0, stored_bytes=0)
+    output = shown(replace(largest(), clients=(small,)), columns, monkeypatch, capsys)
     for label in ("frames in use", "hit ratio", "evictions", "vllm-0", "4194304", "1023.9 GiB"):
         assert label in output, output
 
 
-@pytest.mark.parametrize("words", [["stats"], ["top", "--once", "--interval", "0.1"]])
-def test_zero_columns_mean_an_unknown_width(words: list[str], daemon: RunningDaemon) -> None:
-    runner = CliRunner(env={"COLUMNS": "0", "LINES": "0"})
-    values = runner.invoke(main, [*words, "--socket", str(daemon.socket)])
-    assert (values.exit_code, "memory" in values.output) == (0, True), values.output
-    assert max(map(len, values.output.splitlines())) > 40
-
-
 def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    show_snapshot(largest(), Path("/run/pagetier/pagetier.sock"))
-    lines = capsys.readouterr().out.splitlines()
+    lines = shown(largest(), 80, monkeypatch, capsys).splitlines()
     assert max(map(len, lines[1:])) <= 80
     row = next(line for line in lines if " 4194304 " in line)
-    assert "1023.9 GiB" in row
-    assert "99,999" in row
+    assert "1023.9 GiB" in row and "99,999" in row
 
 
 def largest() -> Snapshot:
-    many = 1023 * 2**30 + 970 * 2**20
-    tier = PageTier(**dict.fromkeys(PageTier.__struct_fields__, many))
-    numbers = {name: 99_999 for name, kind in ClientStats.__annotations__.items() if kind in ("int", "float")}
-    numbers |= {"slot": 55, "pid": 4194304, "uid": 65534, "loaded_bytes": many, "stored_bytes": many}
-    snapshot = msgspec.convert(
-        {
-            "daemon": dict.fromkeys(("incarnation", "frame_bytes", "entries", "free_entries", "namespaces"), many)
-            | dict.fromkeys(("departed", "adopted", "dropped"), many)
-            | {"build": "", "segments": ""},
-            "tiers": msgspec.to_builtins(Tiers(memory=tier, disk=tier)),
-            "disk": largest_disk(many),
-            "disk_work": dict.fromkeys(KEYS["disk_work"], many),
-            "lookups": dict.fromkeys(KEYS["lookups"], many),
-            "stores": dict.fromkeys(KEYS["stores"], 99_999),
-            "namespaces": [],
-            "clients": [],
-        },
-        Snapshot,
-    )
-    space = NamespaceStats(
-        label="x" * 55, digest="", page_tokens=many, pages=many, bytes=many, disk_pages=many, disk_bytes=many
-    )
-    client = ClientStats(name="y" * 31, **{**numbers, "age_seconds": 86400.0 * 999})  # type: ignore[arg-type]
-    return msgspec.structs.replace(snapshot, namespaces=(space,), clients=(client,))
-
-
-def largest_disk(many: int) -> dict[str, Any]:
+    many, most = 1023 * 2**30 + 970 * 2**20, 99_999
     texts = {"folder": "/x" * 99, "trouble": "trouble " * 9, "note": "note " * 30, "opened": "as it was left"}
-    numbers = dict.fromkeys(("cap", "file_bytes", "disk_free", "disk_total", "damaged", "device_bytes"), many)
-    budget = dict.fromkeys(("per_day", "left", "skipped_bytes"), many)
-    return {"standing": "down", "last_sync": 1.0, "clean": False, "budget": budget, **texts, **numbers}
+    budget = filled(BudgetReport, many)
+    disk = filled(
+        DiskReport, many, standing=Standing.DOWN, write="", last_sync=1.0, clean=False, budget=budget, **texts
+    )
+    one = client(pid=4194304, lookups=most, many=most, name="y" * 31)
+    return replace(
+        snapshot(hits=many, misses=many, many=many),
+        disk=disk,
+        stores=filled(StoreStats, most),
+        namespaces=(filled(NamespaceStats, many, label="x" * 55, digest=""),),
+        clients=(replace(one, slot=55, uid=65534, loaded_bytes=many, stored_bytes=many, age_seconds=86400.0 * 999),),
+    )
 
 
-def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
-    result = stats(tmp_path / "none.sock")
-    assert result.exit_code == Exit.UNREACHABLE
-    assert len(result.output.splitlines()) == 1
-    assert str(tmp_path / "none.sock") in result.output
-    assert "pagetierd" in result.output
-
-
-def test_a_file_at_the_sockets_path_is_code_3(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert stats(tmp_path / "file").exit_code == Exit.UNREACHABLE
-    assert stats(tmp_path / ("long" * 40)).exit_code == Exit.UNREACHABLE
+@pytest.mark.parametrize("words", [["stats"], ["top", "--once", "--interval", "0.1"]])
+def test_zero_columns_mean_an_unknown_width(
+    words: list[str], daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.setenv(name, "0")
+    values = daemon.pagetier(*words)
+    assert (values.exit_code, "memory" in values.output) == (0, True), values.output
+    assert max(map(len, values.output.splitlines())) > 40
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
 
-from fake_snapshots import client, snapshot
-from pagetier.daemon.cli import main
-from pagetier.daemon.cli.snapshot import Snapshot
-from pagetier.daemon.cli.top.history import History, Moment
+from fake_snapshots import client, history, snapshot
+from pagetier.daemon.cli.top.history import History
 from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, bar, charset_for, screen, sparks
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
@@ -32,10 +29,6 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-def top(socket: Path, *more: str) -> Result:
-    return CliRunner().invoke(main, ["top", "--socket", str(socket), *more])
-
-
 def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24, columns: int = 80) -> list[str]:
     console = Console(width=columns, height=lines, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
@@ -48,7 +41,7 @@ def test_a_narrow_and_a_wide_screen_show_whole_lines(columns: int) -> None:
     name = "vllm worker 0 of 8, node 17"
     seen = snapshot(hits=7, misses=3, pid=4194304, lookups=10, many=900)
     seen = msgspec.structs.replace(seen, clients=(client(pid=4194304, lookups=10, many=900, name=name),))
-    lines = drawn(history(snapshot(pid=4194304, many=0), seen), columns=columns)
+    lines = drawn(history((0.0, snapshot(pid=4194304, many=0)), (1.0, seen)), columns=columns)
     assert max(map(len, lines)) <= columns
     (memory,) = (line for line in lines if line.startswith("memory"))
     assert len(memory) == columns and memory.endswith("900 pages")
@@ -57,19 +50,12 @@ def test_a_narrow_and_a_wide_screen_show_whole_lines(columns: int) -> None:
     assert not any("…" in line for line in lines) or columns == 60
 
 
-def history(*seen: Snapshot) -> History:
-    made = History()
-    for at, each in enumerate(seen):
-        made.add(Moment(float(at), each))
-    return made
-
-
 def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
     keys = namespace().keys(range(64))
     with daemon.client(name="engine 7") as client:
         client.store(keys, np.zeros((4, PAGE), dtype=np.uint8))
         client.match(keys).release()
-        result = top(daemon.socket, "--interval", "0.1")
+        result = daemon.pagetier("top", "--interval", "0.1")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout
     assert re.search(r"memory .* 256.0 KiB of +16.0 MiB +2% +4 pages", result.stdout)
@@ -85,7 +71,7 @@ def test_the_largest_numbers_fit_in_80_columns() -> None:
     )
     before = snapshot(pid=4194304, many=0)
     for charset in (UNICODE, ASCII):
-        lines = drawn(history(before, seen), charset)
+        lines = drawn(history((0.0, before), (1.0, seen)), charset)
         assert max(map(len, lines)) <= 80, max(lines, key=len)
         assert len(lines) <= 24
         assert lines[-1].startswith("and ")
@@ -94,7 +80,7 @@ def test_the_largest_numbers_fit_in_80_columns() -> None:
 def test_a_disk_that_is_down_says_why() -> None:
     seen = snapshot()
     report = msgspec.structs.replace(seen.disk, trouble="its file system is full " * 9)
-    lines = drawn(history(msgspec.structs.replace(seen, disk=report)))
+    lines = drawn(history((0.0, msgspec.structs.replace(seen, disk=report))))
     assert any("its file system is full" in line and len(line) <= 80 for line in lines)
 
 
@@ -110,14 +96,15 @@ def test_bars_and_sparklines_use_the_charset() -> None:
 def test_a_terminal_without_block_characters_gets_ascii() -> None:
     assert charset_for("utf-8") is UNICODE
     assert charset_for("ascii") is ASCII
-    assert "\n".join(drawn(history(snapshot()), ASCII)).isascii()
+    assert "\n".join(drawn(history((0.0, snapshot())), ASCII)).isascii()
+
+
+def live_top(daemon: RunningDaemon, kind: str = "xterm-256color") -> LiveTerminal:
+    return LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"], kind=kind)
 
 
 def test_it_is_live_until_q(daemon: RunningDaemon) -> None:
-    with (
-        daemon.client(name="engine 8"),
-        LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
-    ):
+    with daemon.client(name="engine 8"), live_top(daemon) as live:
         assert live.until("engine 8"), live.text
         live.type("x")
         assert live.until("engine 8", beyond=live.seen)
@@ -130,14 +117,14 @@ def test_it_is_live_until_q(daemon: RunningDaemon) -> None:
 
 
 def test_a_dumb_terminal_gets_one_screen(daemon: RunningDaemon) -> None:
-    with LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"], kind="dumb") as live:
+    with live_top(daemon, kind="dumb") as live:
         assert live.until("memory"), live.text
         assert live.wait() == 0
     assert "\x1b" not in live.text
 
 
 def test_it_is_live_until_sigterm(daemon: RunningDaemon) -> None:
-    with LiveTerminal(["top", "--socket", str(daemon.socket)]) as live:
+    with live_top(daemon) as live:
         assert live.until("memory"), live.text
         live.terminate()
         assert live.wait() == 0
@@ -145,10 +132,7 @@ def test_it_is_live_until_sigterm(daemon: RunningDaemon) -> None:
 
 
 def test_it_waits_for_the_next_daemon() -> None:
-    with (
-        RunningDaemon() as daemon,
-        LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live,
-    ):
+    with RunningDaemon() as daemon, live_top(daemon) as live:
         assert live.until("incarnation 1"), live.text
         daemon.kill()
         assert live.until("waiting for the daemon"), live.text
@@ -158,13 +142,9 @@ def test_it_waits_for_the_next_daemon() -> None:
         assert live.wait() == 0
 
 
-def test_no_daemon_is_one_line_and_code_3(tmp_path: Path) -> None:
-    result = top(tmp_path / "none.sock")
-    assert result.exit_code == Exit.UNREACHABLE
-    assert len(result.output.splitlines()) == 1
+def test_without_a_daemon_the_terminal_stays_as_it_is(tmp_path: Path) -> None:
     shown = pagetier_on_terminal(["top", "--socket", str(tmp_path / "none.sock")])
-    assert shown.code == Exit.UNREACHABLE
-    assert "\x1b[?1049h" not in shown.text
+    assert (shown.code, "\x1b[?1049h" in shown.text) == (Exit.UNREACHABLE, False)
 
 
 def test_snapshots_cost_the_daemon_nothing(daemon: RunningDaemon) -> None:
@@ -174,7 +154,7 @@ def test_snapshots_cost_the_daemon_nothing(daemon: RunningDaemon) -> None:
     def ticks() -> int:
         return sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13]))
 
-    with LiveTerminal(["top", "--socket", str(daemon.socket), "--interval", "0.1"]) as live:
+    with live_top(daemon) as live:
         assert live.until("memory"), live.text
         before = ticks()
         time.sleep(1.0)

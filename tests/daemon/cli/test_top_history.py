@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_snapshots import snapshot
+from fake_snapshots import history, snapshot
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.cli.top.history import History, Moment
-
-
-def history(*moments: tuple[float, Snapshot]) -> History:
-    made = History()
-    for at, seen in moments:
-        made.add(Moment(at, seen))
-    return made
 
 
 def test_one_snapshot_has_no_rates() -> None:

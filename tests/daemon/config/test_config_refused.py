@@ -87,47 +87,23 @@ def file(tmp_path: Path) -> Path:
         ("[disk]\nstop_timeout = 1e300", ["disk.stop_timeout", "1e+300", "at most 36500d"]),
         ("[store]\nreservation_timeout = 1" + "0" * 400, ["store.reservation_timeout", "at most 36500d"]),
         ("[evict]\nlow = 1" + "0" * 400, ["evict.low", "not a number"]),
+        # Text that is not TOML, or at which the parser gives up.
+        ("[arena]\nsize = = 3\n", ["line 2, column 8"]),
+        ("[arena]\nsize =", ["end of document"]),
+        ("[arena]\nsize = 1\n[arena]\n", ["line 3, column 7"]),
+        ("[arena]\nsize = " + "9" * 5000, ["a number is too long"]),
+        ("x = " + "[" * 3000 + "]" * 3000, ["brackets are nested too deeply"]),
+        ("x = 0x" + "f" * 5000, ['unknown key "x"']),
+        ("arena = 0x" + "f" * 5000, ["must be a table"]),
+        ("arena.size" + ".a" * 5000 + " = 1", ["arena.size: "]),
+        ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", ["arena.size: "]),
     ],
 )
 def test_a_bad_file_is_refused_by_name_key_and_value(text: str, words: list[str], file: Path) -> None:
     file.write_text(text)
     message = refused(file)
     assert message.startswith(f"{file}: ")
-    for word in words:
-        assert word in message
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("[arena]\nsize = = 3\n", "line 2, column 8"),
-        ("[arena]\nsize =", "end of document"),
-        ("[arena]\nsize = 1\n[arena]\n", "line 3, column 7"),
-    ],
-)
-def test_a_syntax_error_names_its_place(text: str, place: str, file: Path) -> None:
-    file.write_text(text)
-    message = refused(file)
-    assert message.startswith(f"{file}: ")
-    assert place in message
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[arena]\nsize = " + "9" * 5000, "a number is too long"),
-        ("x = " + "[" * 3000 + "]" * 3000, "brackets are nested too deeply"),
-        ("x = 0x" + "f" * 5000, 'unknown key "x"'),
-        ("arena = 0x" + "f" * 5000, "must be a table"),
-        ("arena.size" + ".a" * 5000 + " = 1", "arena.size: "),
-        ("[arena]\nsize = [" + "{a=" * 100 + "1" + "}" * 100 + "]", "arena.size: "),
-    ],
-)
-def test_text_that_the_toml_parser_gives_up_on_is_rejected_like_any_other(text: str, words: str, file: Path) -> None:
-    file.write_text(text)
-    message = refused(file)
-    assert message.startswith(f"{file}: ")
-    assert words in message
+    assert [word for word in words if word not in message] == [], message
 
 
 def test_a_file_that_is_binary_or_missing_is_rejected(file: Path, tmp_path: Path) -> None:
@@ -161,12 +137,12 @@ def test_a_file_larger_than_the_limit_is_rejected(file: Path) -> None:
         ({"PAGETIER_ARENA_SIZE": "1X"}, ["variable PAGETIER_ARENA_SIZE", '"1X"']),
         ({"PAGETIER_ARENA_SIZE": ""}, ["variable PAGETIER_ARENA_SIZE", '""']),
         ({"PAGETIER_SOCKET": ""}, ["variable PAGETIER_SOCKET", '""']),
+        ({"PAGETIER_COPY_CONFG": "/etc/x.toml"}, ['did you mean "PAGETIER_COPY_CONFIG"']),
     ],
 )
 def test_bad_variables_are_refused(env: dict[str, str], words: list[str]) -> None:
     message = refused(env=env)
-    for word in words:
-        assert word in message
+    assert [word for word in words if word not in message] == [], message
 
 
 def test_only_close_names_are_suggested(file: Path) -> None:
@@ -178,7 +154,6 @@ def test_only_close_names_are_suggested(file: Path) -> None:
 
 def test_the_variable_of_the_engines_copy_configuration_is_ignored() -> None:
     assert load(None, {"PAGETIER_COPY_CONFIG": "/etc/x.toml"}, {}).name == "pagetier"
-    assert 'did you mean "PAGETIER_COPY_CONFIG"' in refused(env={"PAGETIER_COPY_CONFG": "/etc/x.toml"})
 
 
 def test_bad_flags_are_refused() -> None:

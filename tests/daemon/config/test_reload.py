@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
+from other_users import NOBODY, as_root, output_as
+from pagetier.daemon.disk.status import Standing
 from refused_starts import fill, pagetierd, still_serves
 from running_daemon import RunningDaemon, eventually
 
@@ -18,10 +20,9 @@ FRAMES = 16
 
 @pytest.fixture
 def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with a configuration file."""
+    """Yields a daemon with an empty configuration file."""
     daemon = RunningDaemon("16MiB", "64KiB")
-    daemon._arguments += ["--config", str(file_of(daemon))]
-    file_of(daemon).write_text("")
+    daemon.config.touch()
     with daemon:
         yield daemon
 
@@ -32,42 +33,37 @@ def disk() -> Iterator[DiskDaemon]:
         yield daemon
 
 
-def file_of(daemon: RunningDaemon) -> Path:
-    return Path(daemon.folder.name) / "pagetierd.toml"
-
-
-def reloaded(daemon: RunningDaemon, text: str, event: str = "event=reloaded") -> str:
-    """Returns the log line after a SIGHUP with this text in the file."""
-    before = daemon.log.read_text().count(event)
-    file_of(daemon).write_text(text)
-    daemon.signal(signal.SIGHUP)
-    assert eventually(lambda: daemon.log.read_text().count(event) > before), daemon.log.read_text()
-    return [line for line in daemon.log.read_text().splitlines() if event in line][-1]
+def resize(disk: DiskDaemon, mib: int) -> str:
+    """Resizes the disk tier, and returns the last line of the command's output."""
+    result = disk.pagetier("resize", "--disk-size", f"{mib}MiB", "--yes")
+    assert result.exit_code == 0, result.output
+    assert disk.until(lambda report: (report.standing, report.cap) == (Standing.OPEN, mib << 20)), disk.reported()
+    return result.output.splitlines(keepends=True)[-1]
 
 
 # --- SIGHUP ----------------------------------------------------------------------------------------------------------
 
 
 def test_sighup_reloads_the_file(daemon: RunningDaemon) -> None:
-    reported = reloaded(daemon, '[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
+    reported = daemon.reload('[log]\nlevel = "warning"\n[index]\nnamespaces = 7\n')
     assert "log.level = warning; only a restart changes index.namespaces" in reported
     with daemon.client():
         pass
     assert "level=info name=pagetierd event=stopped" not in daemon.log.read_text()
-    reported = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
+    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nhigh = 0.5\nlow = 0.4\n[index]\nnamespaces = 7\n')
     assert "evict.low = 0.4" in reported
     assert "level=warning" in reported
 
 
 def test_an_invalid_file_changes_nothing_and_its_key_is_named(daemon: RunningDaemon) -> None:
-    reported = reloaded(daemon, '[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
-    assert f"{file_of(daemon)}: evict.high" in reported
+    reported = daemon.reload('[log]\nlevel = "debug"\n[evict]\nhigh = "lots"\n', "event=reload_refused")
+    assert f"{daemon.config}: evict.high" in reported
     assert "level=error" in reported
-    assert "nested too deeply" in reloaded(daemon, "x = " + "[" * 3000 + "]" * 3000, "event=reload_refused")
-    file_of(daemon).unlink()
+    assert "nested too deeply" in daemon.reload("x = " + "[" * 3000 + "]" * 3000, "event=reload_refused")
+    daemon.config.unlink()
     daemon.signal(signal.SIGHUP)
     assert eventually(lambda: "cannot be read" in daemon.log.read_text())
-    os.mkfifo(file_of(daemon))
+    os.mkfifo(daemon.config)
     daemon.signal(signal.SIGHUP)
     assert eventually(lambda: "not a regular file" in daemon.log.read_text())
     fill(daemon)
@@ -75,46 +71,43 @@ def test_an_invalid_file_changes_nothing_and_its_key_is_named(daemon: RunningDae
         assert still_serves(client)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@as_root
 def test_a_reload_changes_access(daemon: RunningDaemon) -> None:
     Path(daemon.folder.name).chmod(0o755)
     daemon.socket.chmod(0o666)
     assert "may not attach" in as_nobody(daemon)
-    reloaded(daemon, '[access]\nusers = ["nobody"]\n')
+    daemon.reload('[access]\nusers = ["nobody"]\n')
     assert as_nobody(daemon) == "attached"
-    reloaded(daemon, "")
+    daemon.reload("")
     assert "may not attach" in as_nobody(daemon)
 
 
 def test_a_file_that_is_valid_only_after_a_restart_is_rejected_with_its_key() -> None:
     daemon = RunningDaemon("16MiB", "1MiB")
-    file = file_of(daemon)
-    daemon._arguments += ["--config", str(file)]
+    file = daemon.config
     text = f'[disk]\npath = "{file.parent}/disk"\nsize = "64MiB"\nenvironments = 4\n'
     file.write_text(text)
     with daemon:
-        reported = reloaded(daemon, text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
+        reported = daemon.reload(text.replace("64MiB", "8MiB").replace("= 4", "= 1"), "event=reload_refused")
         assert f"disk.size = 8MiB ({file}: disk.size) has no room for a page in each environment" in reported
         assert "4 environments of frames of 1MiB; settings that need a restart keep their values" in reported
-        assert "changed: disk.size = 128MiB" in reloaded(daemon, text.replace("64MiB", "128MiB"))
+        assert "changed: disk.size = 128MiB" in daemon.reload(text.replace("64MiB", "128MiB"))
 
 
 def test_observers_that_cannot_open_the_socket_are_reported(daemon: RunningDaemon) -> None:
-    reloaded(daemon, "[access]\nwatch_groups = [4711]\n", "event=socket_shut")
+    daemon.reload("[access]\nwatch_groups = [4711]\n", "event=socket_shut")
     assert "access.watch_groups name: set access.socket_mode" in daemon.log.read_text()
     text = '[access]\nwatch_groups = [4712]\nsocket_mode = "0666"\n'
-    reported = reloaded(daemon, text, "event=socket_shut")
+    reported = daemon.reload(text, "event=socket_shut")
     assert 'access.watch_groups name: access.socket_mode = \\"0666\\" waits for a restart' in reported
 
 
 def as_nobody(daemon: RunningDaemon) -> str:
-    code = (
-        "import os, sys; from pathlib import Path; from pagetier.shm.daemon_link import Link, LinkError;"
-        "from pagetier.shm.protocol import BUILD, Attach; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "try: Link(Path(sys.argv[1]), 5).greet(Attach(BUILD, 1, 'nobody'), 5); print('attached')\n"
-        "except LinkError as error: print(error)"
-    )
-    return pagetierd(str(daemon.socket), code=code).text.strip()
+    imports = "from pathlib import Path; from pagetier.shm.daemon_link import Link, LinkError;"
+    imports += "from pagetier.shm.protocol import BUILD, Attach"
+    code = "try: Link(Path(sys.argv[1]), 5).greet(Attach(BUILD, 1, 'nobody'), 5); print('attached')\n"
+    code += "except LinkError as error: print(error)"
+    return output_as(NOBODY, imports, code, str(daemon.socket))[1].strip()
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -136,14 +129,12 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         engine.store_through(disk, pages)
         assert engine.places(pages)["nowhere"] == 0
-        assert disk.pagetier("resize", "--disk-size", "4MiB", "--yes").output.endswith("disk.size = 4MiB\n")
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 4 << 20), disk.reported()
+        assert resize(disk, 4) == "disk.size = 4MiB\n"
         assert disk.report().restarts == 0
         left = engine.places(pages)
         assert 0 < left["disk"] < 44
         assert engine.where(59) == "memory"
-        assert disk.pagetier("resize", "--disk-size", "64MiB").exit_code == 0
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 64 << 20), disk.reported()
+        resize(disk, 64)
         assert engine.places(pages)["disk"] == left["disk"]
         engine.store_through(disk, range(100, 160))
         assert engine.places(range(100, 160))["nowhere"] == 0
@@ -166,8 +157,7 @@ def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
 
 def test_the_smallest_possible_disk_tier_works(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
-        assert disk.pagetier("resize", "--disk-size", "2MiB", "--yes").exit_code == 0
-        assert disk.until(lambda report: report.standing.value == "open" and report.cap == 2 << 20), disk.reported()
+        resize(disk, 2)
         engine.store_through(disk, range(8))
         assert disk.snapshot().disk_work.written == 8
     assert disk.lines("disk_down") == []
@@ -184,36 +174,29 @@ def test_a_disk_tier_larger_than_its_file_system_is_a_warning(disk: DiskDaemon) 
 SHORT = "the index has room for 1,040 pages, but disk.size = 128MiB needs 2,064: "
 
 
-def config_of(daemon: DiskDaemon, size: str) -> str:
-    text = f'[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n[disk]\npath = "{daemon.disk}"\nsize = "{size}"\n'
-    file_of(daemon).write_text(text)
-    return str(file_of(daemon))
-
-
 @pytest.mark.parametrize("configured", ["64MiB", "128MiB"])
-def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, configured: str) -> None:
-    doctor = ("doctor", "--config", config_of(disk, configured))
-    reported = disk.pagetier("resize", "--disk-size", "128MiB")
-    assert reported.output.startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
-    assert disk.until(lambda report: report.standing.value == "open" and report.cap == 128 << 20), disk.reported()
-    assert f"warning  index          {SHORT}" in disk.pagetier(*doctor).output
+def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, tmp_path: Path, configured: str) -> None:
+    config = tmp_path / "doctor.toml"
+    arena = '[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n'
+    config.write_text(f'{arena}[disk]\npath = "{disk.disk}"\nsize = "{configured}"\n')
+    assert resize(disk, 128).startswith(f"disk.size = 128MiB\nwarning: {SHORT}")
+    assert f"warning  index          {SHORT}" in disk.pagetier("doctor", "--config", str(config)).output
     disk.kill()
     disk.open("--disk-size", "128MiB")
     assert SHORT in disk.lines("level=warning name=pagetierd event=index_short")[0]
     disk.stop()
     disk.open("--disk-size", "128MiB")
     assert len(disk.lines("index_short")) == 1
-    assert SHORT not in disk.pagetier(*doctor).output
+    assert SHORT not in disk.pagetier("doctor", "--config", str(config)).output
 
 
 def test_a_reload_reports_a_disk_tier_too_large_for_the_index(tmp_path: Path) -> None:
     daemon = RunningDaemon("1MiB", "64KiB")
-    daemon._arguments += ["--config", str(file_of(daemon))]
     text = f'[disk]\npath = "{tmp_path}/disk"\nsize = "SIZE"\n'
-    file_of(daemon).write_text(text.replace("SIZE", "64MiB"))
+    daemon.config.write_text(text.replace("SIZE", "64MiB"))
     with daemon:
-        assert "index" not in reloaded(daemon, text.replace("SIZE", "32MiB"))
-        reported = reloaded(daemon, text.replace("SIZE", "128MiB"))
+        assert "index" not in daemon.reload(text.replace("SIZE", "32MiB"))
+        reported = daemon.reload(text.replace("SIZE", "128MiB"))
         assert "level=warning" in reported
         assert f"disk.size = 128MiB; {SHORT}" in reported
 
@@ -261,22 +244,13 @@ def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
         assert (again.code, "nothing to give back" in again.text) == (0, True)
 
 
-def test_give_back_removes_segments_without_an_index(name: str) -> None:
-    rest = Path("/dev/shm", f"{name}.locks")
-    rest.touch()
-    os.chown(rest, 65534, 65534)
-    given = pagetierd("--name", name, "--give-back")
-    assert (given.code, "the memory is given back" in given.text, rest.exists()) == (0, True, False)
-
-
-def test_check_validates_a_configuration_without_a_start(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "code", "words"), [('"1GiB"', 0, ""), ("1", 2, "arena.size"), ("9" * 5000, 2, "a number is too long")]
+)
+def test_check_validates_a_configuration_without_a_start(
+    tmp_path: Path, name: str, size: str, code: int, words: str
+) -> None:
     file = tmp_path / "pagetierd.toml"
-    file.write_text('[arena]\nsize = "1GiB"\n')
-    assert pagetierd("--config", str(file), "--name", name, "--check").code == 0
-    file.write_text("[arena]\nsize = 1\n")
-    refused = pagetierd("--config", str(file), "--name", name, "--check")
-    assert (refused.code, "arena.size" in refused.text) == (2, True)
-    file.write_text("[arena]\nsize = " + "9" * 5000)
-    refused = pagetierd("--config", str(file), "--name", name, "--check")
-    assert (refused.code, "Traceback" in refused.text) == (2, False)
-    assert pagetierd("--config", str(file), "--name", name, "--give-back").code == 0
+    file.write_text(f"[arena]\nsize = {size}\n")
+    checked = pagetierd("--config", str(file), "--name", name, "--check")
+    assert (checked.code, words in checked.text, "Traceback" in checked.text) == (code, True, False)

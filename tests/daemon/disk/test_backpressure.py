@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,67 +40,51 @@ def backlog(place: Place, patience: float = PATIENCE_S, writer: Writer | None = 
     return BackPressure(place.owner, writer or Writer(), patience, asyncio.get_running_loop())
 
 
-def note(gone: list[str], name: str) -> Callable[[], None]:
-    return lambda: gone.append(name)
+class Stores:
+    """Stores that are served when the disk has room; `served` has their names in this order."""
+
+    def __init__(self, waiting: BackPressure) -> None:
+        self.waiting = waiting
+        self.served: list[str] = []
+
+    def ask(self, name: str, pages: int) -> None:
+        self.waiting.serve_when_disk_has_room(sizes(pages), lambda: self.served.append(name))
 
 
-def test_a_store_into_free_frames_does_not_wait(place: Place) -> None:
-    async def run() -> None:
-        gone: list[str] = []
-        backlog(place).serve_when_disk_has_room(sizes(2), note(gone, "a"))
-        assert gone == ["a"]
-
-    asyncio.run(run())
+@pytest.mark.parametrize(("pages", "patience"), [(2, PATIENCE_S), (7, 0)], ids=["free frames", "no timeout"])
+async def test_a_store_that_need_not_wait_is_served_at_once(place: Place, pages: int, patience: float) -> None:
+    stores = Stores(backlog(place, patience))
+    stores.ask("a", pages)
+    assert stores.served == ["a"]
 
 
-def test_a_store_that_would_evict_unwritten_pages_waits_for_the_disk(place: Place) -> None:
-    async def run() -> None:
-        gone: list[str] = []
-        waiting = backlog(place, patience=10)
-        waiting.serve_when_disk_has_room(sizes(4), note(gone, "a"))
-        waiting.serve_when_disk_has_room(sizes(1), note(gone, "b"))  # not before the stores that arrived earlier
-        waiting.release_ready()
-        assert gone == []
-        place.write()
-        waiting.release_ready()
-        assert gone == ["a", "b"]
-
-    asyncio.run(run())
+async def test_a_store_that_would_evict_unwritten_pages_waits_for_the_disk(place: Place) -> None:
+    stores = Stores(backlog(place, patience=10))
+    stores.ask("a", 4)
+    stores.ask("b", 1)  # not before the stores that arrived earlier
+    stores.waiting.release_ready()
+    assert stores.served == []
+    place.write()
+    stores.waiting.release_ready()
+    assert stores.served == ["a", "b"]
 
 
-def test_no_store_waits_longer_than_its_timeout(place: Place) -> None:
-    async def run() -> None:
-        gone: list[str] = []
-        waiting = backlog(place)
-        began = time.monotonic()
-        for name in "abc":
-            waiting.serve_when_disk_has_room(sizes(4), note(gone, name))
-        while len(gone) < 3 and time.monotonic() < began + 5:
-            await asyncio.sleep(0.005)
-        assert gone == ["a", "b", "c"]
-        assert time.monotonic() - began >= PATIENCE_S
-
-    asyncio.run(run())
+async def test_no_store_waits_longer_than_its_timeout(place: Place) -> None:
+    stores = Stores(backlog(place))
+    began = time.monotonic()
+    for name in "abc":
+        stores.ask(name, 4)
+    while len(stores.served) < 3 and time.monotonic() < began + 5:
+        await asyncio.sleep(0.005)
+    assert stores.served == ["a", "b", "c"]
+    assert time.monotonic() - began >= PATIENCE_S
 
 
-def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
-    async def run() -> None:
-        gone: list[str] = []
-        writer = Writer()
-        waiting = backlog(place, patience=10, writer=writer)
-        waiting.serve_when_disk_has_room(sizes(4), note(gone, "a"))
-        writer.writing = False
-        waiting.serve_when_disk_has_room(sizes(4), note(gone, "b"))
-        waiting.release_ready()
-        assert gone == ["b", "a"]
-
-    asyncio.run(run())
-
-
-def test_without_a_timeout_no_store_waits(place: Place) -> None:
-    async def run() -> None:
-        gone: list[str] = []
-        backlog(place, patience=0).serve_when_disk_has_room(sizes(7), note(gone, "a"))
-        assert gone == ["a"]
-
-    asyncio.run(run())
+async def test_no_store_waits_for_an_idle_disk(place: Place) -> None:
+    writer = Writer()
+    stores = Stores(backlog(place, patience=10, writer=writer))
+    stores.ask("a", 4)
+    writer.writing = False
+    stores.ask("b", 4)
+    stores.waiting.release_ready()
+    assert stores.served == ["b", "a"]

@@ -132,11 +132,10 @@ def small_file_system(size: str) -> Iterator[Path]:
 
 
 def test_a_file_system_that_fills_up() -> None:
-    with small_file_system("8m") as folder, TroubledDaemon(FRAMES) as daemon:
-        daemon.stop()
+    daemon = DiskDaemon(FRAMES)
+    with small_file_system("8m") as folder:
         daemon.disk = folder / "disk"
-        daemon.open()
-        with Engine(daemon) as engine:
+        with daemon, Engine(daemon) as engine:
             for first in range(0, 600, 8):
                 engine.store(range(first, first + 8))
                 time.sleep(0.02)
@@ -153,19 +152,16 @@ def test_a_file_system_that_fills_up() -> None:
                     engine.where(number)
             assert daemon.findings() == []
             assert len(daemon.log.read_text().splitlines()) < 60, daemon.reported()
-        daemon.stop()
 
 
 def test_a_file_system_without_room_for_anything() -> None:
-    with small_file_system("64k") as folder, TroubledDaemon(FRAMES) as daemon:
+    daemon = TroubledDaemon(FRAMES)
+    with small_file_system("64k") as folder:
         (folder / "ballast").write_bytes(bytes(60_000))
-        daemon.stop()
         daemon.disk = folder / "disk"
-        daemon.start()
-        with Engine(daemon) as engine:
-            assert daemon.until(lambda disk: disk.standing is Standing.DOWN and bool(disk.trouble)), daemon.reported()
+        with daemon, Engine(daemon) as engine:
+            daemon.wait_down()
             assert "No space left" in daemon.report().trouble or "is full" in daemon.report().trouble, daemon.reported()
             assert "problem  disk tier" in daemon.doctor()
             engine.goes_on(0)
             (folder / "ballast").unlink()
-        daemon.stop()

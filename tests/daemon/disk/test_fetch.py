@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, keys_of
+from disk_daemon import DiskDaemon, Engine, evicted
+from numbered_pages import keys_of
+from pagetier.shm._core import Pins
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from running_daemon import RunningDaemon, eventually
 
@@ -18,15 +20,6 @@ FRAMES = 32
 def daemon() -> Iterator[DiskDaemon]:
     with DiskDaemon(FRAMES) as running:
         yield running
-
-
-def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int) -> range:
-    """Returns pages that are on disk and not in memory."""
-    numbers = range(first, first + pages)
-    engine.store_through(daemon, numbers)
-    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))  # evicts them from memory
-    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
-    return numbers
 
 
 def test_evicted_pages_come_back_exactly_and_in_order(daemon: DiskDaemon, engine: Engine) -> None:
@@ -100,8 +93,6 @@ def test_more_than_the_arena_holds_comes_as_a_prefix(daemon: DiskDaemon, engine:
 
 
 def test_pages_in_use_leave_no_room_for_others(daemon: DiskDaemon, engine: Engine) -> None:
-    from pagetier.shm._core import Pins
-
     numbers = evicted(daemon, engine, 700, 4)
     held = range(5700, 5700 + FRAMES)
     engine.store(held)

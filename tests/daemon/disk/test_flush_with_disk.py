@@ -1,18 +1,18 @@
-"""Tests `pagetier flush` with a disk tier: from one tier or both, or all pages to disk."""
+"""Tests flushes with a disk tier: from one tier or both, to disk, and while the disk is down or hangs."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from disk_away import disk_away
-from disk_daemon import SPACE, DiskDaemon, Engine, in_both
+from disk_daemon import SPACE, WAIT_S, DiskDaemon, Engine
 from pagetier.shm.exit_codes import Exit
-from pagetier.shm.protocol import FetchOutcome
-from running_daemon import RunningDaemon
+from pagetier.shm.protocol import FetchOutcome, Flush, Flushed
+from running_daemon import RunningDaemon, eventually, namespace
 from terminal import pagetier_on_terminal
 
 FRAMES = 16
@@ -26,11 +26,12 @@ def daemon() -> Iterator[DiskDaemon]:
 
 @pytest.fixture(autouse=True)
 def nothing_there(daemon: DiskDaemon) -> None:
-    daemon.pagetier("flush", "--all", "--yes")
+    daemon.wait_open()
+    assert daemon.pagetier("flush", "--all", "--yes").exit_code == 0
 
 
 def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = in_both(daemon, engine)
+    numbers = engine.store_through(daemon, range(8))
     result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
     assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
     assert "all namespaces: 8 pages, 468.8 KiB\n8 pages dropped" in result.output
@@ -38,7 +39,7 @@ def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: E
 
 
 def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = in_both(daemon, engine)
+    numbers = engine.store_through(daemon, range(8))
     time.sleep(4)  # a daemon that writes all pages stops this when no client polls any more
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
@@ -51,7 +52,7 @@ def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engin
 
 
 def test_flushed_pages_are_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = in_both(daemon, engine)
+    numbers = engine.store_through(daemon, range(8))
     result = daemon.pagetier("flush", "--namespace", SPACE.digest.hex()[:8], "--yes")
     assert "8 pages, 468.8 KiB; 8 pages on disk, 468.8 KiB" in result.output
     assert "8 pages dropped" in result.output
@@ -92,7 +93,7 @@ def test_a_flush_to_disk_accepts_no_other_option(daemon: DiskDaemon, more: list[
 
 def test_a_flush_to_disk_fails_while_no_worker_can_start(daemon: DiskDaemon, engine: Engine) -> None:
     engine.store(range(10))
-    with disk_away(daemon):
+    with daemon.away():
         result = daemon.pagetier("flush", "--to-disk")
         assert result.exit_code == Exit.WRONG
         assert "Error: " in result.output and "is a file" in result.output
@@ -131,3 +132,60 @@ def test_a_flush_to_a_disk_smaller_than_memory_reports_the_rest() -> None:
         assert written < 200, "pages push each other out"
         assert 30 < daemon.snapshot().tiers.disk.pages < 120
         assert engine.places(range(120)) == {"memory": 120}
+
+
+# --- while the disk is down or hangs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [["--all"], ["--namespace", SPACE.name]])
+def test_pages_flushed_while_the_disk_is_down_do_not_come_back(
+    daemon: DiskDaemon, engine: Engine, which: list[str]
+) -> None:
+    numbers = engine.store_through(daemon, range(8))
+    with daemon.away():
+        result = daemon.pagetier("flush", *which, "--yes")
+        assert result.exit_code == Exit.WRONG
+        assert "8 pages dropped" in result.output
+        assert "Error: the disk tier is not open" in result.output
+        engine.store([7])
+    assert engine.places(numbers) == {"nowhere": 7, "memory": 1}
+    assert engine.fetch(numbers[:7]) == [FetchOutcome.ABSENT] * 7
+    daemon.stop()
+    daemon.open()
+    assert daemon.snapshot().tiers.disk.pages == 1
+
+
+def test_a_flush_of_memory_while_the_disk_is_down_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = engine.store_through(daemon, range(8))
+    with daemon.away():
+        assert daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
+    assert engine.places(numbers) == {"disk": 8}
+
+
+def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
+    daemon: DiskDaemon, engine: Engine
+) -> None:
+    numbers = engine.store_through(daemon, range(8))
+    with daemon.client() as client, daemon.away():
+        client.store(namespace().keys(range(16)), [bytes(1)])
+        assert "1 page dropped" in daemon.pagetier("flush", "--namespace", namespace().name, "--yes").output
+    assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
+
+
+def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemon, engine: Engine) -> None:
+    numbers = engine.store_through(daemon, range(8))
+    restarts = daemon.report().restarts
+    stopped = daemon.kill_worker(signal.SIGSTOP)
+    with daemon._observing() as (first, _), daemon._observing() as (second, _):
+        for link in (first, second):  # for the second request the index has no page left
+            link.send(Flush(1, None), WAIT_S)
+            assert eventually(lambda: daemon.header().pages == 0)
+        os.kill(stopped, signal.SIGKILL)
+        for link, pages in ((first, 8), (second, 0)):
+            (answer,) = link.read(WAIT_S)
+            assert isinstance(answer, Flushed)
+            assert (answer.dropped, answer.kept) == (pages, 0)
+            assert "the disk tier is not open" in answer.trouble
+    daemon.wait_open(restarts + 1)
+    assert engine.places(numbers) == {"nowhere": 8}
+    assert daemon.snapshot().tiers.disk.pages == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -34,15 +34,29 @@ def owner(memory: Memory) -> Iterator[Owner]:
     assert made.check_integrity() == []
 
 
-def part_of(numbers: list[int], stamps: list[int] | None = None, spaces: list[int] | None = None) -> InventoryPart:
+def part_of(
+    numbers: Sequence[int],
+    stamps: Sequence[int] = (),
+    spaces: Sequence[int] = (),
+    table: tuple[Space, ...] = (SPACE, OTHER),
+) -> InventoryPart:
     pages = len(numbers)
     return InventoryPart(
         b"".join(map(key_of, numbers)),
         struct.pack(f"<{pages}Q", *(len(content_of(number)) for number in numbers)),
         struct.pack(f"<{pages}Q", *(stamps or numbers)),
         struct.pack(f"<{pages}I", *(spaces or [0] * pages)),
-        (SPACE, OTHER),
+        table,
     )
+
+
+def spaces_named(numbers: range) -> tuple[Space, ...]:
+    return tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in numbers)
+
+
+def on_disk(owner: Owner) -> dict[str, int]:
+    """Returns the number of pages on disk of each namespace that has some."""
+    return {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
 
 
 def load(owner: Owner, *batches: InventoryPart) -> None:
@@ -59,22 +73,18 @@ def dropped(owner: Owner) -> set[bytes]:
     return {drops[at : at + KEY_BYTES] for at in range(0, len(drops), KEY_BYTES)}
 
 
-def test_an_empty_tier(owner: Owner) -> None:
-    owner.disk_open(100, WriteRule.THROUGH)
-    load(owner)
-    assert owner.header().disk_pages == 0
-
-
 def test_pages_of_several_batches_and_namespaces(owner: Owner) -> None:
     owner.disk_open(1000, WriteRule.THROUGH)
+    load(owner)
+    assert owner.header().disk_pages == 0, "the tier was empty"
     load(owner, part_of([1, 2, 3], spaces=[0, 1, 0]), part_of([4, 5], spaces=[1, 1]))
     assert owner.header().disk_pages == 5
-    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 2, "other": 3}
+    assert on_disk(owner) == {"one?": 2, "other": 3}
     assert dropped(owner) == set()
 
 
 def test_the_oldest_pages_are_evicted_first_in_whatever_order_they_are_loaded(owner: Owner) -> None:
-    numbers = list(range(20))
+    numbers = range(20)
     frames = sum(-(-len(content_of(number)) // GEOMETRY.frame_bytes) for number in numbers)
     owner.disk_open(frames // 2, WriteRule.THROUGH)
     stamps = [(7 * number) % 20 for number in numbers]
@@ -94,7 +104,7 @@ def test_the_newest_stamp_is_one_that_a_clock_can_have_shown(owner: Owner, stamp
 
 
 def test_a_full_index_keeps_the_warmest_pages(owner: Owner) -> None:
-    numbers = list(range(3 * GEOMETRY.entries))
+    numbers = range(3 * GEOMETRY.entries)
     owner.disk_open(10_000, WriteRule.THROUGH)
     load(owner, part_of(numbers))
     assert owner.header().disk_pages == GEOMETRY.entries
@@ -115,97 +125,67 @@ def test_pages_that_are_in_memory_too_are_in_both(memory: Memory, owner: Owner) 
     owner.reap(slot)
 
 
-def test_a_large_inventory_is_loaded_in_steps_between_other_work(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_inventory_is_loaded_in_steps(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 3)
     owner.disk_open(1000, WriteRule.THROUGH)
     collected = Inventory(owner)
-    collected.add(part_of(list(range(10))))
+    collected.add(part_of(range(10)))
     turns = 0
-
-    async def run() -> None:
-        nonlocal turns
-        telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
-        while not telling.done():
-            turns += 1
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
+    while not telling.done():
+        turns += 1
+        await asyncio.sleep(0)
     assert turns >= 4
     assert owner.header().disk_pages == 10
 
 
-def test_a_namespace_flushed_during_loading_is_not_loaded_further(
+async def test_a_namespace_flushed_during_loading_is_not_loaded_further(
     owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 4)
     owner.disk_open(1000, WriteRule.THROUGH)
     collected = Inventory(owner)
-    collected.add(part_of(list(range(10)), spaces=[0, 1] * 5))
+    collected.add(part_of(range(10), spaces=[0, 1] * 5))
     flushed: set[bytes] = set()
-
-    async def run() -> bytes:
-        telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
-        while not owner.header().disk_pages:
-            await asyncio.sleep(0)
-        flushed.add(OTHER.digest)
-        assert owner.flush(1, TierFlag.BOTH) == (2, 0)
-        return await telling
-
-    drops = asyncio.run(run())
+    telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
+    while not owner.header().disk_pages:
+        await asyncio.sleep(0)
+    flushed.add(OTHER.digest)
+    assert owner.flush(1, TierFlag.BOTH) == (2, 0)
+    drops = await telling
     assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 5, "other": 0}
     assert drops == b"".join(map(key_of, range(1, 10, 2)))
 
 
-def test_an_inventory_may_have_more_namespaces_than_the_index(owner: Owner) -> None:
-    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8))
-    owner.disk_open(1000, WriteRule.THROUGH)
-    part = part_of(list(range(8)), spaces=list(range(8)))
-    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert owner.header().disk_pages + len(dropped(owner)) == 8
-    assert owner.header().disk_pages >= GEOMETRY.spaces - 1
-
-
 def test_pages_keep_their_namespace_in_a_full_table(owner: Owner) -> None:
     """Regression: a record was given to the next namespace before the first page of its own was loaded."""
-    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8))
     owner.disk_open(1000, WriteRule.THROUGH)
-    part = part_of(list(range(8)), spaces=list(range(8)))
-    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
-    assert there == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
+    load(owner, part_of(range(8), spaces=range(8), table=spaces_named(range(8))))
+    assert on_disk(owner) == {f"space {number}": 1 for number in range(4, 8)}, "the last used ones have room"
     assert dropped(owner) == {key_of(number) for number in range(4)}
 
 
 def test_namespaces_without_pages_on_disk_take_no_room(owner: Owner) -> None:
     """Regression: each reset of an engine leaves a name on disk, and a thousand of them took the records of others."""
-    table = (SPACE, *(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(8)))
     owner.disk_open(1000, WriteRule.THROUGH)
-    part = part_of([1, 2, 3])
-    load(owner, InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-    assert {space.name: space.disk_pages for space in owner.spaces()} == {"one?": 3}
+    load(owner, part_of([1, 2, 3], table=(SPACE, *spaces_named(range(8)))))
+    assert [(space.name, space.disk_pages) for space in owner.spaces()] == [("one?", 3)]
 
 
-def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
+async def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     owner: Owner, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "_AT_ONCE", 1)
-    table = tuple(Space(bytes([number]) * KEY_BYTES, f"space {number}", 16) for number in range(1, 5))
     owner.disk_open(1000, WriteRule.THROUGH)
-    part = part_of(list(range(4)), spaces=list(range(4)))
     collected = Inventory(owner)
-    collected.add(InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, table))
-
-    async def run() -> None:
-        telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
-        await asyncio.sleep(0)
-        slot = attach(owner, 1)
-        store(owner, memory.session(slot), [9])
-        await telling
-        owner.reap(slot)
-
-    asyncio.run(run())
-    there = {space.name: space.disk_pages for space in owner.spaces() if space.disk_pages}
-    assert set(there.values()) == {1} and len(there) == 3
+    collected.add(part_of(range(4), spaces=range(4), table=spaces_named(range(1, 5))))
+    telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
+    await asyncio.sleep(0)
+    slot = attach(owner, 1)
+    store(owner, memory.session(slot), [9])
+    await telling
+    owner.reap(slot)
+    assert list(on_disk(owner).values()) == [1] * 3
 
 
 @pytest.mark.parametrize(

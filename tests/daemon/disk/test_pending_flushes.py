@@ -13,70 +13,57 @@ from pagetier.shm._core import KEY_BYTES
 ONE, OTHER = b"1" * KEY_BYTES, b"2" * KEY_BYTES
 
 
-def test_a_flush_is_remembered_until_its_order_is_completed() -> None:
-    async def run() -> None:
-        reasons: list[str] = []
-        noted = PendingFlushes(asyncio.get_running_loop())
-        noted.wait([ONE], 1, reasons.append)
-        noted.wait([OTHER], 2, reasons.append)
-        noted.done(1, "")
-        assert (noted.among(ONE), noted.among(OTHER), reasons) == (False, True, [""])
-        noted.done(2, "it failed")
-        assert (noted.among(OTHER), reasons[1:]) == (True, ["some flushed pages are still on disk: it failed"])
-        noted.again(3)
-        noted.done(3, "")
-        assert not noted.among(OTHER)
-
-    asyncio.run(run())
+async def test_a_flush_is_remembered_until_its_order_is_completed() -> None:
+    reasons: list[str] = []
+    noted = PendingFlushes(asyncio.get_running_loop())
+    noted.wait([ONE], 1, reasons.append)
+    noted.wait([OTHER], 2, reasons.append)
+    noted.done(1, "")
+    assert (noted.among(ONE), noted.among(OTHER), reasons) == (False, True, [""])
+    noted.done(2, "it failed")
+    assert (noted.among(OTHER), reasons[1:]) == (True, ["some flushed pages are still on disk: it failed"])
+    noted.again(3)
+    noted.done(3, "")
+    assert not noted.among(OTHER)
 
 
-def test_a_flush_is_remembered_until_the_next_worker_has_dropped_it() -> None:
-    async def run() -> None:
-        reasons: list[str] = []
-        noted = PendingFlushes(asyncio.get_running_loop())
-        noted.wait([ONE], 1, reasons.append)
-        noted.lost()
-        noted.keep([OTHER], reasons.append)
-        assert len(reasons) == 2
-        assert all("the disk tier is not open" in one for one in reasons)
-        noted.again(2)
-        noted.lost()
-        assert noted.among(ONE) and noted.among(OTHER)
-        noted.again(3)
-        noted.done(3, "")
-        assert not noted.among(ONE) and not noted.among(OTHER)
-        noted.keep([ONE], reasons.append)
-        noted.again(0)
-        assert not noted.among(ONE)
-
-    asyncio.run(run())
+async def test_a_flush_is_remembered_until_the_next_worker_has_dropped_it() -> None:
+    reasons: list[str] = []
+    noted = PendingFlushes(asyncio.get_running_loop())
+    noted.wait([ONE], 1, reasons.append)
+    noted.lost()
+    noted.keep([OTHER], reasons.append)
+    assert len(reasons) == 2
+    assert all("the disk tier is not open" in one for one in reasons)
+    noted.again(2)
+    noted.lost()
+    assert noted.among(ONE) and noted.among(OTHER)
+    noted.again(3)
+    noted.done(3, "")
+    assert not noted.among(ONE) and not noted.among(OTHER)
+    noted.keep([ONE], reasons.append)
+    noted.again(0)
+    assert not noted.among(ONE)
 
 
-def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_flushes, "DROP_TIMEOUT_S", 0.0)
-
-    async def run() -> None:
-        reasons: asyncio.Queue[str] = asyncio.Queue()
-        noted = PendingFlushes(asyncio.get_running_loop())
-        noted.wait([ONE], 1, reasons.put_nowait)
-        assert "the disk has not answered" in await reasons.get()
-        assert noted.among(ONE)
-        noted.done(1, "")
-        assert reasons.empty() and not noted.among(ONE)
-
-    asyncio.run(run())
+    reasons: asyncio.Queue[str] = asyncio.Queue()
+    noted = PendingFlushes(asyncio.get_running_loop())
+    noted.wait([ONE], 1, reasons.put_nowait)
+    assert "the disk has not answered" in await reasons.get()
+    assert noted.among(ONE)
+    noted.done(1, "")
+    assert reasons.empty() and not noted.among(ONE)
 
 
-def test_too_many_flushed_namespaces_count_as_all() -> None:
-    async def run() -> None:
-        reasons: list[str] = []
-        noted = PendingFlushes(asyncio.get_running_loop())
-        noted.wait(None, 1, reasons.append)
-        assert noted.among(ONE) and noted.among(OTHER)
-        noted.done(1, "")
-        noted.keep([number.to_bytes(KEY_BYTES, "little") for number in range(pending_flushes._MOST)], reasons.append)
-        assert not noted.among(ONE)
-        noted.keep([OTHER], reasons.append)
-        assert noted.among(ONE)
-
-    asyncio.run(run())
+async def test_too_many_flushed_namespaces_count_as_all() -> None:
+    reasons: list[str] = []
+    noted = PendingFlushes(asyncio.get_running_loop())
+    noted.wait(None, 1, reasons.append)
+    assert noted.among(ONE) and noted.among(OTHER)
+    noted.done(1, "")
+    noted.keep([number.to_bytes(KEY_BYTES, "little") for number in range(pending_flushes._MOST)], reasons.append)
+    assert not noted.among(ONE)
+    noted.keep([OTHER], reasons.append)
+    assert noted.among(ONE)

@@ -7,7 +7,8 @@ import gc
 import math
 import struct
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
+from typing import Self
 
 import pytest
 
@@ -55,28 +56,20 @@ class Disk:
         self._owner.settle()
         return pages
 
-    def end(self) -> None:
-        """Ends the worker."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._worker.retire()
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def memory() -> Iterator[tuple[Memory, Owner]]:
     made = Memory(GEOMETRY)
-    yield made
-    made.close()
-
-
-def with_disk(memory: Memory, test: Callable[[Disk], Coroutine[None, None, None]]) -> None:
-    owner = memory.adopted()
-
-    async def run() -> None:
-        disk = Disk(memory, owner)
-        await test(disk)
-        disk.end()
-
-    asyncio.run(run())
+    owner = made.adopted()
+    yield made, owner
     assert owner.check_integrity() == []
+    made.close()
 
 
 def kept() -> int:
@@ -94,8 +87,10 @@ def traced() -> Iterator[None]:
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("timeout", [0.0, 1e-6])
-def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(memory: Memory, timeout: float) -> None:
-    async def test(disk: Disk) -> None:
+async def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(
+    memory: tuple[Memory, Owner], timeout: float
+) -> None:
+    with Disk(*memory) as disk:
         await disk.ask(KEYS, timeout)
         before = kept()
         for _ in range(100):
@@ -104,12 +99,10 @@ def test_requests_that_were_answered_late_are_forgotten_and_their_pages_come(mem
         assert disk.read_all() == PAGES
         assert set((await disk.ask(KEYS, timeout)).outcomes) == {FetchOutcome.IN_MEMORY}
 
-    with_disk(memory, test)
-
 
 @pytest.mark.usefixtures("traced")
-def test_a_repeated_key_is_read_once(memory: Memory) -> None:
-    async def test(disk: Disk) -> None:
+async def test_a_repeated_key_is_read_once(memory: tuple[Memory, Owner]) -> None:
+    with Disk(*memory) as disk:
         asked = key_of(0) * 20_000
         before = kept()
         waiting = asyncio.ensure_future(disk.ask(asked, math.inf))
@@ -118,30 +111,22 @@ def test_a_repeated_key_is_read_once(memory: Memory) -> None:
         assert disk.read_all() == 1
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * 20_000
 
-    with_disk(memory, test)
 
-
-def test_a_waiting_request_is_answered_after_another_timed_out(memory: Memory) -> None:
-    async def test(disk: Disk) -> None:
+async def test_a_waiting_request_is_answered_after_another_timed_out(memory: tuple[Memory, Owner]) -> None:
+    with Disk(*memory) as disk:
         waiting = asyncio.ensure_future(disk.ask(KEYS + key_of(99), math.inf))
         await asyncio.sleep(0)
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * PAGES + bytes([FetchOutcome.ABSENT])
 
-    with_disk(memory, test)
 
-
-def test_the_end_of_a_worker_answers_only_waiting_requests(memory: Memory) -> None:
-    async def test(disk: Disk) -> None:
+async def test_the_end_of_a_worker_answers_only_waiting_requests(memory: tuple[Memory, Owner]) -> None:
+    with Disk(*memory) as disk:
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
         await asyncio.sleep(0)
         disk.fetches.lost()
         answer = await waiting
-        assert (set(answer.outcomes), answer.reason) == (
-            {FetchOutcome.ABSENT},
-            "the disk worker ended while it read the page",
-        )
-
-    with_disk(memory, test)
+        assert set(answer.outcomes) == {FetchOutcome.ABSENT}
+        assert answer.reason == "the disk worker ended while it read the page"

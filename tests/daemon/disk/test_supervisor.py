@@ -7,7 +7,8 @@ import gc
 import os
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,6 @@ from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
-from running_daemon import eventually
 
 # A worker may take seconds to start on a busy machine. One that is killed because it has not left in time, and is not
 # dead a second later, keeps its pidfd open: the daemon ends then, but this process does not.
@@ -32,7 +32,10 @@ LEAVING_S = 30.0
 
 
 class Watcher:
-    def __init__(self) -> None:
+    """Notes what the supervisor reports, and frees the slots of dead workers."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
         self.begun: list[int] = []
         self.send: CommandSender = worker_process.no_worker
         self.deaths: list[str] = []
@@ -47,6 +50,7 @@ class Watcher:
 
     def ended(self, slot: int, why: str) -> None:
         assert slot == self.begun[-1]
+        self._segments.owner.reap(slot)
         self.deaths.append(why)
 
     def failed(self, why: str) -> None:
@@ -66,30 +70,17 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 0.01)
 
 
-def supervised(segments: Segments, test: Callable[[Supervisor, Watcher], Awaitable[None]], folder: Path) -> Watcher:
-    """Runs a supervisor during the test and stops it; returns its watcher."""
-    watcher = Watcher()
-
-    class Reaping(Watcher):
-        def started(self, slot: int, send: CommandSender) -> None:
-            watcher.started(slot, send)
-
-        def ended(self, slot: int, why: str) -> None:
-            segments.owner.reap(slot)
-            watcher.ended(slot, why)
-
-    reaping = Reaping()
-    reaping.failures = watcher.failures
-
-    async def run() -> None:
-        options = DiskOptions(path=folder / "disk", size=1 << 26)
-        running = Supervisor(segments, options, reaping, asyncio.get_running_loop())
-        running.start()
-        await test(running, watcher)
+@asynccontextmanager
+async def supervised(segments: Segments, folder: Path) -> AsyncIterator[tuple[Supervisor, Watcher]]:
+    """Yields a running supervisor and its watcher, and stops it at the end of the block."""
+    watcher = Watcher(segments)
+    options = DiskOptions(path=folder / "disk", size=1 << 26)
+    running = Supervisor(segments, options, watcher, asyncio.get_running_loop())
+    running.start()
+    try:
+        yield running, watcher
+    finally:
         await running.stop(LEAVING_S)
-
-    asyncio.run(run())
-    return watcher
 
 
 async def until(what: Callable[[], bool]) -> None:
@@ -113,24 +104,20 @@ def leftovers() -> tuple[set[int], Counter[str]]:
 def nothing_more_than(before: tuple[set[int], Counter[str]]) -> bool:
     """Returns whether there are no other leftovers.
 
-    Clients of earlier tests may be trying to reconnect in this process, so a few descriptors come and go.
+    Clients of tests of other folders may be trying to reconnect in this process, so a few descriptors come and go.
     """
     processes, descriptors = leftovers()
     return processes <= before[0] and descriptors <= before[1]
 
 
-def test_twenty_dead_workers_leave_nothing_behind(
+async def test_twenty_dead_workers_leave_nothing_behind(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     impostor(tmp_path, monkeypatch, "os._exit(3)")
     before = leftovers()
-
-    async def test(running: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (running, watcher):
         await until(lambda: len(watcher.deaths) >= 20)
         assert running.restarts >= 19
-
-    watcher = supervised(segments, test, tmp_path)
-    gc.collect()
     assert set(watcher.deaths) <= {
         "its worker ended with exit code 3",
         "its worker was killed by signal 9, maybe because memory ran out: see dmesg",
@@ -138,7 +125,7 @@ def test_twenty_dead_workers_leave_nothing_behind(
     assert watcher.failures == []
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
     assert segments.owner.attachments() == []
-    assert eventually(lambda: nothing_more_than(before))
+    await until(lambda: nothing_more_than(before))
 
 
 SAYS = (  # a fake worker
@@ -149,25 +136,17 @@ SAYS = (  # a fake worker
 )
 
 
-def test_the_last_report_of_a_worker_is_received(
+async def test_the_last_report_of_a_worker_is_received(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impostor(
-        tmp_path,
-        monkeypatch,
-        *SAYS,
-        "there.recv(9999)",
-        "say('openfailed', 'the folder is on the moon')",
-        "os._exit(4)",
-    )
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    said = "say('openfailed', 'the folder is on the moon')"
+    impostor(tmp_path, monkeypatch, *SAYS, "there.recv(9999)", said, "os._exit(4)")
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.deaths) >= 8)
+    assert set(watcher.deaths[:8]) == {"the folder is on the moon"}
 
-    assert set(supervised(segments, test, tmp_path).deaths[:8]) == {"the folder is on the moon"}
 
-
-def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_them(
+async def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_them(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The workers in between do not change this: a hanging worker may still use the tier."""
@@ -188,130 +167,102 @@ def test_files_that_a_worker_distrusts_are_verified_until_another_has_opened_the
         "if len(lives) == 3: say('opened', 7, STATE)",
         "os._exit(4)",
     )
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.deaths) >= 5)
-
-    supervised(segments, test, tmp_path)
     assert list(commands.read_bytes())[:5] == [Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.PROVEN, Trust.AS_LEFT]
 
 
-def test_a_worker_that_closes_its_connection_is_ended(
+async def test_a_worker_that_closes_its_connection_is_ended(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "_DYING_S", 0.2)
     impostor(tmp_path, monkeypatch, "there.shutdown(socket.SHUT_RDWR)", "there.close()", "time.sleep(99)")
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.deaths) >= 2)
-
-    deaths = supervised(segments, test, tmp_path).deaths
-    assert all("did not end by itself" in why or "cannot receive its commands" in why for why in deaths)
+    assert all("did not end by itself" in why or "cannot receive its commands" in why for why in watcher.deaths)
 
 
-@pytest.mark.parametrize("broken", ["pid", "program"])
-def test_a_worker_that_cannot_be_started_leaves_nothing(
-    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+@pytest.mark.parametrize("broken", [(Process, "watch"), (worker_process, "_start")], ids=["pid", "program"])
+async def test_a_worker_that_cannot_be_started_leaves_nothing(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[object, str]
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(
-        *{
-            "pid": (Process, "watch", refuse),
-            "program": (worker_process, "_start", refuse),
-        }[broken]
-    )
+    monkeypatch.setattr(*broken, refuse)
     before = leftovers()
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.failures) >= 5)
-
-    watcher = supervised(segments, test, tmp_path)
     assert watcher.failures[0] == "its worker cannot be started: [Errno 24] Too many open files"
     assert watcher.begun == []
-    assert eventually(lambda: nothing_more_than(before))
+    await until(lambda: nothing_more_than(before))
 
 
 @pytest.mark.parametrize(
     "error", [ShmError("the segments were removed"), OSError(24, "Too many open files")], ids=["removed", "too many"]
 )
-def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can(
+async def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    impostor(tmp_path, monkeypatch, "there.recv(9999)", "os._exit(3)")
-    given = Segments.descriptors
-
     def refuse(_: Segments) -> list[int]:
         raise error
 
-    before = leftovers()
+    impostor(tmp_path, monkeypatch, "there.recv(9999)", "os._exit(3)")
+    given, before = Segments.descriptors, leftovers()
     monkeypatch.setattr(Segments, "descriptors", refuse)
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.deaths) >= 3)
         assert set(watcher.deaths) == {f"its worker cannot receive the segments: {error}"}
         monkeypatch.setattr(Segments, "descriptors", given)
         await until(lambda: watcher.deaths[-1] == "its worker ended with exit code 3")
-
-    watcher = supervised(segments, test, tmp_path)
-    gc.collect()
     assert set(watcher.begun) == {watcher.begun[0]}, "slots were lost"
     assert segments.owner.attachments() == []
-    assert eventually(lambda: nothing_more_than(before))
+    await until(lambda: nothing_more_than(before))
 
 
-def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -> None:
+async def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -> None:
     me, before = Process.of(os.getpid()), children()
     while segments.owner.attach(me.pid, 0, me.started, secrets.randbits(60), "engine") >= 0:
         pass
-
-    async def test(_: Supervisor, watcher: Watcher) -> None:
+    async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.failures) >= 2)
-
-    watcher = supervised(segments, test, tmp_path)
     assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
     assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
     for attachment in segments.owner.attachments():
         segments.owner.reap(attachment.slot)
 
 
-def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:
-    async def test(running: Supervisor, watcher: Watcher) -> None:
+async def test_a_worker_leaves_on_request(segments: Segments, tmp_path: Path) -> None:
+    async with supervised(segments, tmp_path) as (running, watcher):
         await until(lambda: bool(watcher.begun) and (tmp_path / "disk/state").exists())
         running.leaving = True
         watcher.send(Leave())
         await until(lambda: watcher.deaths != [])
+    assert watcher.deaths == ["its worker ended with exit code 0"]
 
-    assert supervised(segments, test, tmp_path).deaths == ["its worker ended with exit code 0"]
 
-
-def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_others(
+async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regression: the loop kept watching the descriptor number, so that its next user could not be watched."""
+    loop = asyncio.get_running_loop()
+    worker = worker_process.WorkerProcess(loop, lambda report: None)
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        worker = worker_process.WorkerProcess(loop, lambda report: None)
+    def die(name: str) -> None:
+        if name == "disk.served":
+            worker.kill()
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
 
-        def die(name: str) -> None:
-            if name == "disk.served":
-                worker.kill()
-                os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
-
-        monkeypatch.setattr(worker_process, "point", die)
-        number = worker._socket.fileno()
-        await worker.serve(Serve(1, "nowhere", 1 << 20, 1), [])
-        await worker.ended
-        await asyncio.sleep(0)
-        pipes = [end for _ in range(8) for end in os.pipe()]
-        try:
-            assert number in pipes, "it is free again"
-            loop.add_reader(number, lambda: None)
-            loop.remove_reader(number)
-        finally:
-            for end in pipes:
-                os.close(end)
-
-    asyncio.run(run())
+    monkeypatch.setattr(worker_process, "point", die)
+    number = worker._socket.fileno()
+    await worker.serve(Serve(1, "nowhere", 1 << 20, 1), [])
+    await worker.ended
+    await asyncio.sleep(0)
+    pipes = [end for _ in range(8) for end in os.pipe()]
+    try:
+        assert number in pipes, "it is free again"
+        loop.add_reader(number, lambda: None)
+        loop.remove_reader(number)
+    finally:
+        for end in pipes:
+            os.close(end)

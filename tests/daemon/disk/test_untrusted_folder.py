@@ -6,11 +6,14 @@ import json
 import os
 import resource
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from disk_daemon import DiskDaemon, Engine, content_of
+from file_changes import flip_bit, write_at
 from pagetier.daemon.disk.status import DiskReport
 from pagetier.shm.protocol import FetchOutcome
 from running_daemon import eventually
@@ -33,18 +36,20 @@ def found(daemon: DiskDaemon) -> DiskReport:
     return report
 
 
-@pytest.mark.parametrize("how", ["cut", "emptied", "removed", "overwritten"])
-def test_a_file_damaged_while_it_was_closed_is_rebuilt(how: str) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda file: os.truncate(file, file.stat().st_size // 2),
+        lambda file: os.truncate(file, 0),
+        Path.unlink,
+        lambda file: write_at(file, 0, bytes(16384)),
+    ],
+    ids=["cut", "emptied", "removed", "overwritten"],
+)
+def test_a_file_damaged_while_it_was_closed_is_rebuilt(harm: Callable[[Path], None]) -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(24)
-        data = daemon.data_files()[0]
-        if how == "removed":
-            data.unlink()
-        elif how == "overwritten":
-            with data.open("r+b") as opened:
-                opened.write(bytes(16384))
-        else:
-            os.truncate(data, data.stat().st_size // 2 if how == "cut" else 0)
+        harm(daemon.data_files()[0])
         assert "rebuilt empty in 1 of 2 parts" in found(daemon).opened
         with Engine(daemon) as engine:
             places = engine.places(numbers)
@@ -78,16 +83,6 @@ def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
                 assert engine.fetch([number]) == [FetchOutcome.IN_MEMORY]
 
 
-def test_files_of_another_format_are_rebuilt_with_one_line() -> None:
-    with DiskDaemon(FRAMES) as daemon:
-        numbers = daemon.close_with(8)
-        change_state(daemon, format=99)
-        assert found(daemon).opened.startswith("rebuilt empty: format was 99, is ")
-        with Engine(daemon) as engine:
-            assert engine.places(numbers) == {"nowhere": 8}
-            engine.goes_on(100)
-
-
 def test_another_size_of_frames_rebuilds_it() -> None:
     with DiskDaemon(FRAMES) as daemon:
         daemon.close_with(8)
@@ -95,23 +90,26 @@ def test_another_size_of_frames_rebuilds_it() -> None:
         assert "rebuilt empty: frame bytes was 65536, is 32768" in daemon.report().opened
 
 
-def test_a_host_restart_that_was_clean_keeps_everything() -> None:
+@pytest.mark.parametrize(
+    ("state", "opened"),
+    [
+        ({"boot": "another boot", "clean": True}, "as it was left"),
+        ({"boot": "another boot", "clean": False}, "after an unclean host restart: proven sound in "),
+        ({"format": 99}, "rebuilt empty: format was 99, is "),
+    ],
+)
+def test_a_tier_is_kept_as_far_as_its_state_file_allows(state: dict[str, Any], opened: str) -> None:
     with DiskDaemon(FRAMES) as daemon:
         numbers = daemon.close_with(8)
-        change_state(daemon, boot="another boot", clean=True)
-        assert found(daemon).opened == "as it was left"
+        change_state(daemon, **state)
+        assert found(daemon).opened.startswith(opened)
         with Engine(daemon) as engine:
-            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
-
-
-def test_a_host_restart_that_was_not_clean_proves_it_sound() -> None:
-    with DiskDaemon(FRAMES) as daemon:
-        numbers = daemon.close_with(8)
-        change_state(daemon, boot="another boot", clean=False)
-        assert found(daemon).opened.startswith("after an unclean host restart: proven sound in ")
-        with Engine(daemon) as engine:
-            assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
-            assert engine.places(numbers) == {"memory": 8}
+            if "rebuilt" in opened:
+                assert engine.places(numbers) == {"nowhere": 8}
+            else:
+                assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
+                assert engine.places(numbers) == {"memory": 8}
+            engine.goes_on(100)
 
 
 def test_damaged_files_after_a_host_restart_are_rebuilt() -> None:
@@ -119,9 +117,7 @@ def test_damaged_files_after_a_host_restart_are_rebuilt() -> None:
         numbers = daemon.close_with(24)
         change_state(daemon, boot="another boot", clean=False)
         for data in daemon.data_files():
-            with data.open("r+b") as opened:
-                opened.seek(8192)
-                opened.write(os.urandom(max(0, data.stat().st_size - 8192)))
+            write_at(data, 8192, os.urandom(max(0, data.stat().st_size - 8192)))
         assert "rebuilt empty: " in found(daemon).opened
         with Engine(daemon) as engine:
             assert engine.places(numbers) == {"nowhere": 24}
@@ -134,9 +130,7 @@ def flip(daemon: DiskDaemon, number: int) -> None:
     for data in daemon.data_files():
         at = data.read_bytes().find(content)
         if at >= 0:
-            with data.open("r+b") as opened:
-                opened.seek(at + 500)
-                opened.write(bytes([content[500] ^ 4]))
+            flip_bit(data, at + 500, 2)
             return
     raise AssertionError("the page is in no file")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,34 +32,26 @@ def assert_reported(daemon: DiskDaemon, *words: str) -> None:
 
 
 def test_the_folder_is_a_file() -> None:
-    with TroubledDaemon(FRAMES) as daemon:
-        daemon.stop()
-        daemon.disk.mkdir(exist_ok=True)
-        shutil.rmtree(daemon.disk)
-        daemon.disk.write_text("a file")
-        daemon.start()
-        with Engine(daemon) as engine:
-            assert_reported(daemon, "cannot be the disk tier's folder", "is a file")
-            engine.goes_on(0)
-            assert daemon.report().standing is Standing.DOWN
-            lines = daemon.lines("no disk tier")
-            assert len(lines) <= daemon.report().restarts + 2
-            assert daemon.disk.read_text() == "a file"
-            daemon.disk.unlink()
-            daemon.wait_open()
-            assert daemon.report().trouble == ""
+    daemon = TroubledDaemon(FRAMES)
+    daemon.disk.write_text("a file")
+    with daemon, Engine(daemon) as engine:
+        assert_reported(daemon, "cannot be the disk tier's folder", "is a file")
+        engine.goes_on(0)
+        assert daemon.report().standing is Standing.DOWN
+        assert len(daemon.lines("no disk tier")) <= daemon.report().restarts + 2
+        assert daemon.disk.read_text() == "a file"
+        daemon.disk.unlink()
+        daemon.wait_open()
+        assert daemon.report().trouble == ""
 
 
 def test_the_folder_holds_other_things() -> None:
-    with TroubledDaemon(FRAMES) as daemon:
-        daemon.stop()
-        shutil.rmtree(daemon.disk, ignore_errors=True)
-        daemon.disk.mkdir()
-        (daemon.disk / "thesis.tex").write_text("years of work")
-        daemon.start()
-        with Engine(daemon) as engine:
-            assert_reported(daemon, "contains other files (thesis.tex)", "folder of its own")
-            engine.goes_on(0)
+    daemon = TroubledDaemon(FRAMES)
+    daemon.disk.mkdir()
+    (daemon.disk / "thesis.tex").write_text("years of work")
+    with daemon, Engine(daemon) as engine:
+        assert_reported(daemon, "contains other files (thesis.tex)", "folder of its own")
+        engine.goes_on(0)
         assert (daemon.disk / "thesis.tex").read_text() == "years of work"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine
+from disk_daemon import DiskDaemon, Engine, evicted
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
@@ -23,17 +23,8 @@ def daemon() -> Iterator[DiskDaemon]:
         yield running
 
 
-def on_disk(daemon: DiskDaemon, engine: Engine, first: int) -> range:
-    """Returns pages that are on disk only."""
-    numbers = range(first, first + 8)
-    engine.store_through(daemon, numbers)
-    engine.store_through(daemon, range(first + 5000, first + 5000 + FRAMES))
-    assert eventually(lambda: engine.places(numbers)["disk"] == 8)
-    return numbers
-
-
 def test_a_killed_worker_is_soon_back_and_memory_never_misses(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = on_disk(daemon, engine, 0)
+    numbers = evicted(daemon, engine, 0)
     warm = range(20_000, 20_008)
     engine.store(warm)
     restarts = daemon.report().restarts
@@ -51,7 +42,7 @@ def test_a_killed_worker_is_soon_back_and_memory_never_misses(daemon: DiskDaemon
 
 
 def test_a_fetch_ends_when_the_worker_dies(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = on_disk(daemon, engine, 100)
+    numbers = evicted(daemon, engine, 100)
     restarts = daemon.report().restarts
     daemon.kill_worker(signal.SIGSTOP)
     engine.ask_fetch(numbers)
@@ -66,7 +57,7 @@ def test_a_fetch_ends_when_the_worker_dies(daemon: DiskDaemon, engine: Engine) -
 
 
 def test_a_stopped_worker_delays_no_engine(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = on_disk(daemon, engine, 200)
+    numbers = evicted(daemon, engine, 200)
     daemon.kill_worker(signal.SIGSTOP)
     began = time.monotonic()
     engine.ask_fetch(numbers, 0.3)

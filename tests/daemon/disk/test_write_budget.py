@@ -7,18 +7,11 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
+from advanced_clock import Clock
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import ReserveOutcome
 
 DAY_S = 86_400
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def note(budget: Budget, outcomes: list[ReserveOutcome], chains: list[int], size: int = 10) -> None:

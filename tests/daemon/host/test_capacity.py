@@ -1,4 +1,4 @@
-"""Tests that an arena that is said to fit leaves enough room for the processes, so that none is killed later."""
+"""Tests which segments a configuration needs, and that an arena that is said to fit leaves room for the processes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from daemon_with_disk import is_open, until_written
 from memory_cgroup import limited
-from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions, MetricsOptions
-from pagetier.daemon.host.capacity import Processes, need_of, processes_of
+from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions, IndexOptions, MetricsOptions
+from pagetier.daemon.host.capacity import Processes, geometry_of, need_of, processes_of, serves, short_index
 from refused_starts import refused
 from running_daemon import START_S, RunningDaemon, eventually, namespace
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 720 * MIB
 PAGE, PAGES = 8 * MIB, 16
+SMALL = Config(arena=ArenaOptions(size=16 << 20, frame_size=1 << 16), disk=DiskOptions(path=Path("/d"), size=32 << 20))
 
 
 def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config:
@@ -50,13 +52,37 @@ def test_the_index_of_the_disk_s_pages_does_not_shrink_with_the_arena() -> None:
     assert large.index_fixed > 100 * (GIB // MIB)
 
 
-def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(name: str, tmp_path: Path) -> None:
+def with_disk(size: int, config: Config = SMALL) -> Config:
+    return structs.replace(config, disk=structs.replace(config.disk, size=size))
+
+
+@pytest.mark.parametrize("size", [0, 16 << 20, 32 << 20])
+def test_an_index_is_large_enough_for_the_disk_that_it_was_made_for_and_for_smaller_ones(size: int) -> None:
+    assert serves(geometry_of(SMALL), with_disk(size))
+    assert short_index(geometry_of(SMALL), with_disk(size)) == ""
+
+
+def test_an_index_that_serves_may_be_too_small() -> None:
+    assert serves(geometry_of(SMALL), with_disk(512 << 20))
+    warning = short_index(geometry_of(SMALL), with_disk(512 << 20))
+    assert warning.startswith("the index has room for 768 pages, but disk.size = 512MiB needs 8,448: ")
+
+
+def test_a_configured_index_size_is_kept() -> None:
+    chosen = structs.replace(SMALL, index=IndexOptions(entries=500))
+    assert serves(geometry_of(chosen), with_disk(512 << 20, chosen))
+    assert short_index(geometry_of(chosen), with_disk(512 << 20, chosen)) == ""
+
+
+def test_a_daemon_that_is_said_to_fit_into_a_control_group_is_not_killed_in_it(
+    given: list[str], tmp_path: Path
+) -> None:
     """With pages as large as a transaction and many environments, the worker's heap has its largest size."""
     disk = ("--disk-path", str(tmp_path / "disk"), "--disk-size", "2GiB", "--disk-environments", "16")
     flags = ("--metrics-listen", str(tmp_path / "metrics"), *disk)
     with limited(LIMIT) as group:
-        where = ("--name", name, "--socket", str(tmp_path / "socket"), "--arena-frame-size", "1MiB")
-        message = refused(*where, "--arena-size", "2GiB", *flags, before=group.before)
+        sizes = ("--arena-frame-size", "1MiB", "--arena-size", "2GiB")
+        message = refused(*given, *sizes, *flags, before=group.before)
         assert "of which the daemon's processes take" in message
         (fits,) = re.findall(r'would fit: arena.size = "(\w+)"', message)
         with RunningDaemon(fits, "1MiB", *flags, before=group.before) as daemon, daemon.client() as client:

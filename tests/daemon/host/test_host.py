@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from pagetier.daemon.host.capacity import Fit, Need, fit
+from fake_host import host_files
+from pagetier.daemon.host.capacity import OFFER_MARGIN, Fit, Need, fit
 from pagetier.daemon.host.cgroups import MemoryGroup
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
@@ -22,14 +24,6 @@ from pagetier.daemon.host.mounts import read_mounts
 MIB, GIB = 1 << 20, 1 << 30
 SHM = "25 24 0:23 / /dev/shm rw,nosuid shared:5 - tmpfs tmpfs rw,size=65536k"
 V2 = "31 23 0:27 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
-
-
-def write(root: Path, files: dict[str, object]) -> Path:
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
-    return root
 
 
 def tmpfs(size: int, free: int) -> Any:
@@ -40,7 +34,7 @@ def tmpfs(size: int, free: int) -> Any:
 def v2(tmp_path: Path) -> Path:
     """Version 2: a limited service in a slice with a lower limit, below a root without one."""
     group = "sys/fs/cgroup/a.slice"
-    return write(
+    return host_files(
         tmp_path,
         {
             "proc/self/cgroup": "0::/a.slice/b.service",
@@ -72,7 +66,7 @@ def test_version_2_counts_every_level_and_what_can_be_reclaimed(v2: Path) -> Non
 
 def test_version_1_reports_no_limit_as_a_large_number(tmp_path: Path) -> None:
     top = "sys/fs/cgroup/memory"
-    root = write(
+    root = host_files(
         tmp_path,
         {
             "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/docker/abc/inner\n0::/",
@@ -103,7 +97,7 @@ def test_a_group_outside_of_what_is_mounted_is_judged_by_the_mount_point(group: 
         "sys/fs/cgroup/memory.max": GIB,
         "sys/fs/cgroup/memory.current": 0,
     }
-    assert [group.limit for group in Host(write(tmp_path, files)).memory_groups()] == [GIB]
+    assert [group.limit for group in Host(host_files(tmp_path, files)).memory_groups()] == [GIB]
 
 
 def test_an_empty_host_reports_nothing_and_no_error(tmp_path: Path) -> None:
@@ -118,21 +112,21 @@ def test_an_empty_host_reports_nothing_and_no_error(tmp_path: Path) -> None:
 
 def test_mounts_are_unescaped_and_invalid_lines_are_skipped(tmp_path: Path) -> None:
     odd = "nonsense\n25 24 0:23 / /my\\040disk\\134x rw - ext4 /dev/x rw,huge=within_size\n"
-    (mount,) = read_mounts(write(tmp_path, {"m": odd}) / "m")
+    (mount,) = read_mounts(host_files(tmp_path, {"m": odd}) / "m")
     assert (mount.point, mount.kind) == ("/my disk\\x", "ext4")
     assert (mount.option("huge"), mount.option("size")) == ("within_size", "")
 
 
 def test_locked_memory(tmp_path: Path) -> None:
     line = "Max locked memory         8388608              unlimited            bytes     "
-    locked = Host(write(tmp_path, {"proc/self/limits": f"Limit\n{line}\nMax file locks 1 2"})).locked()
+    locked = Host(host_files(tmp_path, {"proc/self/limits": f"Limit\n{line}\nMax file locks 1 2"})).locked()
     assert (locked.soft, locked.hard) == (8388608, None)
 
 
 def test_nodes_with_memory_that_are_allowed(tmp_path: Path) -> None:
-    write(tmp_path, {"sys/devices/system/node/has_memory": "0-2,5"})
+    host_files(tmp_path, {"sys/devices/system/node/has_memory": "0-2,5"})
     assert Host(tmp_path).nodes() == (0, 1, 2, 5)
-    write(tmp_path, {"proc/self/status": "Mems_allowed:\t3\nMems_allowed_list:\t1-5"})
+    host_files(tmp_path, {"proc/self/status": "Mems_allowed:\t3\nMems_allowed_list:\t1-5"})
     assert Host(tmp_path).nodes() == (1, 2, 5)
 
 
@@ -152,7 +146,7 @@ def test_the_obstacle_to_huge_pages_is_named(shmem: str, option: str, words: str
     files: dict[str, object] = {f"{thp}/hpage_pmd_size": 2 * MIB, f"{thp}/shmem_enabled": shmem}
     files["proc/self/mountinfo"] = SHM + option
     files["proc/meminfo"] = "HugePages_Total:       4\nHugePages_Free:        3\nHugepagesize:       2048 kB"
-    pages = Host(write(tmp_path, files)).huge_pages()
+    pages = Host(host_files(tmp_path, files)).huge_pages()
     assert (pages.size, pages.explicit_total, pages.explicit_free, pages.explicit_size) == (2 * MIB, 4, 3, 2 * MIB)
     assert words in pages.obstacle
     assert bool(words) == bool(pages.obstacle)
@@ -170,7 +164,7 @@ def test_folders(tmp_path: Path) -> None:
 
 def host_with(root: Path, *, shm: int, available: int) -> Host:
     (root / "dev/shm").mkdir(parents=True, exist_ok=True)
-    write(root, {"proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable: {available // 1024} kB"})
+    host_files(root, {"proc/meminfo": f"MemTotal: 99999999 kB\nMemAvailable: {available // 1024} kB"})
     return Host(root, statvfs=tmpfs(2 * shm + 4096, shm))
 
 
@@ -198,6 +192,15 @@ def test_the_host_s_memory_is_the_limit(tmp_path: Path) -> None:
     assert "MemAvailable" in answer.explain()
 
 
+def test_the_offered_size_still_fits_into_a_little_less_memory(tmp_path: Path) -> None:
+    need = Need(arena=64 * GIB, frame=MIB, index_per_frame=1000)
+    offered = fit(host_with(tmp_path, shm=64 * GIB, available=3 * GIB), need).offered
+    less = fit(host_with(tmp_path, shm=64 * GIB, available=3 * GIB - OFFER_MARGIN), need)
+    assert less.largest == offered and offered > 2 * GIB
+    both = fit(host_with(tmp_path, shm=(offered // MIB + 2) * (MIB + 1024), available=3 * GIB), need)
+    assert (both.largest, both.offered) == (offered + 2 * MIB, offered), "the margin of the other limit"
+
+
 def test_a_host_without_room_for_a_frame_is_explained(tmp_path: Path) -> None:
     answer = fit(host_with(tmp_path, shm=MIB, available=GIB), Need(arena=4 * MIB, frame=2 * MIB))
     assert (answer.fits, answer.largest) == (False, 0)
@@ -208,9 +211,7 @@ def test_an_adopted_segment_needs_no_new_memory(tmp_path: Path) -> None:
     host = host_with(tmp_path, shm=0, available=64 * MIB)
     need = Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100)
     assert not fit(host, need).fits
-    assert fit(
-        host, Need(arena=4 * GIB, frame=MIB, index_fixed=MIB, index_per_frame=100, in_memory=4 * GIB + 2 * MIB)
-    ).fits
+    assert fit(host, structs.replace(need, in_memory=4 * GIB + 2 * MIB)).fits
 
 
 def test_a_tmpfs_without_a_limit_does_not_limit(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fake_host import host_files
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.memory_policy import Region, advise, ask_huge_pages, exclude_from_dumps, interleave
 
@@ -77,14 +78,12 @@ def test_a_bad_region_is_an_error_with_its_number() -> None:
 
 
 def two_nodes(root: Path, *, huge: str) -> Host:
-    for name, text in {
+    files = {
         "sys/devices/system/node/has_memory": "0-1",
-        "sys/kernel/mm/transparent_hugepage/hpage_pmd_size": str(2 * MIB),
+        "sys/kernel/mm/transparent_hugepage/hpage_pmd_size": 2 * MIB,
         "proc/self/mountinfo": f"25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw,huge={huge}",
-    }.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
-    return Host(root)
+    }
+    return Host(host_files(root, files))
 
 
 def test_advice_follows_the_configuration(region: Region, tmp_path: Path) -> None:

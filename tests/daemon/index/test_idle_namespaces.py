@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from disk_daemon import DiskDaemon, Engine
 from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys
-from pagetier.daemon.cli import main
 from running_daemon import RunningDaemon, eventually, namespace
 
 TABLE = 8
@@ -54,7 +51,7 @@ def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, C
     assert eventually(lambda: has(client, "7") and store(client, "new") == 2, 30)
     assert has(client, "7"), "it was in use"
     assert not has(client, "0")
-    (line,) = re.findall("^.*namespace_dropped.*$", daemon.log.read_text(), re.MULTILINE)[:1]
+    line = daemon.lines("namespace_dropped")[0]
     assert "the table is full (8): 2 pages evicted" in line and "namespace=" in line
     metrics = scrape(tmp_path / "metrics")
     assert value(metrics, "pagetier_namespaces_dropped_total") >= 1
@@ -68,12 +65,12 @@ def test_recently_used_namespaces_make_no_room(full: tuple[RunningDaemon, Client
         refused = client.store(keys_of(name), [b"x"] * 2)
         assert "the table of 8 namespaces is full" in refused.reason
         assert "unused for 1d are dropped: retry, or lower index.namespace_idle" in refused.reason
-    assert eventually(lambda: "event=namespaces_full" in daemon.log.read_text())
+    assert eventually(lambda: bool(daemon.lines("event=namespaces_full")))
     assert all(has(client, str(number)) for number in range(TABLE))
     metrics = scrape(tmp_path / "metrics")
     assert value(metrics, "pagetier_namespaces_rejected_total") == 2
     assert value(metrics, "pagetier_namespaces_dropped_total") == 0
-    (line,) = re.findall(".*event=namespaces_full.*", daemon.log.read_text())  # a line a minute is enough
+    (line,) = daemon.lines("event=namespaces_full")  # a line a minute is enough
     assert "lower index.namespace_idle or raise index.namespaces (stop and start)" in line
 
 
@@ -82,31 +79,20 @@ def test_a_flushed_namespace_makes_room_at_once(full: tuple[RunningDaemon, Clien
     daemon, client = full
     assert store(client, "new") == 0
     digest = keys_of("3").namespace.digest.hex()
-    CliRunner().invoke(main, ["flush", "--socket", str(daemon.socket), "--namespace", digest, "--yes"])
+    daemon.pagetier("flush", "--namespace", digest, "--yes")
     assert store(client, "new") == 2
     assert [has(client, str(number)) for number in range(TABLE)].count(False) == 1
 
 
-def idle(daemon: RunningDaemon, seconds: str) -> None:
-    """Sets the idle time; a reload changes it."""
-    before = len(daemon.log.read_text())
-    file = Path(daemon.folder.name) / "pagetierd.toml"
-    file.write_text(f'[index]\nnamespace_idle = "{seconds}"\n')
-    daemon.signal(signal.SIGHUP)
-    assert eventually(lambda: f"namespace_idle = {seconds}" in daemon.log.read_text()[before:])
-
-
 def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
     daemon = DiskDaemon(16, "64MiB", "--index-namespaces", "1")
-    file = Path(daemon.folder.name) / "pagetierd.toml"
-    file.write_text("")
-    daemon._arguments += ["--config", str(file)]
+    daemon.config.touch()
     with daemon, Engine(daemon) as engine, daemon.client() as client:
         engine.store_through(daemon, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
-        idle(daemon, "1ms")
+        daemon.reload('[index]\nnamespace_idle = "1ms"\n')
         assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.reported()
-        idle(daemon, "1d")
+        daemon.reload('[index]\nnamespace_idle = "1d"\n')
         assert store(client, "new") == 2
         assert daemon.save().synced
         daemon.kill_worker()
@@ -121,13 +107,13 @@ def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, 
     daemon, _ = full
 
     def finding() -> str:
-        output = CliRunner(env={"PAGETIER_NAME": daemon.name}).invoke(main, ["doctor", "--socket", str(daemon.socket)])
-        (line,) = re.findall("^(?:ok|warning|problem) +namespaces .*$", output.output, re.MULTILINE)
+        output = daemon.pagetier("doctor").output
+        (line,) = re.findall("^(?:ok|warning|problem) +namespaces .*$", output, re.MULTILINE)
         return str(line)
 
     assert finding().startswith("warning") and "8 of 8 namespaces have pages" in finding()
     assert "lower index.namespace_idle (a reload applies it), or raise index.namespaces (stop and start)" in finding()
     for name in ("5", "6"):
         digest = keys_of(name).namespace.digest.hex()
-        CliRunner().invoke(main, ["flush", "--socket", str(daemon.socket), "--namespace", digest, "--yes"])
+        daemon.pagetier("flush", "--namespace", digest, "--yes")
     assert finding().startswith("ok") and "6 of 8" in finding()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from advanced_clock import Clock
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.pressure import Shortage
 from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
@@ -107,12 +108,12 @@ def test_without_more_memory_reads_from_disk_kill_no_worker() -> None:
 
 
 def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    arena, now = Arena(), [0.0]
-    shortage = Shortage(arena, lambda: now[0])  # type: ignore[arg-type]
+    arena, clock = Arena(), Clock()
+    shortage = Shortage(arena, clock)  # type: ignore[arg-type]
     counts = []
     with caplog.at_level(logging.INFO):
         for lacks, later in ((False, 0), (True, 0), (True, MINUTE_S), (False, 0), (True, 0), (False, 0), (True, 1)):
-            arena.lacks_memory, now[0] = lacks, now[0] + later
+            arena.lacks_memory, clock.now = lacks, clock.now + later
             shortage.check()
             counts.append(len(caplog.messages))
     assert counts == [0, 1, 1, 1, 2, 2, 2]

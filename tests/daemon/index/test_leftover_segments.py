@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from file_changes import write_at
+from keyed_pages import store
+from named_segments import KINDS, SHM
+from other_users import NOBODY, as_root
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD
 from refused_starts import (
     AS_NOBODY,
+    KEYS,
     PAGES,
     arguments,
     fill,
-    keys,
-    pages,
     pagetierd,
     refused,
     shared_memory,
@@ -26,14 +29,15 @@ from refused_starts import (
 )
 from running_daemon import RunningDaemon, eventually
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FORMAT_AT = 8
 
 
-def write_at(file: Path, offset: int, data: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(offset)
-        opened.write(data)
+def of_nobody(name: str, *kinds: str) -> None:
+    """Makes empty segments that belong to another user."""
+    for kind in kinds:
+        file = SHM / f"{name}.{kind}"
+        file.touch(0o600)
+        os.chown(file, NOBODY, NOBODY)
 
 
 def test_two_daemons_cannot_use_the_same_segments(tmp_path: Path) -> None:
@@ -68,9 +72,7 @@ def test_a_restart_with_other_sizes_replaces_empty_segments() -> None:
         daemon.start("--arena-size", "32MiB")
         assert daemon.log.read_text().count("event=leftovers_dropped") == 1
         assert daemon.header().arena_bytes == 32 << 20
-        assert eventually(lambda: client.store(keys(), pages()).stored == PAGES), (
-            "an engine attaches to the new segments"
-        )
+        assert eventually(lambda: store(client, KEYS).stored == PAGES), "an engine attaches to the new segments"
         assert still_serves(client)
 
 
@@ -84,7 +86,7 @@ def test_fresh_drops_what_is_there() -> None:
 
 
 def test_segments_of_another_format(left: RunningDaemon) -> None:
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     ours = index.read_bytes()
     write_at(index, FORMAT_AT, struct.pack("<I", 99))
     text = refused(*arguments(left))
@@ -95,7 +97,7 @@ def test_segments_of_another_format(left: RunningDaemon) -> None:
 
 def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> None:
     """The segments stay, whatever value is at the offset that this format calls `closed`."""
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     ours = index.read_bytes()[:4096]
     write_at(index, FORMAT_AT, struct.pack("<I", 99))
     write_at(index, 64, b"\xff" * (4096 - 64))
@@ -105,25 +107,25 @@ def test_another_format_s_header_is_not_read_by_ours(left: RunningDaemon) -> Non
 
 
 def test_truncated_segments_are_rejected(left: RunningDaemon) -> None:
-    arena = Path("/dev/shm") / f"{left.name}.arena"
+    arena = SHM / f"{left.name}.arena"
     size = arena.stat().st_size
     os.truncate(arena, size + 4096)
     assert "a segment is shorter or longer than the index says" in refused(*arguments(left))
     os.truncate(arena, size)
 
 
-def test_a_file_of_another_program_is_rejected(name: str, tmp_path: Path) -> None:
-    file = Path("/dev/shm") / f"{name}.index"
+def test_a_file_of_another_program_is_rejected(name: str, given: list[str]) -> None:
+    file = SHM / f"{name}.index"
     file.write_bytes(b"not ours" * 1000)
     file.chmod(0o600)
-    text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+    text = refused(*given)
     assert "are not pagetier's" in text
     assert file.read_bytes() == b"not ours" * 1000
     file.unlink()
 
 
 def test_unfinished_segments_are_created_again(left: RunningDaemon) -> None:
-    index = Path("/dev/shm") / f"{left.name}.index"
+    index = SHM / f"{left.name}.index"
     os.truncate(index, 0)
     os.truncate(index, 1 << 20)
     left.start()
@@ -131,7 +133,7 @@ def test_unfinished_segments_are_created_again(left: RunningDaemon) -> None:
 
 
 def test_incomplete_segments_are_created_again(left: RunningDaemon) -> None:
-    (Path("/dev/shm") / f"{left.name}.arena").unlink()
+    (SHM / f"{left.name}.arena").unlink()
     left.start()
     fill(left)
 
@@ -144,21 +146,18 @@ def test_segments_of_another_user(left: RunningDaemon) -> None:
 
 
 @as_root
-def test_root_does_not_adopt_segments_of_another_user(name: str, tmp_path: Path) -> None:
-    for kind in ("index", "locks", "arena"):
-        file = Path("/dev/shm") / f"{name}.{kind}"
-        file.touch(0o600)
-        os.chown(file, 65534, 65534)
-    text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+def test_root_does_not_adopt_segments_of_another_user(name: str, given: list[str]) -> None:
+    of_nobody(name, *KINDS)
+    text = refused(*given)
     assert f"/dev/shm/{name}.index belongs to user nobody" in text
     assert len(shared_memory(name)) == 3
-    for kind in ("index", "locks", "arena"):
-        (Path("/dev/shm") / f"{name}.{kind}").unlink()
+    for file in shared_memory(name):
+        (SHM / file).unlink()
 
 
 @as_root
 def test_one_file_of_another_user_is_enough(name: str) -> None:
-    file = Path("/dev/shm") / f"{name}.locks"
+    file = SHM / f"{name}.locks"
     file.touch(0o600)
     text = refused("--name", name, "--socket", "/tmp/pagetier-test.none", "--arena-size", "1MiB", code=AS_NOBODY)
     assert "belongs to user root" in text
@@ -171,13 +170,13 @@ def test_one_file_of_another_user_is_enough(name: str) -> None:
     "make", [Path.symlink_to, lambda file, _: file.mkdir(), lambda file, _: os.mkfifo(file, 0o666)]
 )
 def test_other_file_types_of_another_user_are_rejected(
-    name: str, tmp_path: Path, make: Callable[[Path, Path], None]
+    name: str, given: list[str], tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
-    file = Path("/dev/shm") / f"{name}.index"
+    file = SHM / f"{name}.index"
     make(file, tmp_path / "victim")
-    os.chown(file, 65534, 65534, follow_symlinks=False)
+    os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
     try:
-        text = refused("--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB")
+        text = refused(*given)
         assert f"{file} belongs to user nobody: use another name, or have root or that user remove it" in text
         assert not (tmp_path / "victim").exists()
     finally:
@@ -187,12 +186,12 @@ def test_other_file_types_of_another_user_are_rejected(
 @as_root
 def test_an_arena_of_another_user_is_not_adopted(left: RunningDaemon) -> None:
     """The user who made it could read and write each page in it."""
-    arena = Path("/dev/shm") / f"{left.name}.arena"
+    arena = SHM / f"{left.name}.arena"
     ours = arena.with_suffix(".ours")
     arena.rename(ours)
     shutil.copy(ours, arena)
     arena.chmod(0o666)
-    os.chown(arena, 65534, 65534)
+    os.chown(arena, NOBODY, NOBODY)
     assert f"{arena} belongs to user nobody" in refused(*arguments(left))
     ours.rename(arena)
 
@@ -224,17 +223,15 @@ def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:
 
 
 @as_root
-def test_root_releases_segments_of_any_user(name: str) -> None:
-    for kind in ("index", "locks", "arena"):
-        file = Path("/dev/shm") / f"{name}.{kind}"
-        file.touch(0o600)
-        os.chown(file, 65534, 65534)
+@pytest.mark.parametrize("kinds", [KINDS, ["locks"]], ids=["all", "without an index"])
+def test_root_releases_segments_of_any_user(name: str, kinds: Sequence[str]) -> None:
+    of_nobody(name, *kinds)
     given = pagetierd("--name", name, "--give-back")
     assert (given.code, shared_memory(name)) == (Exit.OK, []), given.text
     assert "the memory is given back" in given.text
 
 
-@pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n"])
+@pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n", "[arena]\nsize = " + "9" * 5000])
 def test_memory_is_released_regardless_of_the_configuration(tmp_path: Path, rest: str) -> None:
     config = tmp_path / "pagetierd.toml"
     with RunningDaemon() as daemon:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from advanced_clock import Clock
 from core_records import attachment_with, counts_with, header_with
 from pagetier.client import Client, Keys
 from pagetier.daemon.common.log_throttle import MINUTE_S
@@ -43,14 +44,6 @@ class Index:
         self.slots = [other for other in self.slots if other.slot != slot]
         numbers = {"slot": slot, "pid": 100 + slot, "attached_ns": since, "pinned_bytes": mib << 20}
         self.slots.append(attachment_with(f"engine {slot}", counts_with(bounded=bounded), **numbers))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> PinQuota:

@@ -199,22 +199,22 @@ def test_metrics_are_served_on_a_local_port() -> None:
         assert f"metrics on 127.0.0.1:{port}" in daemon.log.read_text()
 
 
-def test_a_port_in_use_is_reported_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+@pytest.fixture
+def taken_port() -> Iterator[int]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        flags = ("--arena-size", "1MiB", "--arena-frame-size", "64KiB", "--socket", str(tmp_path / "socket"))
-        text = refused("--name", name, *flags, "--metrics-listen", address)
-    assert f"metrics.listen = {address}: Address already in use" in text
-    assert not (tmp_path / "socket").exists()
+        yield int(taken.getsockname()[1])
 
 
-def test_a_port_in_use_loses_no_pages_of_an_earlier_daemon(left: RunningDaemon) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        ended = pagetierd(*arguments(left, metrics_listen=str(taken.getsockname()[1])))
+def test_a_port_in_use_is_reported_and_nothing_is_left(given: list[str], taken_port: int, tmp_path: Path) -> None:
+    text = refused(*given, "--metrics-listen", f"127.0.0.1:{taken_port}")
+    assert f"metrics.listen = 127.0.0.1:{taken_port}: Address already in use" in text
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_port_in_use_loses_no_pages_of_an_earlier_daemon(left: RunningDaemon, taken_port: int) -> None:
+    ended = pagetierd(*arguments(left, metrics_listen=str(taken_port)))
     assert ended.code == Exit.REFUSED, ended.text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from in_process_server import Peer, message, serving
+from in_process_server import Peer, message, serves, serving
 from pagetier.client import Client
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
@@ -26,22 +26,16 @@ from pagetier.shm.protocol import (
     Flushed,
     Observe,
     Refusal,
+    Request,
     Reserve,
     Reserved,
     Space,
-    Welcome,
 )
 from running_daemon import namespace
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 PATIENCE_S = 1.5
 SPACE = Space(b"d" * KEY_BYTES, "space", 16)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    with serving(tmp_path) as socket:
-        yield socket
+OTHER_BUILDS = (Attach("pagetier protocol 9 format 9", 1, "new"), Observe("pagetier 9"))
 
 
 @pytest.fixture
@@ -50,8 +44,13 @@ def impatient(tmp_path: Path) -> Iterator[Path]:
         yield socket
 
 
-def attach(token: int = 1, name: str = "peer", serials: bytes = b"") -> Attach:
-    return Attach(BUILD, token, name, serials)
+@pytest.fixture
+def engine(path: Path) -> Iterator[Peer]:
+    """Yields an attached peer."""
+    with Peer(path) as peer:
+        peer.attach()
+        yield peer
+        peer.send(Detach())
 
 
 def reserve(number: int = 1, **fields: Any) -> Reserve:
@@ -60,55 +59,49 @@ def reserve(number: int = 1, **fields: Any) -> Reserve:
     return Reserve(number, **{**request, **fields})
 
 
-def still_serves(path: Path) -> bool:
+def refusal(path: Path, *said: Request | bytes) -> str:
+    """Returns the reason for which a new peer is disconnected after these messages."""
     with Peer(path) as peer:
-        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
+        answer = peer.ask(*said)
+        assert isinstance(answer, Refusal)
+        assert peer.answer() is None
+        return answer.reason
 
 
 # --- garbage ---------------------------------------------------------------------------------------------------------
 
 
-def test_garbage_is_rejected_and_others_are_served(path: Path) -> None:
-    with Peer(path) as good:
-        assert isinstance(good.ask(attach()), Welcome)
-        for seed in range(50):
-            with Peer(path) as bad:
-                bad.send(random.Random(seed).randbytes(200))
-        assert isinstance(good.ask(reserve()), Reserved)
-        good.send(Detach())
-    assert still_serves(path)
+def test_garbage_is_rejected_and_others_are_served(path: Path, engine: Peer) -> None:
+    for seed in range(50):
+        with Peer(path) as bad:
+            bad.send(random.Random(seed).randbytes(200))
+    assert isinstance(engine.ask(reserve()), Reserved)
+    assert serves(path)
 
 
 def test_garbage_in_a_well_formed_message_gets_a_reason(path: Path) -> None:
     no_text = b"\x92\xa5ch\xff\xfe\xfd\x01"
     for nonsense in (b"\xc1", no_text, b"", b"\x93\x01\x02\x03", b"\x81\xa1a\x01", os.urandom(64)):
-        with Peer(path) as peer:
-            answer = peer.ask(struct.pack("<I", len(nonsense)) + nonsense)
-            assert isinstance(answer, Refusal)
-            assert BUILD in answer.reason
-            assert peer.answer() is None
+        assert BUILD in refusal(path, struct.pack("<I", len(nonsense)) + nonsense)
 
 
 def test_a_huge_length_is_refused_before_its_bytes_come(path: Path) -> None:
-    with Peer(path) as peer:
-        answer = peer.ask(struct.pack("<I", GREETING_LIMIT + 1))
-        assert isinstance(answer, Refusal)
-        assert str(GREETING_LIMIT) in answer.reason
-        assert peer.answer() is None
+    assert str(GREETING_LIMIT) in refusal(path, struct.pack("<I", GREETING_LIMIT + 1))
 
 
-def test_garbage_after_the_greeting_ends_the_connection(path: Path) -> None:
+@pytest.mark.parametrize("request_", [message("no such request", 1), reserve()], ids=["unknown", "store"])
+def test_a_request_that_an_observer_may_not_send_ends_its_connection(path: Path, request_: Request | bytes) -> None:
     with Peer(path) as peer:
-        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
-        assert peer.ask(message("no such request", 1)) is None
-    assert still_serves(path)
+        peer.observe()
+        assert peer.ask(request_) is None
+    assert serves(path)
 
 
 def test_messages_in_pieces_are_put_together(path: Path) -> None:
     with Peer(path) as peer:
         for byte in message("attach", BUILD, 7, "slow"):
             peer.send(bytes([byte]))
-        assert isinstance(peer.answer(), Welcome)
+        assert peer.answer() is not None
         many = [reserve(number) for number in range(20)]
         peer.send(*many)
         answers = [peer.answer() for _ in many]
@@ -116,7 +109,7 @@ def test_messages_in_pieces_are_put_together(path: Path) -> None:
         peer.send(Detach())
 
 
-# --- peers without a greeting ----------------------------------------------------------------------------------------
+# --- greetings -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", [b"", b"\x40", struct.pack("<I", 64), message("attach", BUILD, 1, "x")[:-1]])
@@ -129,35 +122,27 @@ def test_a_peer_without_a_greeting_is_disconnected(impatient: Path, said: bytes)
 
 def test_a_peer_may_be_silent_after_its_greeting(impatient: Path) -> None:
     with Peer(impatient) as peer:
-        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
+        peer.observe()
         time.sleep(2 * PATIENCE_S)
         assert peer.ask(Check(3)) == Findings(3, [])
 
 
 def test_nothing_is_answered_before_the_greeting(path: Path) -> None:
     for request in (Check(1), Flush(1, None), reserve(), Detach()):
-        with Peer(path) as peer:
-            assert isinstance(peer.ask(request), Refusal)
-            assert peer.answer() is None
-
-
-def test_an_observer_cannot_store(path: Path) -> None:
-    with Peer(path) as peer:
-        assert isinstance(peer.ask(Observe(BUILD)), Welcome)
-        assert peer.ask(reserve()) is None
+        assert refusal(path, request)
 
 
 @pytest.mark.parametrize("late", [Detach(), reserve(7)], ids=["goodbye", "store"])
 def test_a_detached_slot_cannot_be_used_over_another_connection(path: Path, late: Detach | Reserve) -> None:
     with Peer(path) as one, Peer(path) as other, Peer(path) as next_one:
-        given = [peer.ask(attach()) for peer in (one, other)]
+        given = [peer.attach() for peer in (one, other)]
         one.send(Detach())
         assert one.ask(Check(1)) == Findings(1, [])  # by now the slot is free
-        there = next_one.ask(attach(2))
+        there = next_one.attach(2)
         assert there == given[0] == given[1]
         assert other.ask(late) is None
         with Peer(path) as last:
-            assert last.ask(attach(3)) != there
+            assert last.attach(3) != there
             assert isinstance(next_one.ask(reserve(8)), Reserved)
             last.send(Detach())
             next_one.send(Detach())
@@ -165,40 +150,27 @@ def test_a_detached_slot_cannot_be_used_over_another_connection(path: Path, late
 
 def test_a_second_greeting_ends_the_connection(path: Path) -> None:
     with Peer(path) as peer:
-        assert isinstance(peer.ask(attach(1)), Welcome)
-        assert peer.ask(attach(2)) is None
-    with Peer(path) as peer:
-        assert isinstance(peer.ask(Attach("another build", 1, ""), attach()), Refusal)
-        assert peer.answer() is None
+        peer.attach(1)
+        assert peer.ask(Attach(BUILD, 2, "peer")) is None
+    assert refusal(path, OTHER_BUILDS[0], Attach(BUILD, 1, "peer"))
 
 
-# --- versions --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("request_", [Attach("pagetier protocol 9 format 9", 1, "new"), Observe("pagetier 9")])
+@pytest.mark.parametrize("request_", OTHER_BUILDS)
 def test_another_build_is_refused_with_both_versions(path: Path, request_: Attach | Observe) -> None:
-    with Peer(path) as peer:
-        answer = peer.ask(request_)
-        assert isinstance(answer, Refusal)
-        assert repr(BUILD) in answer.reason
-        assert repr(request_.build) in answer.reason
-        assert peer.answer() is None
+    reason = refusal(path, request_)
+    assert repr(BUILD) in reason and repr(request_.build) in reason
 
 
 def test_a_greeting_with_unknown_fields_is_refused_by_its_build(path: Path) -> None:
-    with Peer(path) as peer:
-        answer = peer.ask(message("attach", "pagetier protocol 2 format 1", 1, "name", b"", {"gpu": 3}))
-        assert isinstance(answer, Refusal)
-        assert "protocol 2" in answer.reason
+    assert "protocol 2" in refusal(path, message("attach", "pagetier protocol 2 format 1", 1, "name", b"", {"gpu": 3}))
 
 
 def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pagetier.client.attachment.BUILD", "pagetier protocol 9 format 9")
-    client = Client(path)
-    assert not client.wait_attached(0.3)
-    with client.match(namespace().keys(range(16))) as match:
-        assert len(match) == 0
-    client.close()
+    with Client(path) as client:
+        assert not client.wait_attached(0.3)
+        with client.match(namespace().keys(range(16))) as match:
+            assert len(match) == 0
 
 
 # --- invalid requests ------------------------------------------------------------------------------------------------
@@ -220,22 +192,18 @@ def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monk
         ({"sizes": struct.pack("<Q", 1 << 63)}, f"a page of {1 << 63} bytes never fits, and waiting does not help"),
     ],
 )
-def test_an_invalid_request_is_rejected_with_a_reason(path: Path, fields: dict[str, Any], reason: str) -> None:
-    with Peer(path) as peer:
-        assert isinstance(peer.ask(attach()), Welcome)
-        answer = peer.ask(reserve(5, **fields))
-        assert isinstance(answer, Reserved)
-        assert answer.number == 5
-        assert reason in answer.reason
-        assert isinstance(peer.ask(reserve(6)), Reserved)
-        peer.send(Detach())
+def test_an_invalid_request_is_rejected_with_a_reason(engine: Peer, fields: dict[str, Any], reason: str) -> None:
+    answer = engine.ask(reserve(5, **fields))
+    assert isinstance(answer, Reserved)
+    assert answer.number == 5
+    assert reason in answer.reason
+    assert isinstance(engine.ask(reserve(6)), Reserved)
 
 
 def test_control_characters_in_names_are_replaced(path: Path) -> None:
     with Peer(path) as peer:
-        assert isinstance(peer.ask(attach(name="a\0b\x1b[2J" + "é" * 100)), Welcome)
-        peer.send(reserve(space=Space(b"n" * KEY_BYTES, "x\0\x1by", 16)))
-        assert isinstance(peer.answer(), Reserved)
+        peer.attach(name="a\0b\x1b[2J" + "é" * 100)
+        assert isinstance(peer.ask(reserve(space=Space(b"n" * KEY_BYTES, "x\0\x1by", 16))), Reserved)
         assert peer.ask(Flush(1, "x??y")) == Flushed(1, 0, 1, ["x??y"])
         peer.send(Detach())
 
@@ -243,20 +211,16 @@ def test_control_characters_in_names_are_replaced(path: Path) -> None:
 def test_a_greeting_may_have_any_token(path: Path) -> None:
     for token in (-1, 0, (1 << 64) - 1):
         with Peer(path) as peer:
-            assert isinstance(peer.ask(attach(token)), Welcome)
+            peer.attach(token)
             peer.send(Detach())
-    with Peer(path) as peer:
-        assert isinstance(peer.ask(attach(serials=b"seven..")), Refusal)
+    assert refusal(path, Attach(BUILD, 1, "peer", b"seven.."))
 
 
-def test_a_full_table_of_namespaces_is_the_reason(path: Path) -> None:
-    with Peer(path) as peer:
-        assert isinstance(peer.ask(attach()), Welcome)
-        reasons = []
-        for number in range(5):
-            answer = peer.ask(reserve(number, space=Space(bytes([number]) * KEY_BYTES, f"s{number}", 16)))
-            assert isinstance(answer, Reserved)
-            reasons.append(answer.reason)
-        assert reasons[:4] == [""] * 4
-        assert "namespaces is full" in reasons[4]
-        peer.send(Detach())
+def test_a_full_table_of_namespaces_is_the_reason(engine: Peer) -> None:
+    reasons = []
+    for number in range(5):
+        answer = engine.ask(reserve(number, space=Space(bytes([number]) * KEY_BYTES, f"s{number}", 16)))
+        assert isinstance(answer, Reserved)
+        reasons.append(answer.reason)
+    assert reasons[:4] == [""] * 4
+    assert "namespaces is full" in reasons[4]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from in_process_server import Peer, serving
+from in_process_server import Peer
 from pagetier.shm._core import SLOTS
 from pagetier.shm.protocol import BUILD, Attach, Check, Detach, Detached, Findings, Welcome
 from running_daemon import RunningDaemon
@@ -17,43 +16,25 @@ ROUNDS = 3 * SLOTS
 CROWD = 60  # fewer than the limit of connections without a greeting
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    with serving(tmp_path) as socket:
-        yield socket
-
-
 def attach(token: int) -> Attach:
     return Attach(BUILD, token, "test")
-
-
-def slot_of(peer: Peer, token: int) -> int:
-    answer = peer.ask(attach(token))
-    assert isinstance(answer, Welcome), answer
-    return answer.slot
 
 
 def is_all_free(path: Path) -> bool:
     """Returns whether a new session gets the first slot."""
     with Peer(path) as peer:
-        slot = slot_of(peer, 1 << 40)
+        slot = peer.attach(1 << 40)
         assert peer.ask(Detach(1)) == Detached(1)
         return slot == 0
 
 
 def test_a_detach_with_a_number_is_confirmed_once_the_slot_is_free(path: Path) -> None:
     with Peer(path) as peer, Peer(path) as other:
-        slot = slot_of(peer, 1)
+        slot = peer.attach(1)
         assert peer.ask(Detach(7)) == Detached(7)
-        assert slot_of(other, 2) == slot
+        assert other.attach(2) == slot
         assert peer.ask(Check(1)) == Findings(1, []), "it stays connected"
-        assert other.ask(Detach(1)) == Detached(1)
-
-
-def test_a_detach_without_a_number_is_not_answered(path: Path) -> None:
-    with Peer(path) as peer:
-        slot_of(peer, 1)
-        assert peer.ask(Detach(), Check(1)) == Findings(1, [])
+        assert other.ask(Detach(), Check(1)) == Findings(1, []), "a detach without a number is not answered"
 
 
 def test_a_detach_after_the_greeting_is_read(path: Path) -> None:
@@ -79,11 +60,11 @@ def test_a_peer_that_left_before_its_response_has_no_slot(goodbye: tuple[Detach,
 
 def test_a_slot_in_use_stays_when_an_old_connection_of_its_session_is_closed(path: Path) -> None:
     with Peer(path) as uses, Peer(path) as other:
-        slot = slot_of(uses, 1)
+        slot = uses.attach(1)
         for _ in range(20):
             with Peer(path) as old:
                 old.send(attach(1))
-        assert slot_of(other, 2) != slot
+        assert other.attach(2) != slot
         assert other.ask(Detach(1)) == Detached(1)
         assert uses.ask(Detach(1)) == Detached(1), "the slot is still its own"
     assert is_all_free(path)
@@ -92,7 +73,7 @@ def test_a_slot_in_use_stays_when_an_old_connection_of_its_session_is_closed(pat
 def test_a_detach_of_a_session_that_leaves_while_it_attaches_again_is_read(path: Path) -> None:
     for token in range(20):
         with Peer(path) as first:
-            slot_of(first, token)
+            first.attach(token)
         with Peer(path) as again:
             again.send(attach(token), Detach(1))
     assert is_all_free(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -16,11 +17,14 @@ import pytest
 
 from disk_daemon import WAIT_S, DiskDaemon
 from eventually import Second
-from in_process_server import Peer, serving
+from in_process_server import Peer, serves
+from open_descriptors import open_descriptors
+from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
+from pagetier.daemon.server.control_socket import locked_out
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
@@ -37,19 +41,7 @@ from pagetier.shm.protocol import (
 )
 from running_daemon import START_S, RunningDaemon, eventually
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 SLOTS = 56
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
-    with serving(tmp_path) as socket:
-        yield socket
-
-
-def serves(path: Path) -> bool:
-    with Peer(path) as peer:
-        return isinstance(peer.ask(Observe(BUILD)), Welcome) and peer.ask(Check(1)) == Findings(1, [])
 
 
 # --- peers that leave or do not read ---------------------------------------------------------------------------------
@@ -57,7 +49,7 @@ def serves(path: Path) -> bool:
 
 def test_peers_may_leave_before_their_response(path: Path) -> None:
     reserve = Reserve(1, Space(b"d" * KEY_BYTES, "space", 16), 0, 1, bytes(KEY_BYTES), struct.pack("<Q", 4096))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = sum(open_descriptors().values())
     for _ in range(100):
         with Peer(path) as peer:
             peer.send(Attach(BUILD, 1, "hasty"))
@@ -66,12 +58,12 @@ def test_peers_may_leave_before_their_response(path: Path) -> None:
     assert serves(path)
     time.sleep(0.1)
     # The slot of this process, which lives, keeps one descriptor.
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    assert sum(open_descriptors().values()) <= before + 2
 
 
 def test_a_peer_that_reads_no_responses_gets_no_more(path: Path) -> None:
     with Peer(path) as deaf:
-        assert isinstance(deaf.ask(Observe(BUILD)), Welcome)
+        deaf.observe()
         deaf.socket.settimeout(1.0)
         with pytest.raises(TimeoutError):
             for _ in range(100):
@@ -190,26 +182,37 @@ def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
 
 # --- access rights ---------------------------------------------------------------------------------------------------
 
-AS_NOBODY = """
-import os, sys
+_IMPORTS = """
 from pathlib import Path
 from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.protocol import BUILD, Attach, Observe
-os.setgroups([int(number) for number in sys.argv[2:]])
-os.setgid(65534)
-os.setuid(65534)
+from pagetier.shm.protocol import BUILD, Attach, Check, Flush, Observe, Resize, Save
+"""
+_GREET = """
 for request in (Attach(BUILD, 1, "nobody"), Observe(BUILD)):
     try:
         print("slot", Link(Path(sys.argv[1]), 5.0).greet(request, 5.0).welcome.slot)
     except LinkError as error:
         print(error)
 """
+_ASK = """
+link = Link(Path(sys.argv[1]), 5.0)
+link.greet(Observe(BUILD), 5.0)
+for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5"})):
+    print(type(link.ask(request, 5.0)).__name__)
+"""
 
 
-def as_nobody(daemon: RunningDaemon, *groups: int) -> list[str]:
+def as_nobody(daemon: RunningDaemon, *groups: int, code: str = _GREET) -> list[str]:
+    """Returns the daemon's responses to a user without rights who is in these groups."""
     Path(daemon.folder.name).chmod(0o755)
-    command = [sys.executable, "-c", AS_NOBODY, str(daemon.socket), *map(str, groups)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    status, output = output_as(NOBODY, _IMPORTS, code, str(daemon.socket), groups=groups)
+    assert status == 0, output
+    return output.splitlines()
+
+
+def open_to_all(*access: str) -> RunningDaemon:
+    """Returns a daemon whose socket all users can open."""
+    return RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access)
 
 
 @as_root
@@ -220,7 +223,7 @@ def test_an_unknown_user_cannot_open_the_socket() -> None:
 
 @as_root
 def test_an_unknown_user_that_can_open_the_socket_is_refused() -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666") as daemon:
+    with open_to_all() as daemon:
         lines = as_nobody(daemon)
         assert len(lines) == 2
         assert all("user 65534 may not attach: see access.users and access.groups" in line for line in lines)
@@ -232,32 +235,17 @@ def test_an_unknown_user_that_can_open_the_socket_is_refused() -> None:
     [(("--access-users", "nobody"), ()), (("--access-groups", "65534"), ()), (("--access-groups", "4711"), (1, 4711))],
 )
 def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int, ...]) -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
+    with open_to_all(*access) as daemon:
         assert as_nobody(daemon, *groups) == ["slot 0", "slot -1"]
 
 
 @as_root
 @pytest.mark.parametrize("access", [("--access-watch-users", "nobody"), ("--access-watch-groups", "65534")])
 def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", *access) as daemon:
+    with open_to_all(*access) as daemon:
         refused, observed = as_nobody(daemon)
         assert "user 65534 may not attach" in refused
         assert observed == "slot -1"
-
-
-ASKING_AS_NOBODY = """
-import os, sys
-from pathlib import Path
-from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import BUILD, Check, Flush, Observe, Resize, Save
-os.setgroups([])
-os.setgid(65534)
-os.setuid(65534)
-link = Link(Path(sys.argv[1]), 5.0)
-link.greet(Observe(BUILD), 5.0)
-for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5"})):
-    print(type(link.ask(request, 5.0)).__name__)
-"""
 
 
 @as_root
@@ -269,11 +257,8 @@ for request in (Save(1), Flush(2, None), Check(3), Resize(4, {"evict.high": "0.5
     ],
 )
 def test_watching_users_change_nothing_and_attaching_users_no_sizes(access: str, answers: list[str]) -> None:
-    with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", access, "nobody") as daemon:
-        Path(daemon.folder.name).chmod(0o755)
-        command = [sys.executable, "-c", ASKING_AS_NOBODY, str(daemon.socket)]
-        responses = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        assert responses == answers
+    with open_to_all(access, "nobody") as daemon:
+        assert as_nobody(daemon, code=_ASK) == answers
 
 
 @as_root
@@ -299,3 +284,15 @@ def test_peers_are_identified_by_the_kernel(path: Path) -> None:
         assert os.getegid() in server.groups
         assert set(os.getgroups()) <= server.groups
         assert rights_of(server, AccessOptions()) is Rights.MANAGE
+
+
+def test_the_warning_names_the_setting_that_waits_for_a_restart() -> None:
+    found = os.stat_result((stat.S_IFSOCK | 0o660, 0, 0, 1, 0, 7, 0, 0, 0, 0))
+    for access, words in (
+        (AccessOptions(groups=(8,)), 'set access.socket_mode = "0666" and restart'),
+        (AccessOptions(groups=(8,), socket_group=(8,)), "access.socket_group waits for a restart"),
+        (AccessOptions(users=(8,), socket_mode=0o666), 'access.socket_mode = "0666" waits for a restart'),
+        (AccessOptions(users=(8,), socket_mode=0o600), 'set access.socket_mode = "0666" and restart'),
+    ):
+        assert words in locked_out(found, access)
+    assert locked_out(found, AccessOptions(groups=(7,))) == locked_out(found, AccessOptions()) == ""
