@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from keyed_pages import TOKENS, prompt, store
 from pagetier.client import Client, Keys
 from replay_command import BLOCK, chat, replay_json, write_trace
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually
 
 PAGE = 60_000
 PAGES = 10
-SPACE = namespace()
-TOKENS = SPACE.page_tokens
-LONG_S = 20.0
+TIMEOUT_S = LONG_S = 20.0
 
 
 class Counted(NamedTuple):
@@ -38,10 +37,6 @@ def counted(daemon: RunningDaemon) -> Counted:
     return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
 
 
-def some_keys(count: int = PAGES) -> Keys:
-    return SPACE.keys(range(TOKENS * count))
-
-
 def room(pages: int = PAGES) -> np.ndarray:
     return np.zeros((pages, PAGE), np.uint8)
 
@@ -53,16 +48,10 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(timeout=LONG_S) as attached:
-        yield attached
-
-
-@pytest.fixture
 def on_disk(daemon: RunningDaemon, client: Client) -> Keys:
     """Returns the keys of ten pages that are on disk only."""
-    keys = some_keys()
-    assert client.store(keys, np.ones((PAGES, PAGE), np.uint8)).stored == PAGES
+    keys = prompt(0, PAGES)
+    assert store(client, keys, PAGE, timeout=LONG_S).stored == PAGES
     push_out(daemon, client, keys)
     return keys
 
@@ -83,7 +72,7 @@ def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: 
     with client.match(on_disk[:4]) as head:
         assert client.load(head, room(4)) == 4
     before = counted(daemon)
-    with client.match(some_keys(PAGES + 3)) as match:
+    with client.match(prompt(0, PAGES + 3)) as match:
         assert (len(match), match.available_pages) == (4, PAGES)
         assert client.load(match, room(PAGES - 2)) == PAGES - 2, "the buffer has no room for two of the pages"
     assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)

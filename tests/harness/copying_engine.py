@@ -16,7 +16,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 TOKENS, BLOCK, LAYERS, BLOCKS = 16, 8, 4, 64
 LONG_S = 30.0
-COPYING = CopySettings(chunk=1 << 20)
+COPYING = CopySettings(chunk=1 << 20, reserve_timeout=LONG_S)
 
 
 class Engine:
@@ -55,3 +55,10 @@ def slots_of(pages: int, seed: int = 1) -> SlotMap:
     """Returns the slots of pages in random blocks."""
     blocks = np.random.default_rng(seed).permutation(BLOCKS)[: pages * TOKENS // BLOCK]
     return slot_map(blocks, pages, TOKENS, BLOCK)
+
+
+def release_arena(client: Client) -> None:
+    """Releases the arena for copies whose end no copier sees, for which a client would wait forever to end."""
+    session = client.session
+    while session is not None and not session.retire():
+        session.release_arena()

@@ -71,7 +71,7 @@ class Peer:
 class FakeDaemon:
     """Serves each connection with `behave(peer)` on a thread until it returns or the peer disconnects.
 
-    By default it accepts each Attach and puts the requests into `asked`, where the test answers them.
+    By default it accepts each Attach and handles the requests, which are put into `asked`, where the test answers them.
     """
 
     def __init__(self, behave: Callable[[Peer], None] | None = None) -> None:
@@ -87,14 +87,19 @@ class FakeDaemon:
         self._threads: list[threading.Thread] = []
 
     def attach_and_listen(self, peer: Peer) -> None:
-        """Accepts Attach as a daemon does, and queues all requests."""
+        """Accepts Attach and Detach as a daemon does, and handles all other requests."""
         peer.welcome()
         while True:
             request = peer.next()
-            if isinstance(request, Reserve):
-                self.asked.put((peer, request))
-            if isinstance(request, Detach) and request.number:
+            if not isinstance(request, Detach):
+                self.handle(peer, request)
+            elif request.number:
                 peer.send(Detached(request.number))
+
+    def handle(self, peer: Peer, request: Request) -> None:
+        """Puts a Reserve into `asked`."""
+        if isinstance(request, Reserve):
+            self.asked.put((peer, request))
 
     def next(self) -> tuple[Peer, Reserve]:
         """Returns the next request and its connection."""

@@ -11,7 +11,7 @@ from anonymous_segments import DAY_NS, attach
 from fake_daemon import ANSWER_S, FakeDaemon, Peer
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
-from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Reserve
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
 
 _FETCH_OUTCOME_OF = {
     ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
@@ -30,7 +30,7 @@ class DiskDaemon(FakeDaemon):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._listen)
+        super().__init__()
         self.fetches: queue.Queue[tuple[Peer, Fetch]] = queue.Queue()
         self.hangs = False
         self._one_by_one = threading.Lock()
@@ -84,15 +84,13 @@ class DiskDaemon(FakeDaemon):
         """Reads the requested pages into memory and answers the request."""
         peer.send(Fetched(request.number, self.bring_in(request.keys)))
 
-    def _listen(self, peer: Peer) -> None:
-        peer.welcome()
-        while True:
-            request = peer.next()
-            if isinstance(request, Fetch):
-                self.fetches.put((peer, request))
-            elif isinstance(request, Reserve) and not self.hangs:
-                with self._one_by_one:
-                    peer.send(self.answer_to(peer, request))
+    def handle(self, peer: Peer, request: Request) -> None:
+        """Answers a Reserve, and puts a Fetch into `fetches`."""
+        if isinstance(request, Fetch):
+            self.fetches.put((peer, request))
+        elif isinstance(request, Reserve) and not self.hangs:
+            with self._one_by_one:
+                peer.send(self.answer_to(peer, request))
 
 
 def _addresses(pages: list[bytearray]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

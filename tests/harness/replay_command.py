@@ -74,7 +74,7 @@ def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def replay_json(*arguments: object) -> dict[str, Any]:
     done = replay(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}\n{done.stdout}"
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
