@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +17,7 @@ from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import KEY_BYTES
-from running_daemon import RunningDaemon, namespace
+from running_daemon import namespace
 
 TOKENS, BLOCK = 12, 8
 LONG_S = 30.0
@@ -49,18 +48,6 @@ def request(seed: int, pages: int) -> SlotMap:
 def keys_of(engine: Engine, prompt: int, pages: int) -> Keys:
     space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=engine.paged.page.layout)
     return space.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
 
 
 def test_blocks_come_back_in_other_blocks_of_another_engine(client: Client) -> None:

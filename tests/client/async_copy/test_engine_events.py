@@ -13,11 +13,7 @@ from copying_engine import LAYERS, LONG_S, Engine, release_arena, slots_of
 from pagetier.client import Client
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
+ARENA = "32MiB"
 
 
 @pytest.fixture

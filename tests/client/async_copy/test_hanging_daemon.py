@@ -33,12 +33,6 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
-
-
 def chains_of(engine: Engine, first: int, count: int) -> list[Keys]:
     return [engine.keys(first + at, PAGES) for at in range(count)]
 

@@ -6,10 +6,8 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from pagetier.client import AsyncCopier, Client, Namespace, Outcome
@@ -20,17 +18,7 @@ from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+ARENA = "32MiB"
 
 
 def empty(daemon: RunningDaemon) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from forked_child import in_child, kill, spawn
@@ -18,17 +17,7 @@ from pagetier.client import Client
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+ARENA = "32MiB"
 
 
 def empty(daemon: RunningDaemon) -> bool:
