@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from anonymous_segments import Memory, attach
+from fake_device import FakeDevice, FakeEvent
 from fake_pinning_driver import PinningDriver, eventually
-from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
+from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
 from pagetier.shm._core import Session
@@ -29,50 +30,6 @@ def frames_in(session: Session) -> Frames:
     return frames_of(arena, np.arange(4).reshape(2, 2))
 
 
-class Landing:
-    """An event that completes when the test says so, or whose device has failed."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.failed = False
-
-    def done(self) -> bool:
-        if self.failed:
-            raise DeviceError("the bus is gone")
-        return self.came.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self.came.wait(seconds)
-
-    def make_stream_wait(self, stream: object) -> None: ...
-
-
-class FakeDevice:
-    """A device and its only stream: copies are in flight until the event behind them completes."""
-
-    name = "cpu"
-
-    def __init__(self) -> None:
-        self.events: list[Landing] = []
-        self.broken = False
-
-    def stream(self, direction: Direction) -> Stream:
-        return self
-
-    def engine_event(self) -> None: ...
-    def require_event(self, event: object) -> None: ...
-
-    def after(self, event: object) -> None: ...
-
-    def enqueue(self, copy: Copy) -> None:
-        if self.broken:
-            raise DeviceError("it fell off the bus")
-
-    def record(self) -> Landing:
-        self.events.append(Landing())
-        return self.events[-1]
-
-
 class World:
     """A client's current session, its arenas, and a copier's lease with one stream."""
 
@@ -87,11 +44,21 @@ class World:
     def leased(self) -> Lease:
         return self.arenas.lease(self.driver.register, self.driver.unregister)
 
-    def copy(self, session: Session) -> Landing:
+    def enqueue(self, frames: Frames) -> None:
+        """Enqueues a copy of no planes, for which the device needs no cache."""
+        self.stream.enqueue(Copy(Direction.LOAD, None, frames, range(0)))  # type: ignore[arg-type]
+
+    def copy(self, session: Session) -> FakeEvent:
         """Enqueues a copy, which is in flight until its event completes."""
-        self.stream.enqueue(Copy(Direction.LOAD, None, frames_in(session), range(1)))  # type: ignore[arg-type]
+        self.enqueue(frames_in(session))
         self.stream.record()
-        return self.device.events[-1]
+        event = self.device.streams[0].todo[-1]
+        assert isinstance(event, FakeEvent)
+        return event
+
+    def complete(self) -> None:
+        """Completes the oldest copy."""
+        assert self.device.streams[0].advance()
 
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
@@ -110,7 +77,8 @@ def settled() -> None:
 def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
     world = World()
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
-    world.copy(world.first).came.set()
+    world.copy(world.first)
+    world.complete()
     eventually(lambda: world.lease.ready(frames_in(world.first)))
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
     assert not world.first.retire(), "the session was unmapped while its arena is pinned"
@@ -121,18 +89,19 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
 
 def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight() -> None:
     world = World()
-    sooner, later = world.copy(world.first), world.copy(world.first)
+    for _ in range(2):
+        world.copy(world.first)
     world.turn(world.second)
     new = world.copy(world.second)
     eventually(lambda: world.lease.ready(frames_in(world.second)))
-    sooner.came.set()
+    world.complete()
     settled()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
-    later.came.set()
+    world.complete()
     eventually(lambda: world.pinned() == [world.second.arena_address])
     eventually(world.first.retire)
-    assert not new.came.is_set() and world.lease.ready(frames_in(world.second))
-    new.came.set()
+    assert not new.came and world.lease.ready(frames_in(world.second))
+    world.complete()
     assert world.lease.end(LONG_S) and world.driver.wrong == []
 
 
@@ -149,11 +118,11 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
 
 def test_what_was_enqueued_counts_before_anything_is_recorded() -> None:
     world = World()
-    world.stream.enqueue(Copy(Direction.LOAD, None, frames_in(world.first), range(1)))  # type: ignore[arg-type]
+    world.enqueue(frames_in(world.first))
     eventually(lambda: world.arenas.progress == 1.0)
     assert not world.lease.end(0.1) and len(world.pinned()) == 1
     world.stream.record()
-    world.device.events[-1].came.set()
+    world.complete()
     assert world.lease.end(LONG_S) and world.pinned() == []
 
 
@@ -163,9 +132,9 @@ def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
     world.lease.begin(world.first)
     eventually(lambda: world.arenas.progress == 1.0)
     if when == "copying":
-        world.copy(world.first).failed = True
-    else:
-        world.device.broken = True
+        world.copy(world.first)
+    world.device.die()
+    if when == "enqueuing":
         with pytest.raises(DeviceError):
             world.copy(world.first)
     world.turn(None)
@@ -175,7 +144,8 @@ def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
 
 def test_without_a_current_session_the_arena_goes_by_itself() -> None:
     world = World()
-    world.copy(world.first).came.set()
+    world.copy(world.first)
+    world.complete()
     eventually(lambda: world.arenas.progress == 1.0)
     world.current = None
     eventually(lambda: world.pinned() == [])
@@ -226,7 +196,8 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
 
     def refused() -> bool:
         try:
-            world.copy(world.first).came.set()
+            world.copy(world.first)
+            world.complete()
         except ValueError as error:
             assert "being unpinned" in str(error)
             return True
@@ -264,6 +235,6 @@ def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
 def test_memory_without_a_session_is_not_pinned() -> None:
     world = World()
     arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
-    world.stream.enqueue(Copy(Direction.LOAD, None, frames_of(arena, [[1]]), range(1)))  # type: ignore[arg-type]
+    world.enqueue(frames_of(arena, [[1]]))
     assert not world.lease.ready(frames_of(arena, [[1]]))
     assert world.driver.began == []

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_pinning_driver import WAIT_S, GatedDriver, PinningDriver, eventually
+from fake_pinning_driver import BASE, SMALL, WAIT_S, GatedDriver, PinningDriver, eventually, pinning, ready_chunks
 from pagetier.kernels.layout.frames import Arena, frames_of
 from pagetier.kernels.pinning.pinning import CHUNK, LARGEST_CHUNK, Pinning
-from pinned_chunks import BASE, SMALL, pinning, ready_chunks
 
 KIB = 1 << 10
 

@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fake_pinning_driver import WAIT_S, GatedDriver, eventually
-from pinned_chunks import BASE, SMALL, pinning, ready_chunks
+from fake_pinning_driver import BASE, SMALL, WAIT_S, GatedDriver, eventually, pinning, ready_chunks
 
 
 class PinningMachine(RuleBasedStateMachine):
