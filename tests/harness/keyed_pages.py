@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,7 +55,7 @@ def in_memory(client: Client, keys: Keys) -> int:
         return len(match)
 
 
-def assert_exact(keys: Keys, pages: npt.NDArray[np.uint8]) -> None:
+def assert_exact(keys: Iterable[bytes], pages: Iterable[npt.NDArray[np.uint8]]) -> None:
     """Asserts that the pages, counted from the head of the prompt, have their content."""
     for key, page in zip(keys, pages, strict=False):
         error = wrong(page, key, SEED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -72,49 +74,43 @@ def whole(heads: int = 2, layers: int = 2, width: int = 5) -> tuple[CacheLayout,
     return cache, PageLayout.of(cache, 4)
 
 
-def test_another_dtype_than_the_pages_is_rejected() -> None:
-    """The dtypes have the same size."""
-    cache, _ = whole()
-    other = engine_layouts.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
-    with pytest.raises(
-        LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 10 bytes of float16"
-    ):
-        PagedCache(cache, PageLayout.of_model(other, 4, 2, 2))
+FLOATS = engine_layouts.separate_blocks(*([np.zeros((9, 3, 2, 5), np.float16)] * 1 for _ in range(2)))
+LATENT = latents(2, 1, 5).layout
+ROWS = "layer 0, k: rows of 10 bytes of uint16, but the page has"
 
 
-def test_another_width_than_the_pages_is_rejected() -> None:
-    with pytest.raises(
-        LayoutError, match="layer 0, k: rows of 10 bytes of uint16, but the page has 12 bytes of uint16"
-    ):
-        PagedCache(whole()[0], whole(width=6)[1])
+def page_of(layers: int = 2, heads: int = 2) -> PageLayout:
+    return PageLayout.of_model(whole()[0], 4, heads, layers)
 
 
-def test_other_planes_than_the_pages_are_rejected() -> None:
-    cache, page_layout = whole()
-    latent = latents(2, 1, 5).layout
-    with pytest.raises(LayoutError, match="layer 0 has latent, but the page k, v"):
-        PagedCache(latent, page_layout)
-    with pytest.raises(LayoutError, match="layer 0 has k, v, but the page latent"):
-        PagedCache(cache, PageLayout.of(latent, 4))
+STAGES = [(0, (), 4), (0, (2,), 4), (0, (2, 3), 4), (0, (1, 3), 4), (1, (2, 1), 3), (1, (1, 1), 2)]
+REJECTED: list[tuple[Callable[[], object], str]] = [
+    # The dtypes have the same size.
+    (lambda: PagedCache(whole()[0], PageLayout.of_model(FLOATS, 4, 2, 2)), f"{ROWS} 10 bytes of float16"),
+    (lambda: PagedCache(whole()[0], whole(width=6)[1]), f"{ROWS} 12 bytes of uint16"),
+    (lambda: PagedCache(LATENT, whole()[1]), "layer 0 has latent, but the page k, v"),
+    (lambda: PagedCache(whole()[0], PageLayout.of(LATENT, 4)), "layer 0 has k, v, but the page latent"),
+    (lambda: PagedCache(whole()[0], page_of(heads=4)), "layer 0, k: 2 heads, but rank 0 of 1 has 4 of 4"),
+    (lambda: PagedCache(*whole(), Shard(1, 2)), "layer 0, k: 2 heads, but rank 1 of 2 has 1 of 2"),
+    # Stages that do not add up: a page would be complete although no rank wrote some of its layers.
+    *(
+        (partial(PagedCache, whole()[0], page_of(layers), Shard(0, 1, stage, stages)), "layers")
+        for stage, stages, layers in STAGES
+    ),
+    *(
+        (
+            partial(PagedCache, whole(max(1, heads // ranks))[0], page_of(heads=heads), Shard(0, ranks)),
+            f"{heads} heads cannot be divided among {ranks} ranks",
+        )
+        for heads, ranks in ((6, 4), (8, 3), (3, 2), (4, 6))
+    ),
+]
 
 
-def test_another_number_of_heads_is_rejected() -> None:
-    cache, _ = whole()
-    with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 0 of 1 has 4 of 4"):
-        PagedCache(cache, PageLayout.of_model(cache, 4, 4, 2))
-    with pytest.raises(LayoutError, match="layer 0, k: 2 heads, but rank 1 of 2 has 1 of 2"):
-        PagedCache(cache, PageLayout.of(cache, 4), Shard(1, 2))
-
-
-@pytest.mark.parametrize(
-    ("stage", "stages", "of"),
-    [(0, (), 4), (0, (2,), 4), (0, (2, 3), 4), (0, (1, 3), 4), (1, (2, 1), 3), (1, (1, 1), 2)],
-)
-def test_stages_that_do_not_add_up(stage: int, stages: tuple[int, ...], of: int) -> None:
-    """Otherwise a page would be complete although no rank wrote some of its layers."""
-    cache, _ = whole()
-    with pytest.raises(LayoutError, match="layers"):
-        PagedCache(cache, PageLayout.of_model(cache, 4, 2, of), Shard(0, 1, stage, stages))
+@pytest.mark.parametrize(("make", "why"), REJECTED)
+def test_caches_that_do_not_fit_the_pages_are_rejected(make: Callable[[], object], why: str) -> None:
+    with pytest.raises(LayoutError, match=why):
+        make()
 
 
 def test_stages_of_different_sizes() -> None:
@@ -133,14 +129,6 @@ def test_stages_of_different_sizes() -> None:
             .planes["at"][0]
         )
         assert at == page_layout.offsets[first][0]
-
-
-@pytest.mark.parametrize(("heads", "ranks"), [(6, 4), (8, 3), (3, 2), (4, 6)])
-def test_heads_that_ranks_cannot_share_are_rejected(heads: int, ranks: int) -> None:
-    cache = separate_blocks(2, max(1, heads // ranks), 5).layout
-    page_layout = PageLayout.of_model(cache, 4, heads, 2)
-    with pytest.raises(LayoutError, match=f"{heads} heads cannot be divided among {ranks} ranks"):
-        PagedCache(cache, page_layout, Shard(0, ranks))
 
 
 both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.storing], ids=["load", "store"])

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
+from copying_world import LAYERS, PAGE_BLOCKS, Process, World, keys_of
 from fake_device import EngineEvent, FakeStream
+from keyed_pages import assert_exact, pages_of
 from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
@@ -35,7 +36,7 @@ def blocks_of(pages: int, begin: int = 0) -> list[int]:
 def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     """Starts to store pages that are in the first blocks of the cache."""
     keys, blocks = keys_of(prompt, pages), blocks_of(pages)
-    process.cache.fill(blocks, [content_of(bytes(key), PAGE) for key in keys])
+    process.cache.fill(blocks, pages_of(keys, PAGE))
     return process.copier.store(keys, process.cache.slots(blocks), after)
 
 
@@ -58,7 +59,7 @@ def copies(stream: FakeStream) -> list[Copy]:
     return list(dict.fromkeys(steps))
 
 
-def pages_of(copy: Copy) -> list[int]:
+def numbers_of(copy: Copy) -> list[int]:
     return [int(position) // 4 for position in copy.transfer.slots.pages["position"]]
 
 
@@ -69,12 +70,14 @@ def test_chunks_are_published_as_their_events_come(world: World) -> None:
     process = Process(world, COPYING)
     store = granted(process, 1, 5)
     stream = process.device.streams[0]
-    assert [pages_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], "two chunks at once, from the first page on"
+    assert [numbers_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], (
+        "two chunks at once, from the first page on"
+    )
     assert not store.ready and store.wait(0).outcomes == [Outcome.PENDING] * 5
     while world.readable(1, PAGE) < 2:
         assert stream.advance()
         process.step()
-    assert store.wait(0).stored == 2 and [pages_of(copy) for copy in copies(stream)][-1] == [4]
+    assert store.wait(0).stored == 2 and [numbers_of(copy) for copy in copies(stream)][-1] == [4]
     carried_out(process)
     assert store.ready and store.wait(0).stored == 5 and store.ended
     assert process.copier.counts.stored == 5 * PAGE
@@ -232,7 +235,7 @@ def test_invalid_arguments_raise_at_once(world: World) -> None:
 def test_skipped_pages_are_abandoned_at_once(world: World) -> None:
     process = Process(world, COPYING)
     keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
-    process.cache.fill(blocks_of(3), [content_of(bytes(key), PAGE) for key in keys])
+    process.cache.fill(blocks_of(3), pages_of(keys, PAGE))
     store = process.copier.store(keys, slots.without([False, True, False]))
     process.step()
     process.answer()
@@ -253,8 +256,7 @@ def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
     process.step()
     carried_out(process)
     assert load.pages == 3 and load.ended and load.ready(LAYERS - 1)
-    contents = [content_of(bytes(key), PAGE).tobytes() for key in keys_of(1, 3)]
-    assert [page.tobytes() for page in process.cache.spill(blocks)] == contents
+    assert_exact(keys_of(1, 3), process.cache.spill(blocks))
 
     for prompt in range(8, 16):
         world.store_elsewhere(prompt, 3, PAGE)
