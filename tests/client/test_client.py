@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
+from forked_child import in_child
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
 from running_daemon import RunningDaemon, eventually, namespace
-from spawned_process import elsewhere, load_handovers, write_part
 
 SIZE, FRAME, FRAMES = 100_000, 65_536, 256
 KEYS, OTHERS = prompt(0, 10), prompt(1, FRAMES)
@@ -120,32 +121,34 @@ def test_unpublished_pages_are_never_found(client: Client) -> None:
 
 
 def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Client) -> None:
-    here = elsewhere(load_handovers, daemon.socket, SIZE)
-    here.recv()
+    def adopted(handover: bytes, pages: int) -> None:
+        out = np.zeros((pages, SIZE), np.uint8)
+        with Client(daemon.socket) as other:
+            assert other.wait_attached(10)
+            with other.adopt(pickle.loads(handover)) as match:
+                assert len(match) == other.load(match, out) == pages
+        assert_exact(KEYS, out)
+
     store(client, KEYS, SIZE)
     with client.match(KEYS) as match:
         small = pickle.dumps(match)
         assert len(small) < 300 and isinstance(pickle.loads(small), MatchHandle)
-        here.send(small)
-        assert here.recv() == (10, 10, PAGES.tobytes())
+        assert in_child(lambda: adopted(small, 10)) == 0
     client.reserve(OTHERS, FRAME).publish()
-    here.send(small)
-    assert here.recv() == (0, 0, b""), "the pages were evicted before the adoption"
-    here.send(None)
+    assert in_child(lambda: adopted(small, 0)) == 0, "the pages were evicted before the adoption"
 
 
 def test_a_page_is_readable_when_all_its_parts_are_stored(daemon: RunningDaemon, client: Client) -> None:
     keys, parts = KEYS[:3], [Part(index, 4) for index in range(4)]
-    pipes = [elsewhere(write_part, daemon.socket, keys, SIZE, part) for part in parts]
-    assert [pipe.recv() for pipe in pipes] == [3, 3, 3, 3]
-    for pipe in pipes:
-        assert in_memory(client, keys) == 0
-        pipe.send(None)
-        assert pipe.recv() == 3
-    out = np.empty((3, 4, SIZE // 4), np.uint8)
-    with client.match(keys) as match:
-        assert client.load(match, out.reshape(3, SIZE)) == 3
-    assert (out == np.arange(4, dtype=np.uint8)[None, :, None]).all()
+    with ExitStack() as ranks:
+        reservations = [ranks.enter_context(daemon.client()).reserve(keys, SIZE, part) for part in parts]
+        assert [len(reservation.granted) for reservation in reservations] == [3] * 4
+        for part, reservation in zip(parts, reservations, strict=True):
+            assert in_memory(client, keys) == 0
+            for page, content in enumerate(pages_of(keys, SIZE, part)):
+                reservation.write(page, content, part.index * len(content))
+            assert reservation.publish().stored == 3
+    assert found(client, keys, SIZE) == 3
 
 
 def test_threads_share_a_client(client: Client) -> None:
