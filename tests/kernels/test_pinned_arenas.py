@@ -60,6 +60,11 @@ class World:
         """Completes the oldest copy."""
         assert self.device.streams[0].advance()
 
+    def pin(self) -> None:
+        """Pins the first session's arena."""
+        self.lease.begin(self.first)
+        eventually(lambda: self.arenas.progress == 1.0)
+
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
 
@@ -69,13 +74,17 @@ class World:
         self.arenas.check_session()
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def settled() -> None:
     """Waits long enough for an unwanted action to happen."""
     threading.Event().wait(0.1)
 
 
-def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
-    world = World()
+def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> None:
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
     world.copy(world.first)
     world.complete()
@@ -87,8 +96,7 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
     assert world.first.retire()
 
 
-def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight() -> None:
-    world = World()
+def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> None:
     for _ in range(2):
         world.copy(world.first)
     world.turn(world.second)
@@ -105,8 +113,7 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight() -> None:
     assert world.lease.end(LONG_S) and world.driver.wrong == []
 
 
-def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
-    world = World()
+def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World) -> None:
     world.turn(world.second)
     world.copy(world.second)
     world.copy(world.first)
@@ -116,8 +123,7 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
     assert world.pinned() == [world.second.arena_address] and not world.lease.ready(frames_in(world.first))
 
 
-def test_what_was_enqueued_counts_before_anything_is_recorded() -> None:
-    world = World()
+def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
     world.enqueue(frames_in(world.first))
     eventually(lambda: world.arenas.progress == 1.0)
     assert not world.lease.end(0.1) and len(world.pinned()) == 1
@@ -127,10 +133,8 @@ def test_what_was_enqueued_counts_before_anything_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("when", ["enqueuing", "copying"])
-def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
-    world = World()
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str) -> None:
+    world.pin()
     if when == "copying":
         world.copy(world.first)
     world.device.die()
@@ -142,8 +146,7 @@ def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
     assert world.pinned() == [world.first.arena_address] and not world.first.retire()
 
 
-def test_without_a_current_session_the_arena_goes_by_itself() -> None:
-    world = World()
+def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> None:
     world.copy(world.first)
     world.complete()
     eventually(lambda: world.arenas.progress == 1.0)
@@ -152,8 +155,7 @@ def test_without_a_current_session_the_arena_goes_by_itself() -> None:
     eventually(world.first.retire)
 
 
-def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it() -> None:
-    world = World()
+def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> None:
     other = world.leased()
     world.lease.begin(world.first)
     other.begin(world.first)
@@ -165,10 +167,8 @@ def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it() -> None:
     assert world.pinned() == [] and len(world.driver.began) == 1
 
 
-def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
-    world = World()
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) -> None:
+    world.pin()
     del world.lease
     gc.collect()
     world.arenas.check_session()
@@ -181,8 +181,7 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
 
 def test_the_end_of_a_lease_keeps_its_timeout() -> None:
     world = World(seconds=0.5)
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+    world.pin()
     assert not world.lease.end(0.05), "the end did not wait for the driver"
     assert len(world.pinned()) == 1
     assert world.lease.end(LONG_S) and world.pinned() == []
@@ -190,8 +189,7 @@ def test_the_end_of_a_lease_keeps_its_timeout() -> None:
 
 def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     threads, world = threading.active_count(), World(seconds=0.5)
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+    world.pin()
     world.turn(world.second)
 
     def refused() -> bool:
@@ -210,8 +208,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     assert not world.lease.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
 
-def test_memory_that_cannot_be_pinned_is_never_ready() -> None:
-    world = World()
+def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.driver.fails = (0,)
     world.lease.begin(world.first)
     eventually(lambda: "failed" in world.arenas.state)
@@ -219,9 +216,7 @@ def test_memory_that_cannot_be_pinned_is_never_ready() -> None:
     assert world.lease.end(LONG_S) and world.first.retire()
 
 
-def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
-    world = World()
-
+def test_memory_that_cannot_be_unpinned_stays_mapped(world: World) -> None:
     def refuse(address: int) -> None:
         raise RuntimeError("the driver is gone")
 
@@ -232,8 +227,7 @@ def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
     assert not world.first.retire()
 
 
-def test_memory_without_a_session_is_not_pinned() -> None:
-    world = World()
+def test_memory_without_a_session_is_not_pinned(world: World) -> None:
     arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
     world.enqueue(frames_of(arena, [[1]]))
     assert not world.lease.ready(frames_of(arena, [[1]]))

@@ -131,12 +131,16 @@ def test_stages_of_different_sizes() -> None:
         assert at == page_layout.offsets[first][0]
 
 
+@pytest.fixture
+def paged() -> PagedCache:
+    return PagedCache(*whole())
+
+
 both_ways = pytest.mark.parametrize("way", [PagedCache.loading, PagedCache.storing], ids=["load", "store"])
 
 
 @both_ways
-def test_pages_and_blocks_of_other_sizes_are_rejected(way: Any) -> None:
-    paged = PagedCache(*whole())
+def test_pages_and_blocks_of_other_sizes_are_rejected(way: Any, paged: PagedCache) -> None:
     for page, block in ((5, 3), (4, 2)):
         why = f"pages of {page} tokens in blocks of {block}, the cache pages of 4 and blocks of 3"
         with pytest.raises(ValueError, match=why):
@@ -144,24 +148,21 @@ def test_pages_and_blocks_of_other_sizes_are_rejected(way: Any) -> None:
 
 
 @both_ways
-def test_a_block_that_the_cache_does_not_have(way: Any) -> None:
-    paged = PagedCache(*whole())
+def test_a_block_that_the_cache_does_not_have(way: Any, paged: PagedCache) -> None:
     for table in ([0, BLOCKS], [BLOCKS, 0], [0, 2**31 - 1]):
         with pytest.raises(ValueError, match=f"block {max(table)} does not exist: the cache has {BLOCKS}"):
             way(paged, slot_map(table, 1, 4, 3))
 
 
 @both_ways
-def test_blocks_that_are_not_copied_are_not_validated(way: Any) -> None:
+def test_blocks_that_are_not_copied_are_not_validated(way: Any, paged: PagedCache) -> None:
     """Blocks after the tokens, before them, and of skipped pages."""
-    paged = PagedCache(*whole())
     way(paged, slot_map([0, 1, BLOCKS], 1, 4, 3))
     way(paged, slot_map([BLOCKS, BLOCKS, 0, 1], 1, 4, 3, position=6))
     way(paged, slot_map([0, 1, 99, 99], 3, 4, 3).without([False, True, True]))
 
 
-def test_a_block_twice_in_a_load() -> None:
-    paged = PagedCache(*whole())
+def test_a_block_twice_in_a_load(paged: PagedCache) -> None:
     twice = slot_map([0, 1, 5, 1], 3, 4, 3)
     with pytest.raises(ValueError, match="block 1 would be loaded 2 times"):
         paged.loading(twice)
@@ -171,8 +172,7 @@ def test_a_block_twice_in_a_load() -> None:
     assert len(paged.storing(twice)) == 1
 
 
-def test_a_block_of_two_requests_in_a_load() -> None:
-    paged = PagedCache(*whole())
+def test_a_block_of_two_requests_in_a_load(paged: PagedCache) -> None:
     one, other = slot_map([0, 1], 1, 4, 3), slot_map([2, 0], 1, 4, 3)
     with pytest.raises(ValueError, match="block 0 would be loaded 2 times"):
         paged.loading(joined_slots(one, other))
@@ -180,9 +180,8 @@ def test_a_block_of_two_requests_in_a_load() -> None:
     assert len(paged.loading(joined_slots(one, slot_map([2, 3, 0], 1, 4, 3))).slots) == 2
 
 
-def test_two_pages_for_the_same_tokens_in_a_load() -> None:
+def test_two_pages_for_the_same_tokens_in_a_load(paged: PagedCache) -> None:
     """They begin in the same block, which is in the table once."""
-    paged = PagedCache(*whole())
     slots = slot_map([0, 1, 2], 2, 4, 3)
     pages = token_rows(slots.pages["position"] - [0, 1], slots.pages["first"], slots.pages["end"])
     overlapping = msgspec.structs.replace(slots, pages=pages)

@@ -29,6 +29,11 @@ def world() -> Iterator[World]:
     made.memory.close()
 
 
+@pytest.fixture
+def process(world: World) -> Process:
+    return Process(world, COPYING)
+
+
 def blocks_of(pages: int, begin: int = 0) -> list[int]:
     return list(range(begin * PAGE_BLOCKS, (begin + pages) * PAGE_BLOCKS))
 
@@ -42,10 +47,15 @@ def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None 
 
 def granted(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     store = stored(process, prompt, pages, after)
+    hear(process)
+    return store
+
+
+def hear(process: Process) -> None:
+    """Answers one request, and enqueues its copies."""
     process.step()
     process.answer()
     process.step()
-    return store
 
 
 def carried_out(process: Process) -> None:
@@ -66,8 +76,7 @@ def numbers_of(copy: Copy) -> list[int]:
 # ---- stores
 
 
-def test_chunks_are_published_as_their_events_come(world: World) -> None:
-    process = Process(world, COPYING)
+def test_chunks_are_published_as_their_events_come(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     stream = process.device.streams[0]
     assert [numbers_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], (
@@ -108,8 +117,7 @@ def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
         assert len(copies(stream)) == enqueued
 
 
-def test_loads_do_not_wait_for_stores(world: World) -> None:
-    process = Process(world, COPYING)
+def test_loads_do_not_wait_for_stores(world: World, process: Process) -> None:
     world.store_elsewhere(2, 3, PAGE)
     granted(process, 1, 5, EngineEvent())
     with process.session.match(Match, None, keys_of(2).data) as match:
@@ -120,8 +128,7 @@ def test_loads_do_not_wait_for_stores(world: World) -> None:
     assert load.ready(0) and load.ready(1)
 
 
-def test_layers_become_ready_in_order(world: World) -> None:
-    process = Process(world, COPYING)
+def test_layers_become_ready_in_order(world: World, process: Process) -> None:
     world.store_elsewhere(1, 3, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(4)), start_page=1)
@@ -137,8 +144,7 @@ def test_layers_become_ready_in_order(world: World) -> None:
         load.ready(2)
 
 
-def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(2)))
@@ -151,8 +157,7 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
     assert load.make_stream_wait(engine, 1, 0)
 
 
-def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:
-    process = Process(world, COPYING)
+def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World, process: Process) -> None:
     rate, after = process.copier._store_resources.backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
     world.now += 100.0
@@ -168,8 +173,7 @@ def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> N
 # ---- requests, and a daemon that does not answer
 
 
-def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World, process: Process) -> None:
     store = stored(process, 1, 2)
     process.step()
     world.now += 0.9
@@ -183,8 +187,7 @@ def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: Worl
     assert world.owner.open_entries == 0
 
 
-def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World, process: Process) -> None:
     one, other = stored(process, 1, 2), stored(process, 2, 2)
     one.cancel()
     process.step()
@@ -195,31 +198,25 @@ def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: Wor
     assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
 
 
-def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World) -> None:
-    process = Process(world, COPYING)
+def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     store.cancel()
     process.step()
     assert world.owner.settle() == 4 and not store.ready and not store.ended
     carried_out(process)
-    assert (
-        store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "the store was cancelled"
-    )
+    assert store.ready and store.ended
+    assert (store.wait(0).refused, store.wait(0).reason) == (5, "the store was cancelled")
     assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
 
 
-def test_only_the_store_with_an_invalid_event_is_rejected(world: World) -> None:
-    process = Process(world, COPYING)
+def test_only_the_store_with_an_invalid_event_is_rejected(world: World, process: Process) -> None:
     store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
-    process.step()
-    process.answer()
-    process.step()
+    hear(process)
     assert store.ready and store.ended and store.wait(0).reason == "not an event of this engine"
     assert world.owner.settle() == 0 and granted(process, 2, 1).wait(0).pending == 1
 
 
-def test_invalid_arguments_raise_at_once(world: World) -> None:
-    process = Process(world, COPYING)
+def test_invalid_arguments_raise_at_once(process: Process) -> None:
     slots = process.cache.slots(blocks_of(2))
     with pytest.raises(ValueError, match="blocks of 2 pages for 3 keys"):
         process.copier.store(keys_of(1, 3), slots)
@@ -232,14 +229,11 @@ def test_invalid_arguments_raise_at_once(world: World) -> None:
     assert not process.wire.sent
 
 
-def test_skipped_pages_are_abandoned_at_once(world: World) -> None:
-    process = Process(world, COPYING)
+def test_skipped_pages_are_abandoned_at_once(world: World, process: Process) -> None:
     keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
     process.cache.fill(blocks_of(3), pages_of(keys, PAGE))
     store = process.copier.store(keys, slots.without([False, True, False]))
-    process.step()
-    process.answer()
-    process.step()
+    hear(process)
     carried_out(process)
     assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED", "REFUSED", "STORED"]
     assert world.readable(1, PAGE) == 1
@@ -264,8 +258,7 @@ def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
     assert process.copier.load(handle, process.cache.slots(blocks)).pages == 0
 
 
-def test_a_handle_of_other_segments_is_a_miss(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_handle_of_other_segments_is_a_miss(world: World, process: Process) -> None:
     world.store_elsewhere(1, 1, PAGE)
     with process.session.match(Match, keys_of(1), keys_of(1).data) as match:
         handle = match.to_handle()
@@ -274,8 +267,7 @@ def test_a_handle_of_other_segments_is_a_miss(world: World) -> None:
         assert process.copier.load(handle, process.cache.slots(blocks_of(1))).pages == 1
 
 
-def test_pages_of_another_size_end_a_load(world: World) -> None:
-    process = Process(world, COPYING)
+def test_pages_of_another_size_end_a_load(world: World, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     world.store_elsewhere(1, 3, PAGE + 1)
     with process.session.match(Match, None, keys_of(1).data) as match:
@@ -284,8 +276,7 @@ def test_pages_of_another_size_end_a_load(world: World) -> None:
         assert process.copier.load(match, process.cache.slots(blocks_of(1)), start_page=2).pages == 0
 
 
-def test_threads_that_wait_are_woken(world: World) -> None:
-    process = Process(world, COPYING)
+def test_threads_that_wait_are_woken(process: Process) -> None:
     store = granted(process, 1, 2)
     with ThreadPoolExecutor(1) as thread:
         waits = thread.submit(store.wait, 20)
@@ -295,8 +286,7 @@ def test_threads_that_wait_are_woken(world: World) -> None:
         assert waits.result(20).stored == 2
 
 
-def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World) -> None:
-    process = Process(world, COPYING)
+def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     process.device.die()
     process.step()
