@@ -66,6 +66,15 @@ def answering(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iter
     thread.join()
 
 
+def loaded(daemon: DiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = LONG_S) -> int:
+    """Loads the prompt while its request is answered, asserts that a prefix was loaded, and returns its length."""
+    out = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, answering(daemon, answer):
+        count = client.load(match, out, timeout=timeout)
+    assert_prefix(out, count)
+    return count
+
+
 def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
     """Returns an answer that reads `pages` pages and reports the others as still being read."""
 
@@ -146,10 +155,7 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
 
 
 def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, client: Client) -> None:
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, partly(daemon, 4)):
-        assert client.load(match, out) == 7
-    assert_prefix(out, 7)
+    assert loaded(daemon, client, partly(daemon, 4)) == 7
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
@@ -160,10 +166,7 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, TierFlag.BOTH)
         daemon.fulfil(peer, request)
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out) == left
-    assert_prefix(out, left)
+    assert loaded(daemon, client, answer) == left
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
@@ -173,10 +176,7 @@ def test_a_load_does_not_trust_the_outcomes_in_the_response(
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out) == 3
-    assert_prefix(out, 3)
+    assert loaded(daemon, client, answer) == 3
 
 
 def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
@@ -196,10 +196,7 @@ def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemo
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.bring_in(request.keys)
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out, timeout=5) == 10
-    assert np.array_equal(out, PAGES)
+    assert loaded(daemon, client, answer, timeout=5) == 10
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
@@ -228,11 +225,9 @@ def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, cl
     def answer(peer: Peer, request: Fetch) -> None:
         client.close() if how == "close" else daemon.hang_up()
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer), lasts(LONG_S / 2):
-        count = client.load(match, out)
+    with lasts(LONG_S / 2):
+        count = loaded(daemon, client, answer)
     assert count == 3 or (how == "close" and count == 0), "the client was closed before anything was copied"
-    assert_prefix(out, count)
 
 
 def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
@@ -250,12 +245,9 @@ def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) 
 def test_the_second_match_of_a_load_may_find_less(
     daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
-        found = client.match(KEYS[:left])
-        monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
-        assert client.load(match, out) == 3
-    assert_prefix(out, 3)
+    found = client.match(KEYS[:left])
+    monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
+    assert loaded(daemon, client, daemon.fulfil) == 3
 
 
 def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
