@@ -249,7 +249,7 @@ def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
             store_all(client, one.keys)
             until_written(daemon)
         store_all(client, prompt(1, 16))  # these pages evict all others
-        until_written(daemon)  # pages that are being written have to stay in memory
+        until_written(daemon)  # the disk only reads from here on
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1
