@@ -59,6 +59,20 @@ class Engine(PagedEngine):
     def says(self, slots: SlotMap, prompt: int) -> bool:
         return bool((self.tokens(slots) == prompt).all())
 
+    def store_and_load(self, prompt: int, slots: SlotMap) -> None:
+        """Stores and loads a prompt."""
+        self.number(prompt)
+        self.copier.store(self.keys(prompt, len(slots)), slots).wait(LONG_S)
+        self.number(0)
+        self.load_exactly(prompt, slots)
+
+    def load_exactly(self, prompt: int, slots: SlotMap) -> None:
+        """Loads a prompt, and asserts that each page that is found has its content."""
+        load = self.load(self.keys(prompt, len(slots)), slots)
+        assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+        if load.pages:
+            assert self.says(slots.some(0, load.pages), prompt)
+
 
 def slots_of(pages: int, seed: int = 1, page_tokens: int = TOKENS) -> SlotMap:
     """Returns the slots of pages in random blocks."""
