@@ -9,6 +9,7 @@ from hashlib import sha256
 import numpy as np
 
 from anonymous_segments import DAY_NS, attach
+from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.segments import SegmentRequest, Segments, take
@@ -22,8 +23,7 @@ def key_of(number: int) -> bytes:
 
 
 def content_of(number: int) -> bytes:
-    random = np.random.default_rng(number)
-    return random.bytes(int(random.integers(1, 4 * FRAME)))
+    return content(key_of(number), number, int(np.random.default_rng(number).integers(1, 4 * FRAME)))
 
 
 def frames_of(numbers: list[int]) -> int:
@@ -47,8 +47,8 @@ def reserve(owner: Owner, slot: int, numbers: list[int]) -> tuple[bytes, bytes, 
 
 
 def write(session: Session, entry: bytes, number: int) -> None:
-    content = np.frombuffer(content_of(number), np.uint8)
-    assert session.copy_in(entry, _u64(content.ctypes.data), _u64(len(content)), 0, 1) == 1
+    page = np.frombuffer(content_of(number), np.uint8)
+    assert session.copy_in(entry, _u64(page.ctypes.data), _u64(len(page)), 0, 1) == 1
 
 
 def store(owner: Owner, session: Session, numbers: list[int]) -> None:
