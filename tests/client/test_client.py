@@ -4,79 +4,54 @@ from __future__ import annotations
 
 import pickle
 import signal
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
+from forked_child import in_child
+from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
 from running_daemon import RunningDaemon, eventually, namespace
-from spawned_process import elsewhere, load_handovers, write_part
 
-PAGE = 100_000
-SPACE = namespace()
-
-
-def some_pages(count: int, seed: int, nbytes: int = PAGE) -> Any:
-    """Returns pages of random bytes."""
-    return np.random.default_rng(seed).integers(0, 256, (count, nbytes), dtype=np.uint8)
-
-
-def some_keys(count: int, seed: int = 0) -> Keys:
-    """Returns the keys of a prompt with this number of pages."""
-    return SPACE.keys(range(seed * 100_000, seed * 100_000 + 16 * count))
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Runs a daemon for one test."""
-    with RunningDaemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    """Returns a client that is attached to the daemon."""
-    with daemon.client() as attached:
-        yield attached
+SIZE, FRAME, FRAMES = 100_000, 65_536, 256
+KEYS, OTHERS = prompt(0, 10), prompt(1, FRAMES)
+PAGES = np.stack(pages_of(KEYS, SIZE))
+pytestmark = pytest.mark.usefixtures("empty_daemon")
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, list, np.asarray], ids=lambda form: form.__name__)
 def test_stored_pages_are_loaded(client: Client, form: Any) -> None:
-    pages, keys = some_pages(10, 1), some_keys(10)
-    given = [page.tobytes() for page in pages] if form is list else form(pages)
-    assert client.store(keys, given).outcomes == [Outcome.STORED] * 10
-    assert client.store(keys, given).outcomes == [Outcome.PRESENT] * 10
-    out = np.zeros_like(pages)
-    with client.match(keys) as match:
+    given = [page.tobytes() for page in PAGES] if form is list else form(PAGES)
+    assert client.store(KEYS, given).outcomes == [Outcome.STORED] * 10
+    assert client.store(KEYS, given).outcomes == [Outcome.PRESENT] * 10
+    out = np.zeros_like(PAGES)
+    with client.match(KEYS) as match:
         assert len(match) == 10
         assert client.load(match, out) == 10
         assert client.load(match, out[4:6], start_page=4) == 2
-    assert np.array_equal(out, pages)
+    assert np.array_equal(out, PAGES)
     assert client.load(match, out) == 0, "the match was released"
 
 
 def test_a_match_ends_at_the_first_missing_page(client: Client) -> None:
-    keys = some_keys(10)
-    client.store(keys[:4], some_pages(4, 2))
-    client.reserve(keys[6:8], PAGE).publish()
-    with client.match(keys) as match:
-        assert len(match) == 4
+    store(client, KEYS[:4])
+    store(client, KEYS[6:8])
+    assert in_memory(client, KEYS) == 4
 
 
 def test_buffers_of_another_size_than_the_page_are_a_miss(client: Client) -> None:
-    keys = some_keys(3)
-    client.store(keys, some_pages(3, 3))
-    with client.match(keys) as match:
-        assert client.load(match, [bytearray(PAGE), bytearray(PAGE - 1), bytearray(PAGE)]) == 1
-        assert client.load(match, [bytearray(PAGE + 1)]) == 0
+    store(client, KEYS, SIZE)
+    with client.match(KEYS) as match:
+        assert client.load(match, [bytearray(SIZE), bytearray(SIZE - 1), bytearray(SIZE)]) == 1
+        assert client.load(match, [bytearray(SIZE + 1)]) == 0
         assert client.load(match, []) == 0
 
 
 def test_invalid_arguments_raise_and_change_nothing(client: Client) -> None:
-    keys = some_keys(3)
+    keys = KEYS[:3]
     with pytest.raises(ValueError, match=r"2 buffers|number"):
         client.store(keys, [b"x", b"y"])
     with pytest.raises(TypeError):
@@ -89,182 +64,148 @@ def test_invalid_arguments_raise_and_change_nothing(client: Client) -> None:
         Keys(SPACE, bytes(33))
     refused = client.store(keys[:1], np.zeros(17 << 20, np.uint8))
     assert refused.refused == 1 and "set a larger arena.size" in refused.reason
-    assert client.store(some_keys(0), []).outcomes == []
-    assert client.store(keys, some_pages(3, 4)).stored == 3
+    assert client.store(keys[:0], []).outcomes == []
+    assert store(client, keys).stored == 3
 
 
 def test_a_prompt_larger_than_the_arena_keeps_its_head_and_reports_the_rest(client: Client) -> None:
-    keys = some_keys(300)
-    result = client.reserve(keys, 65536).publish()
-    assert (result.stored, result.refused) == (256, 44)
-    assert result.outcomes[:256] == [Outcome.STORED] * 256
-    with client.match(keys) as match:
-        assert len(match) == 256
-    newer = some_keys(100, seed=1)
-    assert client.reserve(newer, 65536).publish().stored == 100
-    with client.match(newer) as match:
-        assert len(match) == 100
+    keys = prompt(0, 300)
+    result = client.reserve(keys, FRAME).publish()
+    assert (result.stored, result.refused) == (FRAMES, 44)
+    assert result.outcomes[:FRAMES] == [Outcome.STORED] * FRAMES
+    assert in_memory(client, keys) == FRAMES
+    assert client.reserve(OTHERS[:100], FRAME).publish().stored == 100
+    assert in_memory(client, OTHERS) == 100
 
 
 def test_pages_in_use_are_not_evicted(client: Client) -> None:
-    keys = some_keys(100)
-    pages = some_pages(100, 5, 65536)
-    client.store(keys, pages)
+    keys = prompt(0, 100)
+    store(client, keys, FRAME)
     with client.match(keys) as match:
-        assert client.reserve(some_keys(256, seed=1), 65536).publish().stored == 156
-        out = np.zeros_like(pages)
+        assert client.reserve(OTHERS, FRAME).publish().stored == FRAMES - 100
+        out = np.zeros((100, FRAME), np.uint8)
         assert client.load(match, out) == 100
-        assert np.array_equal(out, pages)
+        assert_exact(keys, out)
 
 
 def test_pages_of_a_reservation_may_be_published_and_abandoned_one_by_one(client: Client) -> None:
-    keys, pages = some_keys(5, seed=40), some_pages(5, 40)
-    with client.reserve(keys, PAGE) as reservation:
+    keys = KEYS[:5]
+    with client.reserve(keys, SIZE) as reservation:
         for page in range(5):
-            reservation.write(page, pages[page])
+            reservation.write(page, PAGES[page])
         assert reservation.publish(np.array([0, 1])).stored == 5, "open pages still count as stored"
-        with client.match(keys) as match:
-            assert len(match) == 2
+        assert in_memory(client, keys) == 2
         reservation.abandon(np.array([1, 3]))
         assert reservation.publish(np.array([2, 3])).refused == 1
         assert [outcome.name for outcome in reservation.publish().outcomes].index("REFUSED") == 3
-    with client.match(keys) as match:
-        assert len(match) == 3
-        out = np.zeros_like(pages[:3])
-        assert client.load(match, out) == 3
-    assert np.array_equal(out, pages[:3])
+    assert found(client, keys[:3], SIZE) == in_memory(client, keys) == 3
 
 
 def test_kept_pages_are_neither_found_nor_granted_to_others(daemon: RunningDaemon, client: Client) -> None:
-    keys = some_keys(2, seed=41)
     with daemon.client() as other:
-        with other.reserve(keys, PAGE) as reservation:
+        with other.reserve(KEYS, SIZE) as reservation:
             reservation.keep()
-        with client.match(keys) as match:
-            assert len(match) == 0
-        assert client.store(keys, some_pages(2, 41)).pending == 2
-    assert eventually(lambda: client.store(keys, some_pages(2, 41)).stored == 2)
+        assert in_memory(client, KEYS) == 0
+        assert store(client, KEYS).pending == 10
+    assert eventually(lambda: store(client, KEYS).stored == 10)
 
 
 def test_unpublished_pages_are_never_found(client: Client) -> None:
-    keys = some_keys(4)
-    with client.reserve(keys, PAGE) as reservation:
-        reservation.write(0, some_pages(1, 6))
-        with client.match(keys) as match:
-            assert len(match) == 0
-    with client.match(keys) as match:
-        assert len(match) == 0
-    promise = client.reserve_async(keys, PAGE)
+    with client.reserve(KEYS, SIZE) as reservation:
+        reservation.write(0, page_of(KEYS[0], SIZE))
+        assert in_memory(client, KEYS) == 0
+    assert in_memory(client, KEYS) == 0
+    promise = client.reserve_async(KEYS, SIZE)
     del promise
-    assert client.store(keys, some_pages(4, 7)).refused == 0
+    assert store(client, KEYS).refused == 0
 
 
 def test_a_match_is_handed_to_another_process(daemon: RunningDaemon, client: Client) -> None:
-    here = elsewhere(load_handovers, daemon.socket, PAGE)
-    here.recv()
-    keys, pages = some_keys(5), some_pages(5, 8)
-    client.store(keys, pages)
-    with client.match(keys) as match:
+    def adopted(handover: bytes, pages: int) -> None:
+        out = np.zeros((pages, SIZE), np.uint8)
+        with Client(daemon.socket) as other:
+            assert other.wait_attached(10)
+            with other.adopt(pickle.loads(handover)) as match:
+                assert len(match) == other.load(match, out) == pages
+        assert_exact(KEYS, out)
+
+    store(client, KEYS, SIZE)
+    with client.match(KEYS) as match:
         small = pickle.dumps(match)
         assert len(small) < 300 and isinstance(pickle.loads(small), MatchHandle)
-        here.send(small)
-        assert here.recv() == (5, 5, pages.tobytes())
-    client.reserve(some_keys(256, seed=1), 65536).publish()
-    here.send(small)
-    assert here.recv() == (0, 0, b""), "the pages were evicted before the adoption"
-    here.send(None)
+        assert in_child(lambda: adopted(small, 10)) == 0
+    client.reserve(OTHERS, FRAME).publish()
+    assert in_child(lambda: adopted(small, 0)) == 0, "the pages were evicted before the adoption"
 
 
 def test_a_page_is_readable_when_all_its_parts_are_stored(daemon: RunningDaemon, client: Client) -> None:
-    parts = [Part(index, 4) for index in range(4)]
-    pipes = [elsewhere(write_part, daemon.socket, some_keys(3), PAGE, part) for part in parts]
-    assert [pipe.recv() for pipe in pipes] == [3, 3, 3, 3]
-    for pipe in pipes:
-        assert len(client.match(some_keys(3))) == 0
-        pipe.send(None)
-        assert pipe.recv() == 3
-    out = np.empty((3, 4, PAGE // 4), np.uint8)
-    with client.match(some_keys(3)) as match:
-        assert client.load(match, out.reshape(3, PAGE)) == 3
-    assert (out == np.arange(4, dtype=np.uint8)[None, :, None]).all()
+    keys, parts = KEYS[:3], [Part(index, 4) for index in range(4)]
+    with ExitStack() as ranks:
+        reservations = [ranks.enter_context(daemon.client()).reserve(keys, SIZE, part) for part in parts]
+        assert [len(reservation.granted) for reservation in reservations] == [3] * 4
+        for part, reservation in zip(parts, reservations, strict=True):
+            assert in_memory(client, keys) == 0
+            for page, content in enumerate(pages_of(keys, SIZE, part)):
+                reservation.write(page, content, part.index * len(content))
+            assert reservation.publish().stored == 3
+    assert found(client, keys, SIZE) == 3
 
 
 def test_threads_share_a_client(client: Client) -> None:
-    wrong: list[str] = []
-
     def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        for _ in range(60):
-            which = int(rng.integers(0, 12))
-            keys, pages = some_keys(6, seed=which), some_pages(6, which, 20_000)
-            out = np.zeros_like(pages)
-            with client.match(keys) as match:
-                loaded = client.load(match, out) if len(match) else 0
-                if not np.array_equal(out[:loaded], pages[:loaded]):
-                    wrong.append(f"seed {seed}, prompt {which}")
-            client.store(keys, pages)
+        for number in np.random.default_rng(seed).integers(0, 12, 60).tolist():
+            keys = prompt(number, 6)
+            found(client, keys, 20_000)
+            store(client, keys, 20_000)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
 
 
 def test_two_clients_of_one_process_do_not_share_pins(daemon: RunningDaemon, client: Client) -> None:
-    keys, pages = some_keys(4), some_pages(4, 9)
-    client.store(keys, pages)
-    with daemon.client() as other, client.match(keys) as match:
-        other.match(keys).release()
-        other.reserve(some_keys(256, seed=1), 65536).publish()
-        out = np.zeros_like(pages)
-        assert client.load(match, out) == 4
-        assert np.array_equal(out, pages)
-
-
-def there(client: Client, keys: Keys) -> int:
-    with client.match(keys) as match:
-        return len(match)
+    store(client, KEYS, SIZE)
+    with daemon.client() as other, client.match(KEYS) as match:
+        other.match(KEYS).release()
+        other.reserve(OTHERS, FRAME).publish()
+        out = np.zeros_like(PAGES)
+        assert client.load(match, out) == 10
+        assert np.array_equal(out, PAGES)
 
 
 def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
     ours, others = (namespace(salt=salt).keys(range(64)) for salt in ("ours", "others"))
     for keys in (ours, others):
-        client.store(keys, [b"x"] * 4)
+        store(client, keys)
     assert client.flush(ours.namespace)
-    assert (there(client, ours), there(client, others)) == (0, 4)
+    assert (in_memory(client, ours), in_memory(client, others)) == (0, 4)
     assert client.flush(ours.namespace), "the namespace has no pages any more"
-    assert client.store(ours, [b"x"] * 4).stored == 4
+    assert store(client, ours).stored == 4
 
 
 def test_a_first_flush_waits_for_the_attachment(daemon: RunningDaemon, client: Client) -> None:
-    keys = some_keys(4)
     for _ in range(10):
-        client.store(keys, some_pages(4, 1))
+        store(client, KEYS)
         with Client(daemon.socket) as fresh:
             assert fresh.flush(SPACE)
-        assert there(client, keys) == 0
+        assert in_memory(client, KEYS) == 0
 
 
 def test_a_flush_keeps_pages_in_use_and_reports_it(client: Client) -> None:
-    keys = some_keys(4)
-    client.store(keys, some_pages(4, 1))
-    with client.match(keys[:1]):
+    store(client, KEYS)
+    with client.match(KEYS[:1]):
         assert not client.flush(SPACE)
-        assert there(client, keys) == 1
+        assert in_memory(client, KEYS) == 1
     assert client.flush(SPACE)
-    assert there(client, keys) == 0
+    assert in_memory(client, KEYS) == 0
 
 
 def test_a_flush_without_a_response_delays_no_other_call(daemon: RunningDaemon, client: Client) -> None:
     """A flush waits for the disk, so a late response does not count as a late daemon: stores are still requested."""
-    keys = some_keys(4)
     daemon.signal(signal.SIGSTOP)
     assert not client.flush(SPACE, 0.05)
     assert not client.flush(SPACE, 0.0)
     daemon.signal(signal.SIGCONT)
-    assert client.store(keys, some_pages(4, 1), timeout=20.0).stored == 4
+    assert store(client, KEYS, timeout=20.0).stored == 10
     assert eventually(lambda: not client._attachment.requests._strays), "the background thread has read the responses"
 
 

@@ -13,17 +13,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from elapsed import lasts
 from forked_child import in_child
+from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm.daemon_link import LinkError
-from running_daemon import START_S, RunningDaemon, eventually, namespace
+from running_daemon import START_S, RunningDaemon, eventually
 
-KEYS = namespace().keys(range(160))
-MORE = namespace().keys(range(5000, 5160))
-PAGES = np.random.default_rng(1).integers(0, 256, (10, 100_000), dtype=np.uint8)
+KEYS, MORE = prompt(0, 10), prompt(1, 10)
 AT_ONCE_S = 1.0
 LONGEST_MOMENT_S = 0.004  # longer than attaching takes
 
@@ -52,52 +51,50 @@ def some_time(chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("moment", [at_once, some_time])
-def test_clients_that_are_closed_while_they_attach_leave_no_slot(moment: Callable[[random.Random], None]) -> None:
-    chance = random.Random(17)
-    with RunningDaemon() as daemon:
-        for _ in range(1000):
-            with Client(daemon.socket) as client:
-                moment(chance)
-                client.match(KEYS)
-        assert attaches_at_once(daemon)
-        assert "this process has" not in daemon.log.read_text(), "there was always a free slot"
+def test_clients_that_are_closed_while_they_attach_leave_no_slot(
+    daemon: RunningDaemon, moment: Callable[[random.Random], None]
+) -> None:
+    chance, logged = random.Random(17), len(daemon.log.read_text())
+    for _ in range(1000):
+        with Client(daemon.socket) as client:
+            moment(chance)
+            client.match(KEYS)
+    assert attaches_at_once(daemon)
+    assert "this process has" not in daemon.log.read_text()[logged:], "there was always a free slot"
 
 
-def test_clients_that_are_dropped_while_they_attach_leave_no_slot() -> None:
+def test_clients_that_are_dropped_while_they_attach_leave_no_slot(daemon: RunningDaemon) -> None:
     """The clients are closed by the garbage collector only."""
-    with RunningDaemon() as daemon:
-        for _ in range(300):
-            Client(daemon.socket).match(KEYS)
-        assert eventually(lambda: no_slot_in_use(daemon))
-        assert attaches_at_once(daemon)
+    for _ in range(300):
+        Client(daemon.socket).match(KEYS)
+    assert eventually(lambda: no_slot_in_use(daemon))
+    assert attaches_at_once(daemon)
 
 
-def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot() -> None:
+def test_clients_that_are_closed_while_the_daemon_is_stopped_leave_no_slot(daemon: RunningDaemon) -> None:
     """The daemon is stopped at any moment of the clients, before or after it has read their Attach."""
     chance = random.Random(17)
-    with RunningDaemon() as daemon:
-        for _ in range(6):
-            clients = [Client(daemon.socket, timeout=0.2) for _ in range(10)]
-            some_time(chance)
-            daemon.signal(signal.SIGSTOP)
-            clients += [Client(daemon.socket, timeout=0.2) for _ in range(10)]
-            for client in clients:
-                some_time(chance)
-                client.close()
-            daemon.signal(signal.SIGCONT)
-            assert eventually(lambda: no_slot_in_use(daemon), START_S)
-        assert attaches_at_once(daemon)
-
-
-def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot() -> None:
-    """There are more clients than the daemon's queue has room for."""
-    with RunningDaemon() as daemon:
+    for _ in range(6):
+        clients = [Client(daemon.socket, timeout=0.2) for _ in range(10)]
+        some_time(chance)
         daemon.signal(signal.SIGSTOP)
-        for _ in range(200):
-            Client(daemon.socket, timeout=0.01).close()
+        clients += [Client(daemon.socket, timeout=0.2) for _ in range(10)]
+        for client in clients:
+            some_time(chance)
+            client.close()
         daemon.signal(signal.SIGCONT)
-        assert eventually(lambda: no_slot_in_use(daemon))
-        assert attaches_at_once(daemon)
+        assert eventually(lambda: no_slot_in_use(daemon), START_S)
+    assert attaches_at_once(daemon)
+
+
+def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot(daemon: RunningDaemon) -> None:
+    """There are more clients than the daemon's queue has room for."""
+    daemon.signal(signal.SIGSTOP)
+    for _ in range(200):
+        Client(daemon.socket, timeout=0.01).close()
+    daemon.signal(signal.SIGCONT)
+    assert eventually(lambda: no_slot_in_use(daemon))
+    assert attaches_at_once(daemon)
 
 
 @pytest.mark.parametrize("closed_while", ["it is dead", "it is stopped"])
@@ -105,20 +102,19 @@ def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one
     """The segments keep the slot while its process lives, and only the client can report that the slot is free."""
     with RunningDaemon() as daemon, daemon.client() as other:
         client = daemon.client()
-        assert client.store(KEYS, PAGES).stored == 10
+        assert store(client, KEYS).stored == 10
         match = client.match(KEYS)
         daemon.signal(signal.SIGKILL if closed_while == "it is dead" else signal.SIGSTOP)
         assert eventually(lambda: not client.attached) or closed_while == "it is stopped"
-        began = time.monotonic()
-        client.close()
-        assert time.monotonic() - began < AT_ONCE_S, "close() does not wait for the daemon"
-        assert not match.pinned or client.load(match, np.zeros_like(PAGES)) == 0
+        with lasts(AT_ONCE_S):  # close() does not wait for the daemon
+            client.close()
+        assert not match.pinned or client.load(match, bytearray(10 * PAGE)) == 0
         daemon.signal(signal.SIGKILL)
         daemon.wait()
         daemon.start()
         assert other.wait_attached(START_S)
         assert eventually(lambda: len(daemon.slots()) == 1, START_S)
-        assert other.store(MORE, PAGES).stored == 10
+        assert store(other, MORE).stored == 10
 
 
 def test_a_client_that_is_closed_while_it_attaches_again_leaves_no_slot() -> None:
@@ -144,22 +140,21 @@ def test_a_client_that_is_closed_after_the_daemon_released_its_memory_ends() -> 
         daemon.start()
 
 
-def test_a_process_that_forks_while_it_attaches() -> None:
+def test_a_process_that_forks_while_it_attaches(daemon: RunningDaemon) -> None:
     """The child gets a slot of its own, and the parent keeps the one that is being assigned."""
     chance = random.Random(17)
-    with RunningDaemon() as daemon:
-        for _ in range(40):
-            with Client(daemon.socket) as client:
-                some_time(chance)
+    for _ in range(40):
+        with Client(daemon.socket) as client:
+            some_time(chance)
 
-                def child(client: Client = client) -> None:
-                    client.match(KEYS)
-                    assert client.wait_attached(START_S)
-                    client.close()
+            def child(client: Client = client) -> None:
+                client.match(KEYS)
+                assert client.wait_attached(START_S)
+                client.close()
 
-                assert in_child(child) == 0
-                assert client.wait_attached(AT_ONCE_S)
-        assert eventually(lambda: no_slot_in_use(daemon))
+            assert in_child(child) == 0
+            assert client.wait_attached(AT_ONCE_S)
+    assert eventually(lambda: no_slot_in_use(daemon))
 
 
 _ENDS = """
@@ -173,36 +168,34 @@ if sys.argv[3] == "close":
 
 
 @pytest.mark.parametrize("how", ["exit", "close"])
-def test_an_interpreter_that_ends_while_it_attaches(how: str) -> None:
+def test_an_interpreter_that_ends_while_it_attaches(daemon: RunningDaemon, how: str) -> None:
     chance = random.Random(17)
-    with RunningDaemon() as daemon:
-        for _ in range(4):
-            moment = str(chance.uniform(0, LONGEST_MOMENT_S))
-            command = [sys.executable, "-c", _ENDS, str(daemon.socket), moment, how]
-            ended = subprocess.run(command, capture_output=True, check=True)
-            assert ended.stderr == b""
-        assert eventually(lambda: no_slot_in_use(daemon))
+    for _ in range(4):
+        moment = str(chance.uniform(0, LONGEST_MOMENT_S))
+        command = [sys.executable, "-c", _ENDS, str(daemon.socket), moment, how]
+        ended = subprocess.run(command, capture_output=True, check=True)
+        assert ended.stderr == b""
+    assert eventually(lambda: no_slot_in_use(daemon))
 
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the interrupt may hit a callback of Python itself
-def test_a_keyboard_interrupt_while_it_attaches() -> None:
+def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
     chance = random.Random(17)
-    with RunningDaemon() as daemon:
-        for _ in range(60):
-            before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
-            try:
-                with Client(daemon.socket) as client:
-                    client.wait_attached(START_S)
-                    time.sleep(1.0)
-            except KeyboardInterrupt:
-                pass
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                signal.signal(signal.SIGALRM, before)
-        assert eventually(lambda: no_slot_in_use(daemon))
+    for _ in range(60):
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
+        try:
+            with Client(daemon.socket) as client:
+                client.wait_attached(START_S)
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    assert eventually(lambda: no_slot_in_use(daemon))
 
 
 _SHORT_OF_ADDRESSES = """
@@ -234,39 +227,34 @@ def test_a_log_line_names_the_limit_on_the_address_space() -> None:
 # ---- the first calls
 
 
-def test_a_first_store_waits_for_the_attachment() -> None:
-    with RunningDaemon() as daemon:
-        for _ in range(5):
-            with Client(daemon.socket) as client:
-                result = client.store(KEYS, PAGES)
-                assert result.stored + result.present == 10, result
-        with Client(daemon.socket) as client, client.reserve(MORE, PAGES.shape[1]) as reservation:
-            assert reservation.granted.size == 10
-
-
-def test_match_prefetch_and_reserve_async_do_not_wait_for_the_attachment() -> None:
-    with RunningDaemon() as daemon:
-        daemon.signal(signal.SIGSTOP)
+def test_a_first_store_waits_for_the_attachment(daemon: RunningDaemon) -> None:
+    for _ in range(5):
         with Client(daemon.socket) as client:
-            began = time.monotonic()
-            assert len(client.match(KEYS)) == 0
-            assert client.prefetch(KEYS).ready and client.reserve_async(KEYS, 8).ready
-            assert client.store(KEYS, PAGES, timeout=0).refused == 10
-            assert time.monotonic() - began < AT_ONCE_S / 4
+            result = client.store(KEYS, [bytes(8)] * 10)
+            assert result.stored + result.present == 10, result
+    with Client(daemon.socket) as client, client.reserve(MORE, PAGE) as reservation:
+        assert reservation.granted.size == 10
+
+
+def test_match_prefetch_and_reserve_async_do_not_wait_for_the_attachment(daemon: RunningDaemon) -> None:
+    daemon.signal(signal.SIGSTOP)
+    with Client(daemon.socket) as client, lasts(AT_ONCE_S / 4):
+        assert in_memory(client, KEYS) == 0
+        assert client.prefetch(KEYS).ready and client.reserve_async(KEYS, 8).ready
+        assert store(client, KEYS, timeout=0).refused == 10
+    daemon.signal(signal.SIGCONT)
+
+
+def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches(daemon: RunningDaemon) -> None:
+    keys = prompt(2, 10)
+    daemon.signal(signal.SIGSTOP)
+    with Client(daemon.socket, timeout=0.5) as client:
+        for least, most in ((0.5, 1.5), (0.0, 0.25), (0.0, 0.25)):
+            with lasts(most, least):
+                assert client.store(keys, [bytes(8)] * 10).refused == 10
         daemon.signal(signal.SIGCONT)
-
-
-def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches() -> None:
-    with RunningDaemon() as daemon:
-        daemon.signal(signal.SIGSTOP)
-        with Client(daemon.socket, timeout=0.5) as client:
-            for least, most in ((0.5, 1.5), (0.0, 0.25), (0.0, 0.25)):
-                began = time.monotonic()
-                assert client.store(KEYS, PAGES).refused == 10
-                assert least <= time.monotonic() - began < most
-            daemon.signal(signal.SIGCONT)
-            assert client.wait_attached(START_S)
-            assert client.store(KEYS, PAGES).stored == 10
+        assert client.wait_attached(START_S)
+        assert store(client, keys).stored == 10
 
 
 @pytest.mark.parametrize("there", ["nothing", "a socket of the dead"])
@@ -277,19 +265,15 @@ def test_without_a_daemon_the_first_store_is_rejected_at_once(there: str, tmp_pa
             dead.bind(os.fspath(path))
     with Client(path, timeout=30) as client:
         for _ in range(20):
-            began = time.monotonic()
-            assert client.store(KEYS, PAGES).refused == 10
-            assert time.monotonic() - began < AT_ONCE_S
+            with lasts(AT_ONCE_S):
+                assert store(client, KEYS, timeout=30).refused == 10
             time.sleep(0.01)
 
 
-def test_a_store_of_a_rejected_client_fails_at_once() -> None:
-    with RunningDaemon() as daemon:
-        clients = [daemon.client() for _ in range(14)]
-        with Client(daemon.socket, timeout=30) as client:
-            began = time.monotonic()
-            assert client.store(KEYS, PAGES).refused == 10
-            assert time.monotonic() - began < 5
-        for one in clients:
-            one.close()
-        assert attaches_at_once(daemon)
+def test_a_store_of_a_rejected_client_fails_at_once(daemon: RunningDaemon) -> None:
+    clients = [daemon.client() for _ in range(14)]
+    with Client(daemon.socket, timeout=30) as client, lasts(5):
+        assert store(client, KEYS, timeout=30).refused == 10
+    for one in clients:
+        one.close()
+    assert attaches_at_once(daemon)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,8 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np
 from copying_engine import Engine, slots_of
 from pagetier.client import Blocks, Client, FullAttention, GroupKeys, Namespace
+
+ARENA = "64MiB"
 
 space = Namespace(model="test/model", dtype="float32", page_tokens=16)
 PAGES = np.ones((10, 1000), np.uint8)
@@ -136,12 +137,6 @@ os._exit(0)
 )
 
 CALLS = [line.split()[1][:-3] for line in _CALLS.splitlines() if line.startswith("def ") and line.endswith("():")]
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("64MiB") as running:
-        yield running
 
 
 def run(program: str, daemon: RunningDaemon, call: str) -> str:

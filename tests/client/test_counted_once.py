@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,15 +11,14 @@ import numpy as np
 import pytest
 
 from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from keyed_pages import TOKENS, prompt, store
 from pagetier.client import Client, Keys
 from replay_command import BLOCK, chat, replay_json, write_trace
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, eventually
 
 PAGE = 60_000
 PAGES = 10
-SPACE = namespace()
-TOKENS = SPACE.page_tokens
-LONG_S = 20.0
+TIMEOUT_S = LONG_S = 20.0
 
 
 class Counted(NamedTuple):
@@ -38,8 +38,12 @@ def counted(daemon: RunningDaemon) -> Counted:
     return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
 
 
-def some_keys(count: int = PAGES) -> Keys:
-    return SPACE.keys(range(TOKENS * count))
+@contextmanager
+def one_lookup(daemon: RunningDaemon, memory: int = 0, disk: int = 0, missed: int = 0) -> Iterator[None]:
+    """Asserts that the block is counted as one lookup with these numbers of pages."""
+    before = counted(daemon)
+    yield
+    assert counted(daemon).since(before) == Counted(1, memory * TOKENS, disk * TOKENS, missed * TOKENS)
 
 
 def room(pages: int = PAGES) -> np.ndarray:
@@ -53,52 +57,38 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(timeout=LONG_S) as attached:
-        yield attached
-
-
-@pytest.fixture
 def on_disk(daemon: RunningDaemon, client: Client) -> Keys:
     """Returns the keys of ten pages that are on disk only."""
-    keys = some_keys()
-    assert client.store(keys, np.ones((PAGES, PAGE), np.uint8)).stored == PAGES
+    keys = prompt(0, PAGES)
+    assert store(client, keys, PAGE, timeout=LONG_S).stored == PAGES
     push_out(daemon, client, keys)
     return keys
 
 
 def test_a_page_from_disk_is_counted_once(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
-    before = counted(daemon)
-    with client.match(on_disk) as match:
+    with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.load(match, room()) == PAGES
         assert client.load(match, room()) == PAGES, "the second load of the same request finds them in memory"
-    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
-    before = counted(daemon)
-    with client.match(on_disk) as match:
+    with one_lookup(daemon, memory=PAGES), client.match(on_disk) as match:
         assert client.load(match, room()) == PAGES
-    assert counted(daemon).since(before) == Counted(1, PAGES * TOKENS, 0, 0)
 
 
 def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
     with client.match(on_disk[:4]) as head:
         assert client.load(head, room(4)) == 4
-    before = counted(daemon)
-    with client.match(some_keys(PAGES + 3)) as match:
+    with one_lookup(daemon, 4, 4, 5), client.match(prompt(0, PAGES + 3)) as match:
         assert (len(match), match.available_pages) == (4, PAGES)
         assert client.load(match, room(PAGES - 2)) == PAGES - 2, "the buffer has no room for two of the pages"
-    assert counted(daemon).since(before) == Counted(1, 4 * TOKENS, 4 * TOKENS, 5 * TOKENS)
 
 
 def test_a_page_in_memory_after_one_on_disk_counts_as_memory(
     daemon: RunningDaemon, client: Client, on_disk: Keys
 ) -> None:
     assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
-    before = counted(daemon)
-    with client.match(on_disk) as match:
+    with one_lookup(daemon, 2, PAGES - 2), client.match(on_disk) as match:
         assert (len(match), match.available_pages, match.from_disk) == (0, PAGES, 0)
         assert client.load(match, room()) == PAGES
         assert match.from_disk == PAGES - 2
-    assert counted(daemon).since(before) == Counted(1, 2 * TOKENS, (PAGES - 2) * TOKENS, 0)
 
 
 def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
@@ -113,25 +103,22 @@ def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, clie
 
 
 def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
-    before = counted(daemon)
-    with client.match(on_disk) as match:
+    with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         with stopped_worker(daemon):
             assert client.load(match, room(), timeout=0.2) == 0
         assert eventually(lambda: client.load(match, room()) == PAGES, LONG_S)
-    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
 
 
 def test_pages_on_disk_that_are_not_loaded_count_as_missed(
     daemon: RunningDaemon, client: Client, on_disk: Keys
 ) -> None:
-    before = counted(daemon)
-    client.match(on_disk)
-    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+    with one_lookup(daemon, missed=PAGES):
+        client.match(on_disk)
 
 
 def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
-    with client.match(on_disk) as match:
+    with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.prefetch(on_disk[:6]).wait(LONG_S) == 6
         with client.rematch(match) as longer:
             assert (len(longer), longer.available_pages) == (6, PAGES)
@@ -139,18 +126,16 @@ def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, clie
             assert client.load(longer, room()) == PAGES
             with client.rematch(longer) as whole:
                 assert len(whole) == PAGES
-    assert counted(daemon).since(before) == Counted(1, 0, PAGES * TOKENS, 0)
 
 
 def test_a_rematch_of_a_released_match_counts_nothing_more(
     daemon: RunningDaemon, client: Client, on_disk: Keys
 ) -> None:
-    before = counted(daemon)
-    match = client.match(on_disk)
-    match.release()
-    with client.rematch(match) as longer:
-        assert client.load(longer, room()) == PAGES
-    assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
+    with one_lookup(daemon, missed=PAGES):
+        match = client.match(on_disk)
+        match.release()
+        with client.rematch(match) as longer:
+            assert client.load(longer, room()) == PAGES
 
 
 @pytest.mark.parametrize("clients", [1, 4])

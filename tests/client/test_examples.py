@@ -6,23 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from running_daemon import RunningDaemon
 
+ARENA = "64MiB"
 README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 MOST_LINES = 40
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("64MiB") as running:
-        yield running
 
 
 def run(example: Path, socket: Path) -> subprocess.CompletedProcess[str]:

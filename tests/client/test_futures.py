@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
 
+from elapsed import lasts
 from fake_daemon import FakeDaemon, Peer
-from pagetier.client import Client, Keys, Outcome, Part, PendingReservation
+from forked_child import in_child
+from keyed_pages import in_memory, prompt
+from pagetier.client import Client, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
 from running_daemon import RunningDaemon, eventually, namespace
 
 PAGE = 10_000
-SPACE = namespace()
-
-
-def some_keys(count: int, prompt: int = 0) -> Keys:
-    return SPACE.keys(range(prompt << 20, (prompt << 20) + 16 * count))
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+pytestmark = pytest.mark.usefixtures("empty_daemon")
 
 
 @pytest.fixture
@@ -45,7 +30,7 @@ def fake() -> Iterator[FakeDaemon]:
 
 @pytest.fixture
 def asking(fake: FakeDaemon) -> Iterator[Client]:
-    """Returns a client of a daemon that answers when the test says so."""
+    """Yields a client of a daemon that answers when the test says so."""
     with Client(fake.socket) as attached:
         assert attached.wait_attached(5)
         yield attached
@@ -69,42 +54,43 @@ def answer(fake: FakeDaemon, *asked: tuple[Peer, Reserve]) -> None:
 
 
 def test_a_pending_reservation_is_granted(client: Client) -> None:
-    pending = client.reserve_async(some_keys(3), PAGE)
+    pending = client.reserve_async(prompt(0, 3), PAGE)
     assert eventually(lambda: pending.ready), "it becomes ready without a waiting thread"
     with pending.wait(0) as reservation:
         assert reservation.granted.tolist() == [0, 1, 2]
         assert reservation.publish().stored == 3
     assert pending.wait(1).publish().refused == 3, "a reservation is collected once"
     pending.cancel()
-    assert len(client.match(some_keys(3))) == 3
+    assert in_memory(client, prompt(0, 3)) == 3
 
 
 def test_wait_returns_the_reservation_at_once_when_it_comes(client: Client) -> None:
-    for prompt in range(50):
-        pending = client.reserve_async(some_keys(2, prompt), 10)
+    for number in range(50):
+        pending = client.reserve_async(prompt(number, 2), 10)
         assert pending.wait(5).publish().stored == 2
 
 
 @pytest.mark.parametrize("how", ["dropped", "cancelled", "dropped when ready", "cancelled when ready"])
 def test_memory_of_a_cancelled_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
-    pending = client.reserve_async(some_keys(20), PAGE)
+    doomed = daemon.header().doomed
+    pending = client.reserve_async(prompt(0, 20), PAGE)
     if how.endswith("ready"):
         assert eventually(partial(ready, pending))
         assert not empty(daemon)
     if how.startswith("cancelled"):
         pending.cancel()
-        assert client.store(some_keys(1, 1), bytes(PAGE)).stored == 1, "a healthy daemon gets further requests"
+        assert client.store(prompt(1, 1), bytes(PAGE)).stored == 1, "a healthy daemon gets further requests"
     else:
         del pending
         gc.collect()
     used = 1 if how.startswith("cancelled") else 0
     assert eventually(lambda: daemon.header().used_frames == used)
-    assert daemon.header().doomed == 20
+    assert daemon.header().doomed == doomed + 20
 
 
 @pytest.mark.parametrize("how", ["dropped", "abandoned", "left"])
 def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon, client: Client, how: str) -> None:
-    reservation = client.reserve(some_keys(20), PAGE)
+    reservation = client.reserve(prompt(0, 20), PAGE)
     assert daemon.header().open_entries == 20
     reservation.write(0, bytes(PAGE))
     if how == "abandoned":
@@ -118,12 +104,12 @@ def test_memory_of_an_unpublished_reservation_is_released(daemon: RunningDaemon,
             reservation.write(0, bytes(PAGE))
     del reservation
     assert eventually(lambda: empty(daemon))
-    assert client.store(some_keys(20), bytes(20 * PAGE)).stored == 20
+    assert client.store(prompt(0, 20), bytes(20 * PAGE)).stored == 20
 
 
 def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None:
-    assert client.store(some_keys(1), bytes(PAGE)).stored == 1
-    reservation = client.reserve(some_keys(5), PAGE)
+    assert client.store(prompt(0, 1), bytes(PAGE)).stored == 1
+    reservation = client.reserve(prompt(0, 5), PAGE)
     present, pending, stored, refused = Outcome.PRESENT, Outcome.PENDING, Outcome.STORED, Outcome.REFUSED
     assert reservation.result.outcomes == [present, pending, pending, pending, pending]
     reservation.publish(np.array([1]))
@@ -137,7 +123,7 @@ def test_the_result_says_what_became_of_each_page_so_far(client: Client) -> None
 
 def test_many_reservations_without_a_waiting_thread_become_ready(client: Client) -> None:
     """The responses exceed the socket buffers: the background thread reads them."""
-    keys = some_keys(8192)
+    keys = prompt(0, 8192)
     reservations = [client.reserve_async(keys, 1, timeout=5) for _ in range(40)]
     assert eventually(lambda: all(pending.ready for pending in reservations))
     results = [pending.wait(0).publish() for pending in reservations]
@@ -148,52 +134,41 @@ def test_many_reservations_without_a_waiting_thread_become_ready(client: Client)
 
 def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client: Client) -> None:
     """Some threads read their own responses while the background thread reads others, and none is lost."""
-    slow: list[float] = []
 
     def work(thread: int) -> None:
-        for prompt in range(100):
-            began = time.monotonic()
-            pending = client.reserve_async(some_keys(3, 1000 * thread + prompt), 10)
-            with client.reserve(some_keys(2, 1000 * thread + prompt + 500), 10, timeout=20) as reservation:
-                assert len(reservation.granted) == 2
-            if prompt % 3:
-                pending.wait(20).publish()
-            slow.append(time.monotonic() - began)
+        for number in range(1000 * thread, 1000 * thread + 100):
+            with lasts(5):  # a thread whose response another thread read is woken at once
+                pending = client.reserve_async(prompt(number, 3), 10)
+                with client.reserve(prompt(number + 500, 2), 10, timeout=20) as reservation:
+                    assert len(reservation.granted) == 2
+                if number % 3:
+                    pending.wait(20).publish()
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(slow) == 400
-    assert max(slow) < 5, "a response was read by another thread, and its own thread was not woken"
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
 
 
 def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
     for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
-        began = time.monotonic()
-        result = client.store(some_keys(3), bytes(3 * PAGE), timeout=timeout)
+        with lasts(2):
+            result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
-        assert time.monotonic() - began < 2
-        client.reserve_async(some_keys(3), PAGE, timeout=timeout).cancel()
+        client.reserve_async(prompt(0, 3), PAGE, timeout=timeout).cancel()
     assert eventually(lambda: empty(daemon))
-    assert client.store(some_keys(3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
-
-
-def test_a_client_whose_timeout_is_zero_rejects_stores(daemon: RunningDaemon) -> None:
-    with daemon.client(timeout=0) as client:
-        assert client.store(some_keys(3), bytes(3 * PAGE)).refused == 3
-        assert client.store(some_keys(3), bytes(3 * PAGE), timeout=5).stored == 3
-        assert len(client.match(some_keys(3))) == 3
+    assert client.store(prompt(0, 3), bytes(3 * PAGE), timeout=float("inf")).stored == 3
+    with daemon.client(timeout=0) as hurried:
+        assert hurried.store(prompt(1, 3), bytes(3 * PAGE)).refused == 3
+        assert hurried.store(prompt(1, 3), bytes(3 * PAGE), timeout=5).stored == 3
+        assert in_memory(hurried, prompt(1, 3)) == 3
 
 
 def test_a_page_whose_other_parts_never_come_expires() -> None:
     """The other parts are never stored: the page is dropped with the parts that were stored."""
     with RunningDaemon("16MiB", "64KiB", "--store-reservation-timeout", "1500ms") as daemon, daemon.client() as client:
-        half = client.reserve(some_keys(4), PAGE, Part(0, 2))
+        half = client.reserve(prompt(0, 4), PAGE, Part(0, 2))
         assert half.publish().stored == 4
-        forgotten = client.reserve(some_keys(4, 1), PAGE)
-        assert len(client.match(some_keys(4))) == 0
+        forgotten = client.reserve(prompt(1, 4), PAGE)
+        assert in_memory(client, prompt(0, 4)) == 0
         assert eventually(lambda: daemon.header().pages == 0)
         assert daemon.header().used_frames == 4, "a reservation that is still written keeps its frames"
         result = forgotten.publish()
@@ -205,23 +180,22 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
 
 
 def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
-    assert asking.store(some_keys(3), bytes(3 * PAGE), timeout=0.05).refused == 3
-    began = time.monotonic()
-    result = asking.store(some_keys(3, 1), bytes(3 * PAGE), timeout=5)
+    assert asking.store(prompt(0, 3), bytes(3 * PAGE), timeout=0.05).refused == 3
+    with lasts(3):  # only one call waits for a daemon that hangs
+        result = asking.store(prompt(1, 3), bytes(3 * PAGE), timeout=5)
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
-    assert time.monotonic() - began < 3, "only one call waits for a daemon that hangs"
     answer(fake, fake.next())
     assert fake.owner.header().used_frames == 9
     assert eventually(lambda: fake.owner.settle() == 0)
     assert fake.owner.header().used_frames == 0
 
-    pending = asking.reserve_async(some_keys(3, 2), PAGE)
+    pending = asking.reserve_async(prompt(2, 3), PAGE)
     answer(fake, fake.next())
     assert pending.wait(5).publish().stored == 3
 
 
 def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(some_keys(3), PAGE)
+    pending = asking.reserve_async(prompt(0, 3), PAGE)
     assert pending.wait(0.05).publish().refused == 3
     answer(fake, fake.next())
     assert eventually(lambda: pending.ready and fake.owner.settle() == 0)
@@ -231,51 +205,44 @@ def test_pages_of_a_late_response_are_abandoned_while_the_handle_lives(fake: Fak
 
 def test_a_reservation_that_was_ready_before_a_fork_is_only_the_parent_s(daemon: RunningDaemon, client: Client) -> None:
     """A forked child that collects, cancels or drops it releases no page of the parent."""
-    pending = client.reserve_async(some_keys(3), PAGE)
+    pending = client.reserve_async(prompt(0, 3), PAGE)
     assert eventually(lambda: pending.ready)
-    child = os.fork()
-    if not child:
-        refused = pending.wait(1).publish().refused
+
+    def child() -> None:
+        nonlocal pending
+        assert pending.wait(1).publish().refused == 3
         pending.cancel()
         del pending
         gc.collect()
-        os._exit(0 if refused == 3 else 1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    assert in_child(child) == 0
     assert pending.wait(1).publish().stored == 3
 
 
 def test_a_late_response_before_one_in_time_delays_no_caller(fake: FakeDaemon, asking: Client) -> None:
     """The background thread may read both responses; the thread that waits for the second one is woken at once."""
-    for prompt in range(200):
-        asking.reserve_async(some_keys(1, prompt), 1)
-        late = fake.next()
-        got: list[tuple[int, float]] = []
-
-        def wait(prompt: int = prompt, got: list[tuple[int, float]] = got) -> None:
-            with asking.reserve(some_keys(1, 1000 + prompt), 1, timeout=30) as reservation:
-                got.append((len(reservation.granted), time.monotonic()))
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        in_time = fake.next()
-        began = time.monotonic()
-        answer(fake, *((late, in_time) if prompt % 2 else (in_time, late)))
-        waiting.join()
-        assert got[0][0] == 1
-        assert got[0][1] - began < 5, f"prompt {prompt}"
+    with ThreadPoolExecutor(1) as thread:
+        for number in range(200):
+            asking.reserve_async(prompt(number, 1), 1)
+            late = fake.next()
+            waiting = thread.submit(asking.reserve, prompt(1000 + number, 1), 1, timeout=30)
+            in_time = fake.next()
+            answer(fake, *((late, in_time) if number % 2 else (in_time, late)))
+            with waiting.result(5) as reservation:
+                assert len(reservation.granted) == 1
     fake.owner.settle()
     assert fake.owner.check_integrity() == []
 
 
 def test_responses_out_of_order_reach_their_requests(fake: FakeDaemon, asking: Client) -> None:
-    reservations = [asking.reserve_async(some_keys(count, count), 1) for count in range(1, 6)]
+    reservations = [asking.reserve_async(prompt(count, count), 1) for count in range(1, 6)]
     asked = [fake.next() for _ in reservations]
     answer(fake, *reversed(asked))
     assert [len(pending.wait(5).granted) for pending in reservations] == [1, 2, 3, 4, 5]
 
 
 def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(some_keys(2), 1)
+    pending = asking.reserve_async(prompt(0, 2), 1)
     peer, request = fake.next()
     right = fake.answer_to(peer, request)
     unknown = type(right)(request.number + 1000, right.outcomes, right.entries, right.serials)
@@ -285,29 +252,26 @@ def test_a_response_without_a_request_is_ignored(fake: FakeDaemon, asking: Clien
 
 
 def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: Client) -> None:
-    pending = asking.reserve_async(some_keys(2), 1)
-    results = []
-    waiting = threading.Thread(target=lambda: results.append(asking.reserve(some_keys(2, 1), 1, timeout=30)))
-    waiting.start()
-    fake.next(), fake.next()
-    began = time.monotonic()
-    fake.hang_up()
-    waiting.join()
-    assert time.monotonic() - began < 2
-    for reservation in (results[0], pending.wait(5)):
+    pending = asking.reserve_async(prompt(0, 2), 1)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(asking.reserve, prompt(1, 2), 1, timeout=30)
+        fake.next(), fake.next()
+        fake.hang_up()
+        waited = waiting.result(2)
+    for reservation in (waited, pending.wait(5)):
         assert reservation.publish().refused == 2
         assert reservation.publish().reason == "the daemon is gone"
 
 
 def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: FakeDaemon, asking: Client) -> None:
     """The daemon can then release the other pages, which were granted in responses that never came."""
-    pending = asking.reserve_async(some_keys(3), PAGE)
+    pending = asking.reserve_async(prompt(0, 3), PAGE)
     answer(fake, fake.next())
     kept = pending.wait(5)
-    done = asking.reserve_async(some_keys(2, 1), PAGE)
+    done = asking.reserve_async(prompt(1, 2), PAGE)
     answer(fake, fake.next())
     assert done.wait(5).publish().stored == 2
-    asking.reserve_async(some_keys(2, 2), PAGE)
+    asking.reserve_async(prompt(2, 2), PAGE)
     peer, unanswered = fake.next()
     fake.answer_to(peer, unanswered)
     fake.hang_up()
@@ -321,7 +285,7 @@ def test_a_client_that_attaches_again_reports_the_pages_that_it_writes(fake: Fak
 
 
 def test_pages_granted_to_a_dropped_reservation_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
-    asking.reserve_async(some_keys(3), PAGE)
+    asking.reserve_async(prompt(0, 3), PAGE)
     gc.collect()
     answer(fake, fake.next())
     assert eventually(lambda: fake.owner.settle() == 0)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from core_records import increased
 from daemon_with_disk import running_with_disk, until_written
 from fake_disk import DiskDaemon
+from keyed_pages import assert_exact, prompt, store
 from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
@@ -25,7 +26,7 @@ PAGE = 4000
 FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)
 GROUPS = (FULL, WINDOW, STATE)
 TOKENS = 384
-LONG_S = 30.0
+TIMEOUT_S = LONG_S = 30.0
 
 unhurried = settings(deadline=None)
 any_group = st.one_of(
@@ -42,13 +43,9 @@ def asked(tokens: int = TOKENS, prompt: int = 0) -> list[GroupKeys]:
     return [GroupKeys(group, space.keys(prompt_ids)) for group, space in zip(GROUPS, spaces, strict=True)]
 
 
-def content(keys: Keys) -> Any:
-    """Returns pages whose bytes follow from their keys."""
-    return np.array([np.frombuffer(key * 200, np.uint8)[:PAGE] for key in keys]).reshape(-1, PAGE)
-
-
-def store(client: Client, keys: Keys) -> None:
-    assert client.store(keys, content(keys), timeout=LONG_S).stored == len(keys)
+def store_all(client: Client, *parts: Keys) -> None:
+    for keys in parts:
+        assert store(client, keys, PAGE, timeout=LONG_S).stored == len(keys)
 
 
 def counts_of(daemon: DiskDaemon) -> AttachmentCounts:
@@ -63,19 +60,13 @@ def loads(client: Client, found: GroupMatch) -> None:
         assert match.keys == group_keys.keys[first : first + len(match)]
         out = np.zeros((len(match), PAGE), np.uint8)
         assert client.load(match, out) == len(match)
-        assert np.array_equal(out, content(match.keys))
+        assert_exact(match.keys, out)
 
 
 @pytest.fixture
 def daemon() -> Iterator[DiskDaemon]:
     with DiskDaemon() as running:
         yield running
-
-
-@pytest.fixture
-def client(daemon: DiskDaemon) -> Iterator[Client]:
-    with daemon.client(timeout=LONG_S) as attached:
-        yield attached
 
 
 # ---- what a group says
@@ -144,10 +135,7 @@ def test_keys_of_another_page_length_are_rejected(client: Client) -> None:
 def test_all_groups_agree(client: Client) -> None:
     """Full attention and the window have 20 pages, the state has two snapshots: the hit ends where all three agree."""
     full, window, state = asked()
-    store(client, full.keys[:20])
-    store(client, window.keys[:20])
-    store(client, state.keys[:2])
-    store(client, state.keys[4:5])
+    store_all(client, full.keys[:20], window.keys[:20], state.keys[:2], state.keys[4:5])
     with client.match_groups([full, window, state]) as found:
         assert (found.tokens, found.available_tokens, found.start_pages) == (240, 240, (0, 12, 4))
         assert [len(match) for match in found.matches] == [15, 3, 1] and len(found) == 19
@@ -172,8 +160,7 @@ def test_all_groups_agree(client: Client) -> None:
 def test_all_groups_fall_back_when_one_cannot_be_loaded(client: Client) -> None:
     """An engine discards what it loaded of the other groups, and matches again with a smaller limit."""
     groups = asked()
-    for one in groups:
-        store(client, one.keys)
+    store_all(client, *(one.keys for one in groups))
     with client.match_groups(groups) as found:
         assert found.tokens == TOKENS
         failed = found.start_pages[1] * WINDOW.page_tokens
@@ -184,8 +171,7 @@ def test_all_groups_fall_back_when_one_cannot_be_loaded(client: Client) -> None:
 
 def test_another_process_adopts_the_matches_of_all_groups(client: Client) -> None:
     groups = asked()
-    for one in groups:
-        store(client, one.keys)
+    store_all(client, *(one.keys for one in groups))
     with client.match_groups(groups) as found:
         handed = pickle.loads(pickle.dumps(found))
         assert handed == found.to_handle()
@@ -198,9 +184,7 @@ def test_another_process_adopts_the_matches_of_all_groups(client: Client) -> Non
 def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, client: Client) -> None:
     """The hit is 240 of 384 tokens with 15 + 3 + 1 pages; the rest would need 9 + 3 + 1 more."""
     full, window, state = groups = asked()
-    store(client, full.keys[:20])
-    store(client, window.keys[:20])
-    store(client, state.keys[:5])
+    store_all(client, full.keys[:20], window.keys[:20], state.keys[:5])
     before = counts_of(daemon)
     with client.find_groups(groups) as found:
         assert (found.tokens, found.asked) == (240, TOKENS)
@@ -236,8 +220,7 @@ def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
 
 def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Client) -> None:
     full, window, state = asked(192)
-    for one in (full, window, state):
-        store(client, one.keys)
+    store_all(client, full.keys, window.keys, state.keys)
     daemon.write_out()
     daemon.bring_in(full.keys[:6])
     daemon.bring_in(window.keys[3:6])
@@ -260,14 +243,13 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Cli
 
 
 def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, Client(daemon.socket, timeout=LONG_S) as client:
-        assert client.wait_attached(LONG_S)
+    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
         groups = asked(144)
         for one in groups:
-            store(client, one.keys)
+            store_all(client, one.keys)
             until_written(daemon)
-        others = namespace(salt="others").keys(range(16 * 16))
-        assert client.store(others, bytes(16 * PAGE)).stored == 16, "they evict all other pages"
+        store_all(client, prompt(1, 16))  # these pages evict all others
+        until_written(daemon)  # the disk only reads from here on
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1

@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+from elapsed import lasts
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
-from pagetier.client import Client, Keys
+from forked_child import in_child
+from keyed_pages import pages_of, prompt, store
+from pagetier.client import Client
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
-from running_daemon import namespace
 
 PAGE = 5000
-SPACE = namespace()
 LONG_S = 30.0
+KEYS = prompt(0, 10)
+PAGES = np.stack(pages_of(KEYS, PAGE))
 
 
-def some_keys(count: int, prompt: int = 0) -> Keys:
-    return SPACE.keys(range(prompt << 20, (prompt << 20) + 16 * count))
-
-
-def some_pages(count: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(1, 256, (count, PAGE), dtype=np.uint8)
-
-
-def full(pages: Any) -> int:
-    """Returns how many pages at the head were filled, and asserts that nothing after them was written."""
-    filled = pages.any(axis=1)
-    count = int(filled.sum())
-    assert filled[:count].all()
-    return count
-
-
-KEYS, PAGES = some_keys(10), some_pages(10)
+def assert_prefix(pages: Any, count: int) -> None:
+    """Asserts that the first `count` pages were loaded, and that nothing after them was written."""
+    assert np.array_equal(pages[:count], PAGES[:count])
+    assert not pages[count:].any()
 
 
 @pytest.fixture
@@ -52,9 +42,9 @@ def daemon() -> Iterator[DiskDaemon]:
 
 @pytest.fixture
 def client(daemon: DiskDaemon) -> Iterator[Client]:
-    """Returns a client whose ten pages are on disk, three of them in memory too."""
+    """Yields a client whose ten pages are on disk, three of them in memory too."""
     with daemon.client(timeout=LONG_S) as attached:
-        assert attached.store(KEYS, PAGES).stored == 10
+        assert store(attached, KEYS, PAGE).stored == 10
         assert daemon.write_out() == 10
         daemon.bring_in(KEYS[:3])
         yield attached
@@ -74,6 +64,15 @@ def answering(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iter
     thread.start()
     yield asked
     thread.join()
+
+
+def loaded(daemon: DiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = LONG_S) -> int:
+    """Loads the prompt while its request is answered, asserts that a prefix was loaded, and returns its length."""
+    out = np.zeros_like(PAGES)
+    with client.match(KEYS) as match, answering(daemon, answer):
+        count = client.load(match, out, timeout=timeout)
+    assert_prefix(out, count)
+    return count
 
 
 def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
@@ -156,10 +155,7 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
 
 
 def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, client: Client) -> None:
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, partly(daemon, 4)):
-        assert client.load(match, out) == 7
-    assert full(out) == 7 and np.array_equal(out[:7], PAGES[:7])
+    assert loaded(daemon, client, partly(daemon, 4)) == 7
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
@@ -170,10 +166,7 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, TierFlag.BOTH)
         daemon.fulfil(peer, request)
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out) == left
-    assert full(out) == left and np.array_equal(out[:left], PAGES[:left])
+    assert loaded(daemon, client, answer) == left
 
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
@@ -183,21 +176,17 @@ def test_a_load_does_not_trust_the_outcomes_in_the_response(
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out) == 3
-    assert full(out) == 3 and np.array_equal(out[:3], PAGES[:3])
+    assert loaded(daemon, client, answer) == 3
 
 
 def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         for least, most in ((2.0, 8.0), (0.0, 2.0)):
-            began = time.monotonic()
-            assert client.load(match, out, timeout=2.0) == 3
-            assert least <= time.monotonic() - began < most
+            with lasts(most, least):
+                assert client.load(match, out, timeout=2.0) == 3
             time.sleep(0.1)  # more than a healthy daemon takes to report that the disk was too slow
-        assert client.store(some_keys(2, 1), some_pages(2), timeout=10).stored == 2
+        assert store(client, prompt(1, 2), PAGE, timeout=10).stored == 2
         with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, out) == 10
     assert np.array_equal(out, PAGES)
@@ -207,19 +196,14 @@ def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemo
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.bring_in(request.keys)
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        assert client.load(match, out, timeout=5) == 10
-    assert np.array_equal(out, PAGES)
+    assert loaded(daemon, client, answer, timeout=5) == 10
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, client: Client, timeout: float) -> None:
     out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match:
-        began = time.monotonic()
+    with client.match(KEYS) as match, lasts(1):
         assert client.load(match, out, timeout=timeout) == 3
-        assert time.monotonic() - began < 1
     peer, request = daemon.next_fetch()
     assert request.timeout == 0
     daemon.fulfil(peer, request)
@@ -241,21 +225,18 @@ def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, cl
     def answer(peer: Peer, request: Fetch) -> None:
         client.close() if how == "close" else daemon.hang_up()
 
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, answer):
-        began = time.monotonic()
-        count = client.load(match, out)
-        assert time.monotonic() - began < LONG_S / 2
+    with lasts(LONG_S / 2):
+        count = loaded(daemon, client, answer)
     assert count == 3 or (how == "close" and count == 0), "the client was closed before anything was copied"
-    assert full(out) == count and np.array_equal(out[:count], PAGES[:count])
 
 
 def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
     with client.match(KEYS) as match:
-        child = os.fork()
-        if not child:
-            os._exit(client.load(match, np.zeros_like(PAGES), timeout=0.1))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        def child() -> None:
+            assert client.load(match, np.zeros_like(PAGES), timeout=0.1) == 0
+
+        assert in_child(child) == 0
         with answering(daemon, daemon.fulfil):
             assert client.load(match, np.zeros_like(PAGES)) == 10
 
@@ -264,37 +245,27 @@ def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) 
 def test_the_second_match_of_a_load_may_find_less(
     daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
-        found = client.match(KEYS[:left])
-        monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
-        assert client.load(match, out) == 3
-    assert full(out) == 3 and np.array_equal(out[:3], PAGES[:3])
+    found = client.match(KEYS[:left])
+    monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
+    assert loaded(daemon, client, daemon.fulfil) == 3
 
 
 def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
     """Pages leave memory and return during the loads."""
-    wrong: list[int] = []
-    loaded: list[int] = []
 
-    def work() -> None:
+    def work(_: int) -> int:
         out = np.zeros_like(PAGES)
-        for _ in range(25):
-            out[:] = 0
-            with client.match(KEYS) as match:
-                count = client.load(match, out, timeout=10)
-            loaded.append(count)
-            if full(out) != count or not np.array_equal(out[:count], PAGES[:count]):
-                wrong.append(count)
+        with client.match(KEYS) as match:
+            count = client.load(match, out, timeout=10)
+        assert_prefix(out, count)
+        return count
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) or not daemon.fetches.empty():
-        if daemon.fetches.empty():
-            time.sleep(0.001)
-            daemon.write_out()
-        else:
-            daemon.fulfil(*daemon.next_fetch())
-    assert wrong == [] and len(loaded) == 100
-    assert max(loaded) == 10
+    with ThreadPoolExecutor(4) as threads:
+        loads = [threads.submit(work, number) for number in range(100)]
+        while not all(load.done() for load in loads) or not daemon.fetches.empty():
+            if daemon.fetches.empty():
+                time.sleep(0.001)
+                daemon.write_out()
+            else:
+                daemon.fulfil(*daemon.next_fetch())
+    assert max(load.result() for load in loads) == 10

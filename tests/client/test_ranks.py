@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from rank_fixtures import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
+from model_ranks import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
 from running_daemon import RunningDaemon, eventually
 from spawned_process import elsewhere
 
+ONE, TWO, FOUR, EIGHT, STAGES = GROUPS
 Engines = dict[Group, list[Connection]]
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +42,8 @@ def all_answers(pipes: list[Connection], *command: object) -> list[Any]:
     return [answer_of(pipe) for pipe in pipes]
 
 
-@pytest.mark.parametrize("model", range(len(MODELS)), ids=[model.name for model in MODELS])
-def test_pages_stored_by_one_degree_are_loaded_by_any_other(engines: Engines, model: int) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_pages_stored_by_one_degree_are_loaded_by_any_other(engines: Engines, model: str) -> None:
     for prompt, pipes in enumerate(engines.values()):
         for outcomes in all_answers(pipes, "store", model, prompt):
             assert outcomes == ["STORED"] * PAGES
@@ -58,18 +53,18 @@ def test_pages_stored_by_one_degree_are_loaded_by_any_other(engines: Engines, mo
 
 
 def test_a_page_is_readable_when_the_last_rank_has_stored_its_part(engines: Engines) -> None:
-    (reader,), (*ranks, last) = engines[Group(1)], engines[Group(4)]
+    (reader,), (*ranks, last) = engines[ONE], engines[FOUR]
     prompt = 100
-    assert all_answers(ranks, "store", 0, prompt) == [["STORED"] * PAGES] * 3
-    assert all_answers([reader], "load", 0, prompt)[0][0] == 0, "a quarter of each page is missing"
-    all_answers([last], "store", 0, prompt)
-    assert all_answers([reader], "load", 0, prompt) == [(PAGES, 0)]
+    assert all_answers(ranks, "store", "gqa", prompt) == [["STORED"] * PAGES] * 3
+    assert all_answers([reader], "load", "gqa", prompt)[0][0] == 0, "a quarter of each page is missing"
+    all_answers([last], "store", "gqa", prompt)
+    assert all_answers([reader], "load", "gqa", prompt) == [(PAGES, 0)]
 
 
 def test_engines_that_store_the_same_prompt_at_once_do_not_mix_their_parts(engines: Engines) -> None:
-    both = [pipe for group in (Group(4), Group(2, 2), Group(2), Group(8)) for pipe in engines[group]]
+    both = [pipe for group in (FOUR, STAGES, TWO, EIGHT) for pipe in engines[group]]
     for prompt in range(200, 230):
-        outcomes = {outcome for outcomes in all_answers(both, "store", 0, prompt) for outcome in outcomes}
+        outcomes = {outcome for outcomes in all_answers(both, "store", "gqa", prompt) for outcome in outcomes}
         assert outcomes <= {"STORED", "PRESENT", "PENDING"}, outcomes
-        for pages, wrong in all_answers(both + engines[Group(1)], "load", 0, prompt):
+        for pages, wrong in all_answers(both + engines[ONE], "load", "gqa", prompt):
             assert (pages, wrong) == (PAGES, 0)

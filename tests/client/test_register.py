@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from pagetier.client import Client, IncompleteLoadError, PagetierError, Register
 from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from running_daemon import RunningDaemon
 
+ARENA = "64MiB"
 LAYERS, BLOCKS, BLOCK, HEADS, DIM, PAGE = 2, 64, 16, 4, 32, 32
 TOKENS = 3 * PAGE + 5
-LONG_S = 20.0
+TIMEOUT_S = LONG_S = 20.0
 WRITTEN, READ = np.arange(31, -1, -1), np.arange(63, 31, -1)
 
 
@@ -49,18 +49,6 @@ class Engine:
     def values(self) -> Any:
         """Returns all of the cache, on the host."""
         return self.tensors if isinstance(self.tensors, np.ndarray) else self.tensors.cpu().numpy()
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("64MiB") as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client(timeout=LONG_S) as attached:
-        yield attached
 
 
 @pytest.fixture(params=["host", "device", pytest.param("gpu", marks=pytest.mark.gpu)])

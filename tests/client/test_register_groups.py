@@ -23,6 +23,7 @@ from pagetier.client import (
 )
 from running_daemon import RunningDaemon
 
+ARENA = "64MiB"
 BLOCKS, BLOCK, PAGE, SNAPSHOT, TOKENS = 48, 16, 32, 64, 256
 LONG_S = 20.0
 
@@ -60,12 +61,6 @@ def same(engine: Engine, one: int, other: int, snapshot: int) -> bool:
         and np.array_equal(engine.window[:, one + last], engine.window[:, other + last])
         and np.array_equal(engine.states[one + snapshot], engine.states[other + snapshot])
     )
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("64MiB") as running:
-        yield running
 
 
 @pytest.fixture

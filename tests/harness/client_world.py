@@ -6,11 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from daemon_with_disk import is_open, until_written
+from daemon_with_disk import flush, is_open, until_written
 from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
 from pagetier.client.reservation import Reservation
-from pagetier.shm.protocol import Flush, Flushed
 from running_daemon import START_S, RunningDaemon, eventually
 
 FRAMES = 64
@@ -67,7 +66,7 @@ class World:
             "a slot other than the disk worker's is in use"
         )
         until_written(self.daemon)
-        self.flush(None)
+        flush(self.daemon)
         assert self.daemon.findings() == []
         header = self.daemon.header()
         assert (header.used_frames, header.disk_used_frames, header.open_entries) == (0, 0, 0)
@@ -130,13 +129,6 @@ class World:
         if not self.rooms:
             until_written(self.daemon)
             self.disk |= self.memory
-
-    def flush(self, tier: str | None) -> Flushed:
-        """Drops all unused pages from one tier, or from both for None."""
-        with self.daemon._observing() as (link, _):
-            answer = link.ask(Flush(1, None, tier), _WAIT_S)
-        assert isinstance(answer, Flushed)
-        return answer
 
 
 def keys_of(number: int, pages: int) -> Keys:

@@ -16,31 +16,40 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 TOKENS, BLOCK, LAYERS, BLOCKS = 16, 8, 4, 64
 LONG_S = 30.0
-COPYING = CopySettings(chunk=1 << 20)
+COPYING = CopySettings(chunk=1 << 20, reserve_timeout=LONG_S)
 
 
-class Engine:
-    """An engine with a cache of four layers, K and V first, and pages of 256 KiB whose content depends on the seed."""
+class PagedEngine:
+    """An engine with a cache of four layers, K and V first, whose content depends on the seed."""
 
-    def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
-        shape = (LAYERS, 2, BLOCKS, BLOCK, 8, 128)
+    def __init__(self, seed: int, page_tokens: int = TOKENS, heads: int = 8, width: int = 128) -> None:
+        shape = (LAYERS, 2, BLOCKS, BLOCK, heads, width)
         self.tensors = list(np.random.default_rng(seed).integers(0, 2**16, shape, dtype=np.uint16))
         layout = engine_layouts.kv_first(self.tensors)
-        self.client = client
-        self.paged = PagedCache(layout, PageLayout.of(layout, TOKENS))
-        self.copier = AsyncCopier(client, self.paged, HostDevice(), settings)
+        self.paged = PagedCache(layout, PageLayout.of(layout, page_tokens))
 
     def keys(self, prompt: int, pages: int) -> Keys:
-        space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=self.paged.page.layout)
-        return space.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
+        tokens, layout = self.paged.page.tokens, self.paged.page.layout
+        space = Namespace(model="test", dtype="uint16", page_tokens=tokens, layout=layout)
+        return space.keys(range(prompt << 16, (prompt << 16) + tokens * pages))
+
+    def tokens(self, slots: SlotMap) -> Any:
+        """Returns the state of the tokens of a request, token by token."""
+        places = slots.pages["position"][0] + np.arange(len(slots) * slots.page_tokens)
+        return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
+
+
+class Engine(PagedEngine):
+    """An engine with a copier, and pages of 256 KiB."""
+
+    def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
+        super().__init__(seed)
+        self.client = client
+        self.copier = AsyncCopier(client, self.paged, HostDevice(), settings)
 
     def load(self, keys: Keys, slots: SlotMap, **options: Any) -> LoadHandle:
         with self.client.match(keys) as match:
             return self.copier.load(match, slots, **options)
-
-    def tokens(self, slots: SlotMap) -> Any:
-        places = slots.pages["position"][0] + np.arange(len(slots) * TOKENS)
-        return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
 
     def number(self, prompt: int) -> None:
         """Fills the whole cache with the content of a prompt."""
@@ -50,8 +59,29 @@ class Engine:
     def says(self, slots: SlotMap, prompt: int) -> bool:
         return bool((self.tokens(slots) == prompt).all())
 
+    def store_and_load(self, prompt: int, slots: SlotMap) -> None:
+        """Stores and loads a prompt."""
+        self.number(prompt)
+        self.copier.store(self.keys(prompt, len(slots)), slots).wait(LONG_S)
+        self.number(0)
+        self.load_exactly(prompt, slots)
 
-def slots_of(pages: int, seed: int = 1) -> SlotMap:
+    def load_exactly(self, prompt: int, slots: SlotMap) -> None:
+        """Loads a prompt, and asserts that each page that is found has its content."""
+        load = self.load(self.keys(prompt, len(slots)), slots)
+        assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
+        if load.pages:
+            assert self.says(slots.some(0, load.pages), prompt)
+
+
+def slots_of(pages: int, seed: int = 1, page_tokens: int = TOKENS) -> SlotMap:
     """Returns the slots of pages in random blocks."""
-    blocks = np.random.default_rng(seed).permutation(BLOCKS)[: pages * TOKENS // BLOCK]
-    return slot_map(blocks, pages, TOKENS, BLOCK)
+    blocks = np.random.default_rng(seed).permutation(BLOCKS)[: -(-pages * page_tokens // BLOCK)]
+    return slot_map(blocks, pages, page_tokens, BLOCK)
+
+
+def release_arena(client: Client) -> None:
+    """Releases the arena for copies whose end no copier sees, for which a client would wait forever to end."""
+    session = client.session
+    while session is not None and not session.retire():
+        session.release_arena()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, content_of, keys_of
+from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, keys_of
 from fake_device import EngineEvent
+from keyed_pages import pages_of
 from pagetier.client import AsyncCopier, Keys, LoadHandle, Match, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 
@@ -87,8 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.process.step()
 
     def compute(self, one: Storing) -> None:
-        contents = [content_of(bytes(key), PAGE) for key in one.keys]
-        self.process.cache.fill(one.blocks, contents)
+        self.process.cache.fill(one.blocks, pages_of(one.keys, PAGE))
 
     @precondition(lambda self: any(one.after and not one.after.came for one in self.storing))
     @rule(pick=picks)

@@ -10,6 +10,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from fake_device import FakeDevice
+from keyed_pages import assert_exact, page_of
 from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
@@ -84,12 +85,6 @@ MOST_PAGES = 5
 @cache
 def keys_of(prompt: int, pages: int = MOST_PAGES) -> Keys:
     return SPACE.keys(range(prompt << 16, (prompt << 16) + TOKENS * pages))
-
-
-@cache
-def content_of(key: bytes, nbytes: int) -> Bytes:
-    """Returns the only content that is ever stored under a key."""
-    return np.frombuffer(np.random.default_rng(list(key)).bytes(nbytes), np.uint8)
 
 
 class Wire:
@@ -211,7 +206,7 @@ class World:
         for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
             entry, serial = entries[4 * at : 4 * at + 4], serials[8 * at : 8 * at + 8]
             number = int(np.frombuffer(entry, np.uint32)[0])
-            write(self.rival, number, content_of(bytes(keys.data[KEY_BYTES * at : KEY_BYTES * (at + 1)]), size))
+            write(self.rival, number, page_of(keys[at], size))
             self.sound |= frames_in(self.rival, number)
             assert self.rival.publish(entry, serial, 0) == b"\1"
 
@@ -226,9 +221,7 @@ class World:
             assert all(frames_in(self.watcher, entry) <= self.sound for entry in entries), (
                 "a page was readable before its event"
             )
-        for at, page in enumerate(pages):
-            wanted = content_of(bytes(keys.data[KEY_BYTES * at : KEY_BYTES * (at + 1)]), size)
-            assert np.array_equal(page, wanted), f"page {at} of prompt {prompt} differs from the page that was stored"
+        assert_exact(keys, pages)
         return len(pages)
 
 

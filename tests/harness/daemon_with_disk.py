@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pagetier.client import Client, Keys
-from pagetier.shm.protocol import Save, Saved
+from pagetier.shm.protocol import Flush, Flushed, Save, Saved
 from running_daemon import RunningDaemon, eventually, namespace
 
 FRAME = 64 << 10
@@ -41,6 +41,14 @@ def until_written(daemon: RunningDaemon) -> None:
         return isinstance(saved, Saved) and saved.synced and not daemon.header().open_entries
 
     assert eventually(written, _LONG_S), daemon.header()
+
+
+def flush(daemon: RunningDaemon, tier: str | None = None) -> Flushed:
+    """Drops all unused pages from one tier, or from both for None."""
+    with daemon._observing() as (link, _):
+        flushed = link.ask(Flush(1, None, tier), _LONG_S)
+    assert isinstance(flushed, Flushed)
+    return flushed
 
 
 def push_out(daemon: RunningDaemon, client: Client, keys: Keys) -> None:

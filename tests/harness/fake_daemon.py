@@ -71,7 +71,7 @@ class Peer:
 class FakeDaemon:
     """Serves each connection with `behave(peer)` on a thread until it returns or the peer disconnects.
 
-    By default it accepts each Attach and puts the requests into `asked`, where the test answers them.
+    By default it accepts each Attach and handles the requests, which are put into `asked`, where the test answers them.
     """
 
     def __init__(self, behave: Callable[[Peer], None] | None = None) -> None:

@@ -6,7 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from pagetier.kernels.pinning.pinning import Pinning
+
 WAIT_S = 20.0
+SMALL = 4 << 10
+BASE = 1 << 30
 
 
 def eventually(what: Callable[[], bool]) -> None:
@@ -94,3 +98,12 @@ class GatedDriver(PinningDriver):
         with self._changed:
             self._ends[address] = error
             self._changed.notify_all()
+
+
+def pinning(driver: PinningDriver, nbytes: int, chunk: int = SMALL, threads: int = 4) -> Pinning:
+    """Pins memory at BASE in small chunks."""
+    return Pinning(BASE, nbytes, driver.register, driver.unregister, chunk, threads)
+
+
+def ready_chunks(pinned: Pinning, count: int) -> list[bool]:
+    return [pinned.ready(at * SMALL, SMALL) for at in range(count)]

@@ -1,6 +1,8 @@
-"""Pages for tests of process deaths, with content that follows from their keys."""
+"""Keys of prompts, and pages with content that follows from their keys."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +15,18 @@ from running_daemon import namespace
 SEED = 7
 TOKENS = 16
 PAGE = 64 << 10
-_SPACE = namespace(TOKENS)
+SPACE = namespace(TOKENS)
 
 
 def prompt(number: int, pages: int = 8) -> Keys:
     """Returns the keys of a prompt that shares no page with prompts of other numbers."""
-    first = number << 16
-    return _SPACE.keys(range(first, first + TOKENS * pages))
+    first = number << 20
+    return SPACE.keys(range(first, first + TOKENS * pages))
 
 
 def page_of(key: bytes, size: int = PAGE) -> npt.NDArray[np.uint8]:
     """Returns the content of the page with this key."""
-    return words(key, SEED, size).view(np.uint8)
+    return words(key, SEED, size).view(np.uint8)[:size]
 
 
 def pages_of(keys: Keys, size: int = PAGE, part: Part = WHOLE) -> list[npt.NDArray[np.uint8]]:
@@ -47,7 +49,13 @@ def found(client: Client, keys: Keys, size: int = PAGE, timeout: float = 5.0) ->
     return loaded
 
 
-def assert_exact(keys: Keys, pages: npt.NDArray[np.uint8]) -> None:
+def in_memory(client: Client, keys: Keys) -> int:
+    """Returns how many pages of a prompt a match finds in memory."""
+    with client.match(keys) as match:
+        return len(match)
+
+
+def assert_exact(keys: Iterable[bytes], pages: Iterable[npt.NDArray[np.uint8]]) -> None:
     """Asserts that the pages, counted from the head of the prompt, have their content."""
     for key, page in zip(keys, pages, strict=False):
         error = wrong(page, key, SEED)

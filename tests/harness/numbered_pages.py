@@ -10,6 +10,7 @@ from hashlib import sha256
 import numpy as np
 
 from anonymous_segments import DAY_NS, attach
+from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.segments import SegmentRequest, Segments, take
@@ -27,8 +28,7 @@ def keys_of(numbers: Iterable[int]) -> bytes:
 
 
 def content_of(number: int) -> bytes:
-    random = np.random.default_rng(number)
-    return random.bytes(int(random.integers(1, 4 * FRAME)))
+    return content(key_of(number), number, int(np.random.default_rng(number).integers(1, 4 * FRAME)))
 
 
 def frames_of(numbers: list[int]) -> int:

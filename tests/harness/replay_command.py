@@ -22,7 +22,7 @@ from pagetier.shm.segment_files import observe_and_close
 
 BLOCK = 512
 PAGE = 4096
-WAIT_S = 30.0
+WAIT_S = 60.0  # a busy machine starts a daemon, its worker and the clients slowly
 # In the background of a shell, tests and their children ignore SIGINT.
 _HEEDS_INT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 COMMAND = [sys.executable, "-c", f"{_HEEDS_INT}; from pagetier.client.cli.replay import replay; replay()"]
@@ -74,7 +74,7 @@ def replay(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def replay_json(*arguments: object) -> dict[str, Any]:
     done = replay(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}\n{done.stdout}"
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

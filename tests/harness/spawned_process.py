@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -25,18 +24,6 @@ def elsewhere(work: Callable[..., None], *arguments: Any) -> Connection:
     _SPAWN.Process(target=work, args=(*arguments, there), daemon=True).start()
     there.close()
     return here
-
-
-def load_handovers(socket: Path, page_bytes: int, pipe: Connection) -> None:
-    """Adopts and loads each pickled handover that it receives. Sends the pages adopted, pages loaded, and bytes."""
-    with Client(socket) as client:
-        assert client.wait_attached(10)
-        pipe.send(None)
-        while (handover := pipe.recv()) is not None:
-            with client.adopt(pickle.loads(handover)) as match:
-                out = bytearray(page_bytes * len(match))
-                result = (len(match), client.load(match, out) if out else 0, bytes(out))
-            pipe.send(result)  # sent after releasing, so that the receiver may rely on the pages being evictable
 
 
 def write_part(socket: Path, keys: Keys, page_bytes: int, part: Part, pipe: Connection) -> None:

@@ -1,19 +1,17 @@
-"""Tables of a strided cache and the pages of an arena, and a row-by-row model of a transfer with them."""
+"""Tables of a strided cache and the pages of an arena, and the expected result of a transfer with them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from copy_oracle import Array, Bytes, Row, gathered, pages_in, rows_of, scattered, with_pages
 from pagetier.kernels.layout.tables import PLANE, token_rows
 
 FRAME = 4096
-Array = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
 
 # Dimensions of a cache, the innermost first: plane, block, token, head.
 ORDERS = {
@@ -105,41 +103,25 @@ class Tables:
 
     def gathered(self, pages: Bytes) -> Bytes:
         """Returns the expected pages after gather(), one row per page."""
-        after = pages.copy()
-        for page, at, cache, width in self._rows():
-            after[page, at : at + width] = self.cache[cache : cache + width]
-        return after
+        return gathered(self._rows(), self.cache, pages)
 
     def scattered(self, pages: Bytes) -> Bytes:
         """Returns the expected cache after scatter() of these pages."""
-        after = self.cache.copy()
-        for page, at, cache, width in self._rows():
-            after[cache : cache + width] = pages[page, at : at + width]
-        return after
-
-    def _rows(self) -> list[tuple[int, int, int, int]]:
-        return [
-            row
-            for page, (position, first, end) in enumerate(self.pages.tolist())
-            if not (self.skip.size and self.skip[page])
-            for plane in self.planes.tolist()
-            for token in range(first, end)
-            for row in self._heads(page, plane, position, token)
-        ]
-
-    def _heads(self, page: int, plane: tuple[int, ...], position: int, token: int) -> list[tuple[int, int, int, int]]:
-        base, block, stride, head, at, page_head, heads, width = plane
-        number, slot = divmod(position + token, self.shape.block_tokens)
-        cache = base - self.cache.ctypes.data + int(self.blocks[number]) * block + slot * stride
-        at += token * width
-        return [(page, at + h * page_head, cache + h * head, width) for h in range(heads)]
+        return scattered(self._rows(), self.cache, pages)
 
     def framed(self) -> Bytes:
         """Returns the pages in the arena, one row per page."""
-        return self.arena.reshape(-1, FRAME)[self.frames].reshape(self.shape.pages, self.shape.chain * FRAME)
+        return pages_in(self.arena, self._table, FRAME)
 
     def with_pages(self, pages: Bytes) -> Bytes:
         """Returns the arena with other pages in it."""
-        arena = self.arena.copy()
-        arena.reshape(-1, FRAME)[self.frames] = pages.reshape(-1, FRAME)
-        return arena
+        return with_pages(self.arena, self._table, FRAME, pages)
+
+    @property
+    def _table(self) -> Array:
+        return self.frames.reshape(self.shape.pages, self.shape.chain)
+
+    def _rows(self) -> Iterator[Row]:
+        planes = self.planes.copy()
+        planes["base"] = planes["base"] - self.cache.ctypes.data
+        return rows_of(planes, self.pages, self.blocks, self.shape.block_tokens, self.skip)

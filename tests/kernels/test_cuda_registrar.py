@@ -10,11 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fake_pinning_driver import WAIT_S
+from fake_pinning_driver import BASE, SMALL, WAIT_S
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.pinning.cuda_registrar import cuda_registrar
 from pagetier.kernels.pinning.pinning import Pinning
-from pinned_chunks import BASE, SMALL
 
 MIB = 1 << 20
 

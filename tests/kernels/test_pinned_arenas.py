@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from anonymous_segments import Memory, attach
+from fake_device import FakeDevice, FakeEvent
 from fake_pinning_driver import PinningDriver, eventually
-from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
+from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
 from pagetier.shm._core import Session
@@ -29,50 +30,6 @@ def frames_in(session: Session) -> Frames:
     return frames_of(arena, np.arange(4).reshape(2, 2))
 
 
-class Landing:
-    """An event that completes when the test says so, or whose device has failed."""
-
-    def __init__(self) -> None:
-        self.came = threading.Event()
-        self.failed = False
-
-    def done(self) -> bool:
-        if self.failed:
-            raise DeviceError("the bus is gone")
-        return self.came.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self.came.wait(seconds)
-
-    def make_stream_wait(self, stream: object) -> None: ...
-
-
-class FakeDevice:
-    """A device and its only stream: copies are in flight until the event behind them completes."""
-
-    name = "cpu"
-
-    def __init__(self) -> None:
-        self.events: list[Landing] = []
-        self.broken = False
-
-    def stream(self, direction: Direction) -> Stream:
-        return self
-
-    def engine_event(self) -> None: ...
-    def require_event(self, event: object) -> None: ...
-
-    def after(self, event: object) -> None: ...
-
-    def enqueue(self, copy: Copy) -> None:
-        if self.broken:
-            raise DeviceError("it fell off the bus")
-
-    def record(self) -> Landing:
-        self.events.append(Landing())
-        return self.events[-1]
-
-
 class World:
     """A client's current session, its arenas, and a copier's lease with one stream."""
 
@@ -87,11 +44,26 @@ class World:
     def leased(self) -> Lease:
         return self.arenas.lease(self.driver.register, self.driver.unregister)
 
-    def copy(self, session: Session) -> Landing:
+    def enqueue(self, frames: Frames) -> None:
+        """Enqueues a copy of no planes, for which the device needs no cache."""
+        self.stream.enqueue(Copy(Direction.LOAD, None, frames, range(0)))  # type: ignore[arg-type]
+
+    def copy(self, session: Session) -> FakeEvent:
         """Enqueues a copy, which is in flight until its event completes."""
-        self.stream.enqueue(Copy(Direction.LOAD, None, frames_in(session), range(1)))  # type: ignore[arg-type]
+        self.enqueue(frames_in(session))
         self.stream.record()
-        return self.device.events[-1]
+        event = self.device.streams[0].todo[-1]
+        assert isinstance(event, FakeEvent)
+        return event
+
+    def complete(self) -> None:
+        """Completes the oldest copy."""
+        assert self.device.streams[0].advance()
+
+    def pin(self) -> None:
+        """Pins the first session's arena."""
+        self.lease.begin(self.first)
+        eventually(lambda: self.arenas.progress == 1.0)
 
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
@@ -102,15 +74,20 @@ class World:
         self.arenas.check_session()
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def settled() -> None:
     """Waits long enough for an unwanted action to happen."""
     threading.Event().wait(0.1)
 
 
-def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
-    world = World()
+def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> None:
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
-    world.copy(world.first).came.set()
+    world.copy(world.first)
+    world.complete()
     eventually(lambda: world.lease.ready(frames_in(world.first)))
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
     assert not world.first.retire(), "the session was unmapped while its arena is pinned"
@@ -119,25 +96,24 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held() -> None:
     assert world.first.retire()
 
 
-def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight() -> None:
-    world = World()
-    sooner, later = world.copy(world.first), world.copy(world.first)
+def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> None:
+    for _ in range(2):
+        world.copy(world.first)
     world.turn(world.second)
     new = world.copy(world.second)
     eventually(lambda: world.lease.ready(frames_in(world.second)))
-    sooner.came.set()
+    world.complete()
     settled()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
-    later.came.set()
+    world.complete()
     eventually(lambda: world.pinned() == [world.second.arena_address])
     eventually(world.first.retire)
-    assert not new.came.is_set() and world.lease.ready(frames_in(world.second))
-    new.came.set()
+    assert not new.came and world.lease.ready(frames_in(world.second))
+    world.complete()
     assert world.lease.end(LONG_S) and world.driver.wrong == []
 
 
-def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
-    world = World()
+def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World) -> None:
     world.turn(world.second)
     world.copy(world.second)
     world.copy(world.first)
@@ -147,25 +123,22 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing() -> None:
     assert world.pinned() == [world.second.arena_address] and not world.lease.ready(frames_in(world.first))
 
 
-def test_what_was_enqueued_counts_before_anything_is_recorded() -> None:
-    world = World()
-    world.stream.enqueue(Copy(Direction.LOAD, None, frames_in(world.first), range(1)))  # type: ignore[arg-type]
+def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
+    world.enqueue(frames_in(world.first))
     eventually(lambda: world.arenas.progress == 1.0)
     assert not world.lease.end(0.1) and len(world.pinned()) == 1
     world.stream.record()
-    world.device.events[-1].came.set()
+    world.complete()
     assert world.lease.end(LONG_S) and world.pinned() == []
 
 
 @pytest.mark.parametrize("when", ["enqueuing", "copying"])
-def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
-    world = World()
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str) -> None:
+    world.pin()
     if when == "copying":
-        world.copy(world.first).failed = True
-    else:
-        world.device.broken = True
+        world.copy(world.first)
+    world.device.die()
+    if when == "enqueuing":
         with pytest.raises(DeviceError):
             world.copy(world.first)
     world.turn(None)
@@ -173,17 +146,16 @@ def test_under_a_device_that_failed_nothing_is_unpinned(when: str) -> None:
     assert world.pinned() == [world.first.arena_address] and not world.first.retire()
 
 
-def test_without_a_current_session_the_arena_goes_by_itself() -> None:
-    world = World()
-    world.copy(world.first).came.set()
+def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> None:
+    world.copy(world.first)
+    world.complete()
     eventually(lambda: world.arenas.progress == 1.0)
     world.current = None
     eventually(lambda: world.pinned() == [])
     eventually(world.first.retire)
 
 
-def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it() -> None:
-    world = World()
+def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> None:
     other = world.leased()
     world.lease.begin(world.first)
     other.begin(world.first)
@@ -195,10 +167,8 @@ def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it() -> None:
     assert world.pinned() == [] and len(world.driver.began) == 1
 
 
-def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
-    world = World()
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) -> None:
+    world.pin()
     del world.lease
     gc.collect()
     world.arenas.check_session()
@@ -211,8 +181,7 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does() -> None:
 
 def test_the_end_of_a_lease_keeps_its_timeout() -> None:
     world = World(seconds=0.5)
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+    world.pin()
     assert not world.lease.end(0.05), "the end did not wait for the driver"
     assert len(world.pinned()) == 1
     assert world.lease.end(LONG_S) and world.pinned() == []
@@ -220,13 +189,13 @@ def test_the_end_of_a_lease_keeps_its_timeout() -> None:
 
 def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     threads, world = threading.active_count(), World(seconds=0.5)
-    world.lease.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+    world.pin()
     world.turn(world.second)
 
     def refused() -> bool:
         try:
-            world.copy(world.first).came.set()
+            world.copy(world.first)
+            world.complete()
         except ValueError as error:
             assert "being unpinned" in str(error)
             return True
@@ -239,8 +208,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     assert not world.lease.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
 
-def test_memory_that_cannot_be_pinned_is_never_ready() -> None:
-    world = World()
+def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.driver.fails = (0,)
     world.lease.begin(world.first)
     eventually(lambda: "failed" in world.arenas.state)
@@ -248,9 +216,7 @@ def test_memory_that_cannot_be_pinned_is_never_ready() -> None:
     assert world.lease.end(LONG_S) and world.first.retire()
 
 
-def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
-    world = World()
-
+def test_memory_that_cannot_be_unpinned_stays_mapped(world: World) -> None:
     def refuse(address: int) -> None:
         raise RuntimeError("the driver is gone")
 
@@ -261,9 +227,8 @@ def test_memory_that_cannot_be_unpinned_stays_mapped() -> None:
     assert not world.first.retire()
 
 
-def test_memory_without_a_session_is_not_pinned() -> None:
-    world = World()
+def test_memory_without_a_session_is_not_pinned(world: World) -> None:
     arena = Arena(world.first.arena_address, world.first.arena_bytes, world.first.frame_bytes)
-    world.stream.enqueue(Copy(Direction.LOAD, None, frames_of(arena, [[1]]), range(1)))  # type: ignore[arg-type]
+    world.enqueue(frames_of(arena, [[1]]))
     assert not world.lease.ready(frames_of(arena, [[1]]))
     assert world.driver.began == []

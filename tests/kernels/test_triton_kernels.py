@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 
 from copy_cases import FRAME_BYTES, Case, Stored, case_of, cases
-from copy_reference import gathered, scattered
+from copy_oracle import Row, gathered, pages_in, rows_of, scattered, with_pages
 from interpreted_kernels import interpreted_kernels
 from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.gpu.launch import Grid, Tables, launch, scatter
@@ -59,15 +59,23 @@ class Run:
 
     def check(self) -> None:
         """Gathers, then fills the arena with other bytes and scatters."""
-        case, kernels = self.case, self.device.kernels
+        case, kernels, table = self.case, self.device.kernels, self.case.frames.table
         cache, arena = self.contents()
         launch(kernels.gather, self.tables, case.planes, case.grid)
-        wanted = gathered(case.transfer, case.frames, cache, arena, case.planes)
-        self.expect(cache, wanted)
+        wanted = gathered(self.rows(), cache, pages_in(arena, table, FRAME_BYTES))
+        self.expect(cache, with_pages(arena, table, FRAME_BYTES, wanted))
         self.arena.add_(101)
         arena = self.contents()[1]
         launch(kernels.scatter, self.tables, case.planes, case.grid)
-        self.expect(scattered(case.transfer, case.frames, cache, arena, case.planes), arena)
+        self.expect(scattered(self.rows(), cache, pages_in(arena, table, FRAME_BYTES)), arena)
+
+    def rows(self) -> Iterator[Row]:
+        """Returns the rows that are copied."""
+        planes, slots = (
+            self.case.transfer.planes[self.case.planes.start : self.case.planes.stop],
+            self.case.transfer.slots,
+        )
+        return rows_of(planes, slots.pages, slots.blocks, slots.block_tokens, slots.skip)
 
     def expect(self, cache: Any, arena: Any) -> None:
         for is_there, wanted in zip(self.contents(), (cache, arena), strict=True):

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from anonymous_segments import DAY_NS
+from copy_oracle import Bytes
 from forked_child import in_child
 from pagetier.shm._core import KEY_BYTES, Observer, Pins, Session, TierFlag, miss
 from session_world import KEYS, World
-from strided_tables import FRAME, Bytes, Shape, Tables
+from strided_tables import FRAME, Shape, Tables
 
 AT_ENTRIES, AT_FRAMES = 144, 152  # offsets in the header, see core/common/layout.h
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from copying_state_machine import PAGE, PROMPTS, EngineMachine, counts, picks
-from copying_world import LAYERS, content_of
+from copying_world import LAYERS
+from keyed_pages import page_of
 from pagetier.client import Outcome
 from pagetier.kernels.device import Direction
 
@@ -126,7 +127,7 @@ class CopyingMachine(EngineMachine):
             for layer in ready:
                 where = self.process.cache.layer(layer)
                 for page, key in zip(pages, one.keys, strict=True):
-                    assert bytes(page[where]) == bytes(content_of(bytes(key), PAGE)[where]), "a layer is not there"
+                    assert bytes(page[where]) == bytes(page_of(key, PAGE)[where]), "a layer is not there"
 
     @invariant()
     def index_is_sound(self) -> None:

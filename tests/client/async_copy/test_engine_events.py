@@ -9,15 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from copying_engine import LAYERS, LONG_S, Engine, slots_of
+from copying_engine import LAYERS, LONG_S, Engine, release_arena, slots_of
 from pagetier.client import Client
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
+ARENA = "32MiB"
 
 
 @pytest.fixture
@@ -116,6 +112,7 @@ def test_any_exception_of_an_event_ends_the_load_and_the_store(daemon: RunningDa
         keys, slots = engine.keys(50, 4), slots_of(4)
         store = engine.copier.store(keys, slots, Exiting())
         assert store.wait(LONG_S).refused + store.wait(LONG_S).stored == 4 and "SystemExit" in store.wait(0).reason
+        release_arena(client)
 
 
 @pytest.mark.parametrize("wrong", ["event", 3, asyncio.Event(), Client])

@@ -101,20 +101,8 @@ def test_an_engine_that_is_killed_in_the_middle_of_transfers_does_not_disturb_ot
                 assert engine.stdout is not None and engine.stdout.readline() == b"storing\n"
                 ends = time.monotonic() + 0.1 + 0.1 * turn
                 while time.monotonic() < ends:
-                    _stored_and_loaded(mine, slots)
+                    mine.store_and_load(500, slots)
                 engine.kill()
-            _stored_and_loaded(mine, slots)
+            mine.store_and_load(500, slots)
             assert eventually(lambda: daemon.header().open_entries == 0)
             assert daemon.findings() == []
-
-
-def _stored_and_loaded(engine: Engine, slots: SlotMap) -> None:
-    """Asserts that each page that is found has the bytes that were stored."""
-    keys = engine.keys(500, len(slots))
-    engine.number(500)
-    engine.copier.store(keys, slots).wait(LONG_S)
-    engine.number(0)
-    load = engine.load(keys, slots)
-    assert load.wait_ended(LONG_S)
-    if load.pages:
-        assert engine.says(slots.some(0, load.pages), 500)

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, release_arena, slots_of
 from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
 from pagetier.client.async_copy import stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
@@ -31,12 +31,6 @@ SLACK_S = 3.0  # for a busy machine
 def daemon() -> Iterator[RunningDaemon]:
     with RunningDaemon("64MiB") as running:
         yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
 
 
 def chains_of(engine: Engine, first: int, count: int) -> list[Keys]:
@@ -160,6 +154,7 @@ def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeyp
     again = engine.copier.store(engine.keys(3, 2), slots)
     assert again.ready and again.wait(0).reason == "UnexpectedError: no compiler"
     assert engine.load(engine.keys(1, 2), slots).pages == 0
+    release_arena(client)
 
 
 def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +174,8 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     assert eventually(lambda: bool(gc.collect()) or dropped() is None)
     assert stream() is kept[0]._stream
     gate.set()
+    assert kept[0]._stream.record().wait(LONG_S), "the copy has ended"
+    release_arena(client)
 
 
 def _in_flight(engine: Engine) -> bool:

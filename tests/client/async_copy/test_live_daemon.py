@@ -6,10 +6,8 @@ import gc
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
-import pytest
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from pagetier.client import AsyncCopier, Client, Namespace, Outcome
@@ -20,17 +18,7 @@ from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+ARENA = "32MiB"
 
 
 def empty(daemon: RunningDaemon) -> bool:
@@ -95,10 +83,15 @@ def test_dropping_a_handle_does_not_cancel_its_copies(client: Client) -> None:
     assert one.load(keys, slots).pages == 0
 
 
+def copying_threads() -> set[threading.Thread]:
+    """Returns the threads of copiers and their streams; those of clients come and go."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith(("pagetier-store", "pagetier-load"))}
+
+
 def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
-    before = set(threading.enumerate())
+    before = copying_threads()
     engine = Engine(client, 1)
-    threads = set(threading.enumerate()) - before
+    threads = copying_threads() - before
     assert len(threads) == 4
     store = engine.copier.store(engine.keys(6, 6), slots_of(6))
     del engine

@@ -36,34 +36,33 @@ def cache_of(fill: int) -> tuple[list[np.ndarray[tuple[int, ...], np.dtype[np.ui
     return tensors, PagedCache(layout, PageLayout.of(layout, TOKENS))
 
 
-def test_a_cache_in_host_memory_is_stored_and_loaded() -> None:
+def test_a_cache_in_host_memory_is_stored_and_loaded(client: Client, daemon: RunningDaemon) -> None:
     (stored, one), (loaded, other) = cache_of(5), cache_of(100)
     space = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=one.page.layout)
     keys, slots = space.keys(range(5 * TOKENS)), slot_map(np.arange(10), 5, TOKENS, 4)
-    with RunningDaemon() as daemon, daemon.client() as client:
-        writer, reader = open_copier(client, one), open_copier(client, other)
-        assert writer.store(keys, slots).wait(LONG_S).stored == 5
-        with client.match(keys) as match:
-            load = reader.load(match, slots)
-        assert load.pages == 5 and load.wait(2, LONG_S) and load.wait_ended(LONG_S)
-        assert sum(slot.counts.loaded_pages for slot in daemon.slots()) == 5
-        assert writer.close(LONG_S) and reader.close(LONG_S) and reader.close(LONG_S)
+    writer, reader = open_copier(client, one), open_copier(client, other)
+    assert writer.store(keys, slots).wait(LONG_S).stored == 5
+    with client.match(keys) as match:
+        load = reader.load(match, slots)
+    assert load.pages == 5 and load.wait(2, LONG_S) and load.wait_ended(LONG_S)
+    assert sum(slot.counts.loaded_pages for slot in daemon.slots()) == 5
+    assert writer.close(LONG_S) and reader.close(LONG_S) and reader.close(LONG_S)
     for layer in range(3):
         assert np.array_equal(loaded[layer][:, :10], stored[layer][:, :10])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_raises() -> None:
+def test_a_missing_gpu_raises(client: Client) -> None:
     _, paged = cache_of(1)
     elsewhere = PagedCache(msgspec.structs.replace(paged.cache, device="cuda:0"), paged.page)
-    with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(DeviceError, match="cuda:0"):
+    with pytest.raises(DeviceError, match="cuda:0"):
         open_copier(client, elsewhere)
 
 
-def test_an_invalid_configuration_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_configuration_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
     (tmp_path / "copy.toml").write_text('queue_limit = "-1s"')
     monkeypatch.setenv(COPY_VARIABLE, str(tmp_path / "copy.toml"))
-    with RunningDaemon() as daemon, daemon.client() as client, pytest.raises(SettingsError, match="queue_limit"):
+    with pytest.raises(SettingsError, match="queue_limit"):
         open_copier(client, cache_of(1)[1])
 
 
@@ -149,45 +148,41 @@ def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() ->
         assert len(driver.began) == 2 and driver.wrong == []
 
 
-def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed() -> None:
+def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed(client: Client) -> None:
     driver = PinningDriver()
-    with RunningDaemon() as daemon, daemon.client() as client:
-        one, other = PinningEngine(client, driver), PinningEngine(client, driver)
-        assert one.store(1) == 4 and other.store(2) == 4
-        eventually(lambda: client.arenas.progress == 1.0)
-        assert one.copier.close(LONG_S) and one.copier.close(LONG_S)
-        assert other.store(3) == 4 and len(driver.registered) == 1
-        assert other.copier.close(LONG_S) and not driver.registered
-        assert len(driver.began) == 1 and driver.wrong == []
+    one, other = PinningEngine(client, driver), PinningEngine(client, driver)
+    assert one.store(1) == 4 and other.store(2) == 4
+    eventually(lambda: client.arenas.progress == 1.0)
+    assert one.copier.close(LONG_S) and one.copier.close(LONG_S)
+    assert other.store(3) == 4 and len(driver.registered) == 1
+    assert other.copier.close(LONG_S) and not driver.registered
+    assert len(driver.began) == 1 and driver.wrong == []
 
 
-def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout() -> None:
+def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout(client: Client) -> None:
     driver = PinningDriver(seconds=0.5)
-    with RunningDaemon() as daemon, daemon.client() as client:
-        engine = PinningEngine(client, driver)
-        eventually(lambda: client.arenas.progress == 1.0)
-        assert not engine.copier.close(0.05) and len(driver.registered) == 1
-        assert engine.copier.close(LONG_S) and not driver.registered
+    engine = PinningEngine(client, driver)
+    eventually(lambda: client.arenas.progress == 1.0)
+    assert not engine.copier.close(0.05) and len(driver.registered) == 1
+    assert engine.copier.close(LONG_S) and not driver.registered
 
 
-def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed() -> None:
+def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed(client: Client, daemon: RunningDaemon) -> None:
     driver = PinningDriver()
-    with RunningDaemon() as daemon, daemon.client() as client:
-        engine = PinningEngine(client, driver)
-        assert engine.store(1) == 4
-        eventually(lambda: client.arenas.progress == 1.0)
-        del engine
-        gc.collect()
-        eventually(lambda: not driver.registered)
-        client.close()
-        eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
+    engine = PinningEngine(client, driver)
+    assert engine.store(4) == 4
+    eventually(lambda: client.arenas.progress == 1.0)
+    del engine
+    gc.collect()
+    eventually(lambda: not driver.registered)
+    client.close()
+    eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
 
 
-def test_a_client_that_is_closed_before_its_copier_releases_the_arena() -> None:
+def test_a_client_that_is_closed_before_its_copier_releases_the_arena(client: Client, daemon: RunningDaemon) -> None:
     driver = PinningDriver()
-    with RunningDaemon() as daemon, daemon.client() as client:
-        engine = PinningEngine(client, driver)
-        assert engine.store(1) == 4
-        client.close()
-        eventually(lambda: not driver.registered and not arenas_mapped(daemon))
-        assert engine.copier.close(LONG_S)
+    engine = PinningEngine(client, driver)
+    assert engine.store(5) == 4
+    client.close()
+    eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+    assert engine.copier.close(LONG_S)

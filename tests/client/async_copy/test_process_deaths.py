@@ -5,30 +5,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from copying_engine import LAYERS, LONG_S, Engine, slots_of
 from forked_child import in_child, kill, spawn
 from pagetier.client import Client
-from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from running_daemon import RunningDaemon, eventually
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("32MiB") as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+ARENA = "32MiB"
 
 
 def empty(daemon: RunningDaemon) -> bool:
@@ -60,33 +48,14 @@ def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: 
             child = spawn(partial(_store_and_load_forever, daemon.socket, turn))
             ends = time.monotonic() + 0.15 + 0.07 * turn
             while time.monotonic() < ends:
-                _stored_and_loaded(mine, 500, slots)
+                mine.store_and_load(500, slots)
             kill(child)
-            _stored_and_loaded(mine, 501, slots)
+            mine.store_and_load(501, slots)
             assert eventually(lambda: empty(daemon)), "the pages granted to the dead process are released"
             assert daemon.findings() == []
         for prompt in range(600, 640):
-            _assert_exact_if_found(mine, prompt)
+            mine.load_exactly(prompt, slots)
         assert mine.copier.close(LONG_S)
-
-
-def _stored_and_loaded(engine: Engine, prompt: int, slots: SlotMap) -> None:
-    """Stores and loads a prompt, and asserts that its content is right."""
-    keys = engine.keys(prompt, len(slots))
-    engine.number(prompt)
-    engine.copier.store(keys, slots).wait(LONG_S)
-    engine.number(0)
-    load = engine.load(keys, slots)
-    assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
-    if load.pages:
-        assert engine.says(slot_map(slots.blocks, load.pages, TOKENS, BLOCK), prompt)
-
-
-def _assert_exact_if_found(engine: Engine, prompt: int) -> None:
-    load = engine.load(engine.keys(prompt, 24), slots_of(24))
-    assert load.wait(LAYERS - 1, LONG_S) and load.wait_ended(LONG_S)
-    if load.pages:
-        assert engine.says(slot_map(slots_of(24).blocks, load.pages, TOKENS, BLOCK), prompt)
 
 
 def _store_and_load_forever(socket: Path, seed: int) -> None:

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from copying_world import LAYERS, PAGE_BLOCKS, Process, World, content_of, keys_of
+from copying_world import LAYERS, PAGE_BLOCKS, Process, World, keys_of
 from fake_device import EngineEvent, FakeStream
+from keyed_pages import assert_exact, pages_of
 from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
@@ -28,6 +29,11 @@ def world() -> Iterator[World]:
     made.memory.close()
 
 
+@pytest.fixture
+def process(world: World) -> Process:
+    return Process(world, COPYING)
+
+
 def blocks_of(pages: int, begin: int = 0) -> list[int]:
     return list(range(begin * PAGE_BLOCKS, (begin + pages) * PAGE_BLOCKS))
 
@@ -35,16 +41,21 @@ def blocks_of(pages: int, begin: int = 0) -> list[int]:
 def stored(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     """Starts to store pages that are in the first blocks of the cache."""
     keys, blocks = keys_of(prompt, pages), blocks_of(pages)
-    process.cache.fill(blocks, [content_of(bytes(key), PAGE) for key in keys])
+    process.cache.fill(blocks, pages_of(keys, PAGE))
     return process.copier.store(keys, process.cache.slots(blocks), after)
 
 
 def granted(process: Process, prompt: int, pages: int, after: EngineEvent | None = None) -> StoreHandle:
     store = stored(process, prompt, pages, after)
+    hear(process)
+    return store
+
+
+def hear(process: Process) -> None:
+    """Answers one request, and enqueues its copies."""
     process.step()
     process.answer()
     process.step()
-    return store
 
 
 def carried_out(process: Process) -> None:
@@ -58,23 +69,24 @@ def copies(stream: FakeStream) -> list[Copy]:
     return list(dict.fromkeys(steps))
 
 
-def pages_of(copy: Copy) -> list[int]:
+def numbers_of(copy: Copy) -> list[int]:
     return [int(position) // 4 for position in copy.transfer.slots.pages["position"]]
 
 
 # ---- stores
 
 
-def test_chunks_are_published_as_their_events_come(world: World) -> None:
-    process = Process(world, COPYING)
+def test_chunks_are_published_as_their_events_come(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     stream = process.device.streams[0]
-    assert [pages_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], "two chunks at once, from the first page on"
+    assert [numbers_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], (
+        "two chunks at once, from the first page on"
+    )
     assert not store.ready and store.wait(0).outcomes == [Outcome.PENDING] * 5
     while world.readable(1, PAGE) < 2:
         assert stream.advance()
         process.step()
-    assert store.wait(0).stored == 2 and [pages_of(copy) for copy in copies(stream)][-1] == [4]
+    assert store.wait(0).stored == 2 and [numbers_of(copy) for copy in copies(stream)][-1] == [4]
     carried_out(process)
     assert store.ready and store.wait(0).stored == 5 and store.ended
     assert process.copier.counts.stored == 5 * PAGE
@@ -105,8 +117,7 @@ def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
         assert len(copies(stream)) == enqueued
 
 
-def test_loads_do_not_wait_for_stores(world: World) -> None:
-    process = Process(world, COPYING)
+def test_loads_do_not_wait_for_stores(world: World, process: Process) -> None:
     world.store_elsewhere(2, 3, PAGE)
     granted(process, 1, 5, EngineEvent())
     with process.session.match(Match, None, keys_of(2).data) as match:
@@ -117,8 +128,7 @@ def test_loads_do_not_wait_for_stores(world: World) -> None:
     assert load.ready(0) and load.ready(1)
 
 
-def test_layers_become_ready_in_order(world: World) -> None:
-    process = Process(world, COPYING)
+def test_layers_become_ready_in_order(world: World, process: Process) -> None:
     world.store_elsewhere(1, 3, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(4)), start_page=1)
@@ -134,8 +144,7 @@ def test_layers_become_ready_in_order(world: World) -> None:
         load.ready(2)
 
 
-def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(2)))
@@ -148,8 +157,7 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
     assert load.make_stream_wait(engine, 1, 0)
 
 
-def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> None:
-    process = Process(world, COPYING)
+def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World, process: Process) -> None:
     rate, after = process.copier._store_resources.backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
     world.now += 100.0
@@ -165,8 +173,7 @@ def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World) -> N
 # ---- requests, and a daemon that does not answer
 
 
-def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World, process: Process) -> None:
     store = stored(process, 1, 2)
     process.step()
     world.now += 0.9
@@ -180,8 +187,7 @@ def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: Worl
     assert world.owner.open_entries == 0
 
 
-def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World, process: Process) -> None:
     one, other = stored(process, 1, 2), stored(process, 2, 2)
     one.cancel()
     process.step()
@@ -192,31 +198,25 @@ def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: Wor
     assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
 
 
-def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World) -> None:
-    process = Process(world, COPYING)
+def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     store.cancel()
     process.step()
     assert world.owner.settle() == 4 and not store.ready and not store.ended
     carried_out(process)
-    assert (
-        store.ready and store.ended and store.wait(0).refused == 5 and store.wait(0).reason == "the store was cancelled"
-    )
+    assert store.ready and store.ended
+    assert (store.wait(0).refused, store.wait(0).reason) == (5, "the store was cancelled")
     assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
 
 
-def test_only_the_store_with_an_invalid_event_is_rejected(world: World) -> None:
-    process = Process(world, COPYING)
+def test_only_the_store_with_an_invalid_event_is_rejected(world: World, process: Process) -> None:
     store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
-    process.step()
-    process.answer()
-    process.step()
+    hear(process)
     assert store.ready and store.ended and store.wait(0).reason == "not an event of this engine"
     assert world.owner.settle() == 0 and granted(process, 2, 1).wait(0).pending == 1
 
 
-def test_invalid_arguments_raise_at_once(world: World) -> None:
-    process = Process(world, COPYING)
+def test_invalid_arguments_raise_at_once(process: Process) -> None:
     slots = process.cache.slots(blocks_of(2))
     with pytest.raises(ValueError, match="blocks of 2 pages for 3 keys"):
         process.copier.store(keys_of(1, 3), slots)
@@ -229,14 +229,11 @@ def test_invalid_arguments_raise_at_once(world: World) -> None:
     assert not process.wire.sent
 
 
-def test_skipped_pages_are_abandoned_at_once(world: World) -> None:
-    process = Process(world, COPYING)
+def test_skipped_pages_are_abandoned_at_once(world: World, process: Process) -> None:
     keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
-    process.cache.fill(blocks_of(3), [content_of(bytes(key), PAGE) for key in keys])
+    process.cache.fill(blocks_of(3), pages_of(keys, PAGE))
     store = process.copier.store(keys, slots.without([False, True, False]))
-    process.step()
-    process.answer()
-    process.step()
+    hear(process)
     carried_out(process)
     assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED", "REFUSED", "STORED"]
     assert world.readable(1, PAGE) == 1
@@ -253,8 +250,7 @@ def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
     process.step()
     carried_out(process)
     assert load.pages == 3 and load.ended and load.ready(LAYERS - 1)
-    contents = [content_of(bytes(key), PAGE).tobytes() for key in keys_of(1, 3)]
-    assert [page.tobytes() for page in process.cache.spill(blocks)] == contents
+    assert_exact(keys_of(1, 3), process.cache.spill(blocks))
 
     for prompt in range(8, 16):
         world.store_elsewhere(prompt, 3, PAGE)
@@ -262,8 +258,7 @@ def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
     assert process.copier.load(handle, process.cache.slots(blocks)).pages == 0
 
 
-def test_a_handle_of_other_segments_is_a_miss(world: World) -> None:
-    process = Process(world, COPYING)
+def test_a_handle_of_other_segments_is_a_miss(world: World, process: Process) -> None:
     world.store_elsewhere(1, 1, PAGE)
     with process.session.match(Match, keys_of(1), keys_of(1).data) as match:
         handle = match.to_handle()
@@ -272,8 +267,7 @@ def test_a_handle_of_other_segments_is_a_miss(world: World) -> None:
         assert process.copier.load(handle, process.cache.slots(blocks_of(1))).pages == 1
 
 
-def test_pages_of_another_size_end_a_load(world: World) -> None:
-    process = Process(world, COPYING)
+def test_pages_of_another_size_end_a_load(world: World, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     world.store_elsewhere(1, 3, PAGE + 1)
     with process.session.match(Match, None, keys_of(1).data) as match:
@@ -282,8 +276,7 @@ def test_pages_of_another_size_end_a_load(world: World) -> None:
         assert process.copier.load(match, process.cache.slots(blocks_of(1)), start_page=2).pages == 0
 
 
-def test_threads_that_wait_are_woken(world: World) -> None:
-    process = Process(world, COPYING)
+def test_threads_that_wait_are_woken(process: Process) -> None:
     store = granted(process, 1, 2)
     with ThreadPoolExecutor(1) as thread:
         waits = thread.submit(store.wait, 20)
@@ -293,8 +286,7 @@ def test_threads_that_wait_are_woken(world: World) -> None:
         assert waits.result(20).stored == 2
 
 
-def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World) -> None:
-    process = Process(world, COPYING)
+def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     process.device.die()
     process.step()
