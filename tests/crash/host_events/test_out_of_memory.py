@@ -28,8 +28,8 @@ def exhaust(group: Group) -> int:
     """Has a process take the memory of the group until the kernel has killed another process there.
 
     It takes a piece only on request: a process that took more on its own would cause more kills. The piece that caused
-    the first kill can cause a second one, of this process, which is the largest: the kernel may look for the next victim
-    before all memory of the first one is free.
+    the first kill can cause a second one, of this process, which is the largest: the kernel may look for the next
+    victim before all memory of the first one is free.
 
     Returns:
         How many processes the kernel has killed for it.

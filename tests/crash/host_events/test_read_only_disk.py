@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon, Engine
-from disk_faults.loop_mounts import ext4, mount_again
+from injection.loop_mounts import ext4, mount_again
 from pagetier.daemon.disk.status import Standing
 from running_daemon import eventually
 
