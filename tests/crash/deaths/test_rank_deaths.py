@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
@@ -24,13 +24,6 @@ from running_daemon import RunningDaemon, eventually
 FRAMES = 64
 RANKS = 4
 LONG_S = 20.0
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
-        yield running
 
 
 def rank_life(rank: int) -> Callable[[Client, Connection], object]:
