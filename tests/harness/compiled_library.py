@@ -29,8 +29,9 @@ def compile_library(sources: list[str], target: Path, *more: str) -> None:
 
 
 def library(source: Path) -> Path:
-    """Returns the library of a source; builds it if the source has changed."""
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    """Returns the library of a source; builds it if the source, or a header beside it, has changed."""
+    files = [source, *sorted(source.parent.glob("*.h"))]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
     place = BUILD / f"{source.stem}-{digest}.so"
     with building():
         if not place.exists():

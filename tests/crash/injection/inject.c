@@ -1,241 +1,33 @@
-/* inject.c - kills, stops or disturbs a process at a failpoint, or at a call of a disk worker to its disk, if a test asks
- * for it; and records which of them were met.
- *
- * It is preloaded. $PT_INJECT names a file that all processes of a test share: injector.py writes there what to inject, and
- * reads what was met. Failpoints are met by all processes, in a core that was built with them. Calls are met by a process
- * whose command line names the worker, on files of one folder; they are counted over all threads. */
+/* inject.c - stands between a process and its disk, and at its failpoints: injector.h makes them go wrong if a test asks
+ * for it, recorder.h writes down what the calls have changed. It is preloaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
-#define WORKER "pagetier.tiers.worker"
-#define NAME_BYTES 40
-#define RECORDS 4096u
-#define MOST_PIECES 2048
-
-/* In the order of injector.Site. */
-enum site {
-    WRITE, PWRITE, WRITEV, PREAD, FDATASYNC, FSYNC, MSYNC, FTRUNCATE, TRUNCATE, FALLOCATE, SYNC_FILE_RANGE,
-    RENAME, UNLINK, MKDIR, RMDIR, OPEN, FAILPOINT
-};
-/* In the order of injector.Action. NO_ACTION: the call is made unchanged. */
-enum action { NO_ACTION, DIE, TEAR, FAIL, SHORTEN, HANG, STOP };
-enum { QUIET, ARMED };
-
-/* The left-th of the wanted sites goes wrong, and all later ones if lasting. They are met by the process `pid` (0: by any),
- * and are the failpoint `name`, or calls on a file whose name ends in `name`. */
-typedef struct {
-    _Atomic uint32_t state;
-    uint32_t sites, action, error, lasting, pid;
-    _Atomic int32_t left;
-    _Atomic uint32_t struck, struck_pid;
-    char folder[256], name[NAME_BYTES];
-} wanted;
-
-typedef struct {
-    _Atomic uint32_t pid, times, named;
-    uint32_t site;
-    char name[NAME_BYTES];
-} record;
-
-typedef struct {
-    wanted wanted;
-    record records[RECORDS];
-} control;
-
-static control *shared;
-static int is_worker;
-
-static int names_worker(void)
-{
-    char command[1024];
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? -1 : read(file, command, sizeof command);
-    close(file);
-    return length > 0 && memmem(command, (size_t)length, WORKER, sizeof WORKER - 1) != NULL;
-}
-
-__attribute__((constructor)) static void find_control(void)
-{
-    const char *path = getenv("PT_INJECT");
-    int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (file < 0)
-        return;
-    void *mapped = mmap(NULL, sizeof(control), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    is_worker = names_worker();
-    shared = mapped == MAP_FAILED ? NULL : mapped;
-}
-
-static uint32_t hash(enum site site, const char *name, uint32_t pid)
-{
-    uint32_t h = (2166136261u + site) ^ pid;
-    for (; *name; name++)
-        h = (h ^ (uint8_t)*name) * 16777619u;
-    return h;
-}
-
-/* Two threads that meet a site for the first time at once may take two records, whose numbers injector.py adds up. */
-static void count(enum site site, const char *name, uint32_t pid)
-{
-    for (uint32_t i = 0, at = hash(site, name, pid); i < RECORDS; i++) {
-        record *r = &shared->records[(at + i) % RECORDS];
-        uint32_t unused = 0;
-        if (atomic_compare_exchange_strong(&r->pid, &unused, pid)) {
-            r->site = site;
-            strncpy(r->name, name, NAME_BYTES - 1);
-            atomic_store(&r->named, 1);
-        } else if (unused != pid || !atomic_load(&r->named) || r->site != site || strncmp(r->name, name, NAME_BYTES - 1)) {
-            continue;
-        }
-        atomic_fetch_add(&r->times, 1);
-        return;
-    }
-}
-
-static void hang(void)
-{
-    while (atomic_load(&shared->wanted.state) == ARMED)
-        usleep(1000);
-}
-
-static _Noreturn void die(void)
-{
-    for (;;)
-        kill(getpid(), SIGKILL);
-}
-
-static int is_wanted(enum site site, const char *name, uint32_t pid)
-{
-    wanted *w = &shared->wanted;
-    size_t length = strlen(name), end = strlen(w->name);
-    if (atomic_load(&w->state) != ARMED || !(w->sites & 1u << site) || (w->pid && w->pid != pid))
-        return 0;
-    if (length < end || strcmp(name + length - end, w->name) || (site == FAILPOINT && length != end))
-        return 0;
-    int32_t left = atomic_fetch_sub(&w->left, 1);
-    return left == 1 || (left < 1 && w->lasting);
-}
-
-/* Records a site and returns the action to apply to it. */
-static enum action met(enum site site, const char *name)
-{
-    wanted *w = &shared->wanted;
-    uint32_t pid = (uint32_t)getpid();
-    count(site, name, pid);
-    if (!is_wanted(site, name, pid))
-        return NO_ACTION;
-    atomic_store(&w->struck_pid, pid);
-    atomic_fetch_add(&w->struck, 1);
-    switch (w->action) {
-    case DIE:
-        die();
-    case STOP:
-        raise(SIGSTOP); /* to this thread, so that it does not continue */
-        return NO_ACTION;
-    case HANG:
-        hang();
-        return NO_ACTION;
-    case FAIL:
-        errno = (int)w->error;
-    }
-    return (enum action)w->action;
-}
-
-void pt_crossed(const char *name)
-{
-    if (shared)
-        met(FAILPOINT, name);
-}
-
-/* Returns the action to apply to a call on this path. */
-static enum action struck(enum site site, const char *path)
-{
-    if (!shared || !is_worker)
-        return NO_ACTION;
-    const char *folder = shared->wanted.folder;
-    size_t length = strlen(folder);
-    if (!length || strncmp(path, folder, length) || (path[length] && path[length] != '/'))
-        return NO_ACTION;
-    return met(site, path + length + (path[length] == '/'));
-}
-
-static enum action struck_at(enum site site, int file)
-{
-    char link[32], path[PATH_MAX];
-    if (!shared || !is_worker || file < 0)
-        return NO_ACTION;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length <= 0)
-        return NO_ACTION;
-    path[length] = 0;
-    return struck(site, path);
-}
-
-/* Returns half of the bytes for a partial call. */
-static size_t less(enum action action, size_t length)
-{
-    return action == TEAR || action == SHORTEN ? length / 2 : length;
-}
-
-static int less_pieces(enum action action, const struct iovec *pieces, int count, struct iovec *fewer)
-{
-    size_t left = 0;
-    memcpy(fewer, pieces, (size_t)count * sizeof *pieces);
-    if (action != TEAR && action != SHORTEN)
-        return count;
-    for (int i = 0; i < count; i++)
-        left += pieces[i].iov_len;
-    left /= 2;
-    for (int i = 0; i < count; i++) {
-        if (fewer[i].iov_len >= left) {
-            fewer[i].iov_len = left;
-            return i + 1;
-        }
-        left -= fewer[i].iov_len;
-    }
-    return count;
-}
-
-static void end_if_torn(enum action action)
-{
-    if (action == TEAR)
-        die();
-}
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
-#define ON_BYTES(call, name, parameters, ...)                               \
+#include "injector.h"
+#include "recorder.h"
+
+/* A call of the kind `site`. `after` records what it has changed, when it has returned `done`. */
+#define ON_BYTES(site, name, parameters, after, ...)                        \
     ssize_t name parameters                                                 \
     {                                                                       \
-        enum action action = struck_at(call, file);                         \
+        enum action action = struck_at(site, file);                         \
         if (action == FAIL)                                                 \
             return -1;                                                      \
         size = less(action, size);                                          \
         ssize_t done = REAL(name)(__VA_ARGS__);                             \
+        after;                                                              \
         end_if_torn(action);                                                \
         return done;                                                        \
     }
 
-#define ON_PIECES(call, name, parameters, ...)                              \
+#define ON_PIECES(site, name, parameters, after, ...)                       \
     ssize_t name parameters                                                 \
     {                                                                       \
         struct iovec fewer[MOST_PIECES];                                    \
-        enum action action = struck_at(call, file);                         \
+        enum action action = struck_at(site, file);                         \
         if (action == FAIL)                                                 \
             return -1;                                                      \
         if (count < 0 || count > MOST_PIECES) {                             \
@@ -244,73 +36,94 @@ static void end_if_torn(enum action action)
         }                                                                   \
         count = less_pieces(action, pieces, count, fewer);                  \
         ssize_t done = REAL(name)(file, fewer, __VA_ARGS__);                \
+        after;                                                              \
         end_if_torn(action);                                                \
         return done;                                                        \
     }
 
-#define ON(call, name, where, finding, parameters, ...)                     \
+#define ON(action_at, name, parameters, after, ...)                         \
     int name parameters                                                     \
     {                                                                       \
-        enum action action = finding(call, where);                          \
+        enum action action = action_at;                                     \
         if (action == FAIL)                                                 \
             return -1;                                                      \
         int done = REAL(name)(__VA_ARGS__);                                 \
+        if (!done)                                                          \
+            after;                                                          \
         end_if_torn(action);                                                \
         return done;                                                        \
     }
 
-ON_BYTES(WRITE, write, (int file, const void *bytes, size_t size), file, bytes, size)
-ON_BYTES(PWRITE, pwrite, (int file, const void *bytes, size_t size, off_t at), file, bytes, size, at)
-ON_BYTES(PWRITE, pwrite64, (int file, const void *bytes, size_t size, off64_t at), file, bytes, size, at)
-ON_PIECES(WRITEV, writev, (int file, const struct iovec *pieces, int count), count)
-ON_PIECES(WRITEV, pwritev, (int file, const struct iovec *pieces, int count, off_t at), count, at)
-ON_PIECES(WRITEV, pwritev64, (int file, const struct iovec *pieces, int count, off64_t at), count, at)
-ON_PIECES(PREAD, preadv, (int file, const struct iovec *pieces, int count, off_t at), count, at)
-ON_PIECES(PREAD, preadv64, (int file, const struct iovec *pieces, int count, off64_t at), count, at)
-ON_PIECES(PREAD, preadv2, (int file, const struct iovec *pieces, int count, off_t at, int flags), count, at, flags)
-ON_PIECES(PREAD, preadv64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), count, at, flags)
-ON(FDATASYNC, fdatasync, file, struck_at, (int file), file)
-ON(FSYNC, fsync, file, struck_at, (int file), file)
-ON(FTRUNCATE, ftruncate, file, struck_at, (int file, off_t length), file, length)
-ON(FTRUNCATE, ftruncate64, file, struck_at, (int file, off64_t length), file, length)
-ON(TRUNCATE, truncate, path, struck, (const char *path, off_t length), path, length)
-ON(TRUNCATE, truncate64, path, struck, (const char *path, off64_t length), path, length)
-ON(FALLOCATE, fallocate, file, struck_at, (int file, int mode, off_t at, off_t size), file, mode, at, size)
-ON(FALLOCATE, fallocate64, file, struck_at, (int file, int mode, off64_t at, off64_t size), file, mode, at, size)
-ON(SYNC_FILE_RANGE, sync_file_range, file, struck_at, (int file, off64_t at, off64_t size, unsigned flags), file, at,
-   size, flags)
-ON(RENAME, rename, old, struck, (const char *old, const char *new), old, new)
-ON(RENAME, renameat2, old, struck, (int from, const char *old, int to, const char *new, unsigned flags), from, old, to,
-   new, flags)
-ON(UNLINK, unlink, path, struck, (const char *path), path)
-ON(MKDIR, mkdir, path, struck, (const char *path, mode_t mode), path, mode)
-ON(RMDIR, rmdir, path, struck, (const char *path), path)
-
-/* The file of a mapping is unknown here, so each msync counts as one of the tier. */
-int msync(void *memory, size_t size, int flags)
+static enum action struck_sync(enum site site, int file)
 {
-    enum action action = shared ? struck(MSYNC, shared->wanted.folder) : NO_ACTION;
-    if (action == FAIL)
-        return -1;
-    int done = REAL(msync)(memory, size, flags);
-    end_if_torn(action);
-    return done;
+    enum action action = struck_at(site, file);
+    if (action != FAIL)
+        record_file(SYNCING, file, 0);
+    return action;
 }
 
-#define ON_OPEN(name)                                                       \
-    int name(const char *path, int flags, ...)                              \
+#define NOTHING (void)0
+#define BYTES_AT record_bytes(file, at, bytes, done)
+#define PIECES_AT record_pieces(file, at, fewer, count, done)
+
+ON_BYTES(WRITE, write, (int file, const void *bytes, size_t size), record_bytes(file, began(file, done), bytes, done), file,
+         bytes, size)
+ON_BYTES(PWRITE, pwrite, (int file, const void *bytes, size_t size, off_t at), BYTES_AT, file, bytes, size, at)
+ON_BYTES(PWRITE, pwrite64, (int file, const void *bytes, size_t size, off64_t at), BYTES_AT, file, bytes, size, at)
+ON_PIECES(WRITEV, writev, (int file, const struct iovec *pieces, int count),
+          record_pieces(file, began(file, done), fewer, count, done), count)
+ON_PIECES(WRITEV, pwritev, (int file, const struct iovec *pieces, int count, off_t at), PIECES_AT, count, at)
+ON_PIECES(WRITEV, pwritev64, (int file, const struct iovec *pieces, int count, off64_t at), PIECES_AT, count, at)
+ON_PIECES(PREAD, preadv, (int file, const struct iovec *pieces, int count, off_t at), NOTHING, count, at)
+ON_PIECES(PREAD, preadv64, (int file, const struct iovec *pieces, int count, off64_t at), NOTHING, count, at)
+ON_PIECES(PREAD, preadv2, (int file, const struct iovec *pieces, int count, off_t at, int flags), NOTHING, count, at, flags)
+ON_PIECES(PREAD, preadv64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), NOTHING, count, at,
+          flags)
+ON(struck_sync(FDATASYNC, file), fdatasync, (int file), record_file(SYNCED, file, 0), file)
+ON(struck_sync(FSYNC, file), fsync, (int file), record_file(SYNCED, file, 0), file)
+ON(struck_at(FTRUNCATE, file), ftruncate, (int file, off_t length), record_file(LENGTH, file, length), file, length)
+ON(struck_at(FTRUNCATE, file), ftruncate64, (int file, off64_t length), record_file(LENGTH, file, length), file, length)
+ON(struck(TRUNCATE, path), truncate, (const char *path, off_t length), record_cut(path, length), path, length)
+ON(struck(TRUNCATE, path), truncate64, (const char *path, off64_t length), record_cut(path, length), path, length)
+ON(struck_at(FALLOCATE, file), fallocate, (int file, int mode, off_t at, off_t size), NOTHING, file, mode, at, size)
+ON(struck_at(FALLOCATE, file), fallocate64, (int file, int mode, off64_t at, off64_t size), NOTHING, file, mode, at, size)
+ON(struck_at(SYNC_FILE_RANGE, file), sync_file_range, (int file, off64_t at, off64_t size, unsigned flags), NOTHING, file, at,
+   size, flags)
+ON(struck(RENAME, old), rename, (const char *old, const char *new), record_names(MOVED, old, new), old, new)
+ON(struck(RENAME, old), renameat, (int from, const char *old, int to, const char *new), record_names(MOVED, old, new), from,
+   old, to, new)
+ON(struck(RENAME, old), renameat2, (int from, const char *old, int to, const char *new, unsigned flags),
+   record_names(flags & RENAME_EXCHANGE ? SWAPPED : MOVED, old, new), from, old, to, new, flags)
+ON(struck(UNLINK, path), unlink, (const char *path), record_name(GONE, path), path)
+ON(struck(UNLINK, path), unlinkat, (int folder, const char *path, int flags),
+   record_name(flags & AT_REMOVEDIR ? NO_FOLDER : GONE, path), folder, path, flags)
+ON(struck(MKDIR, path), mkdir, (const char *path, mode_t mode), record_name(FOLDER, path), path, mode)
+ON(struck(RMDIR, path), rmdir, (const char *path), record_name(NO_FOLDER, path), path)
+/* The file of a mapping is unknown here, so each msync counts as one of the tier. */
+ON(shared ? struck(MSYNC, shared->wanted.folder) : NO_ACTION, msync, (void *memory, size_t size, int flags), NOTHING, memory,
+   size, flags)
+
+#define ON_OPEN(name, parameters, action_at, whole, ...)                    \
+    int name parameters                                                     \
     {                                                                       \
+        char full[PATH_MAX];                                                \
         va_list more;                                                       \
         va_start(more, flags);                                              \
         mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(more, mode_t) : 0; \
         va_end(more);                                                       \
-        enum action action = struck(OPEN, path);                            \
+        (void)full;                                                         \
+        const char *at = whole;                                             \
+        enum action action = action_at;                                     \
         if (action == FAIL)                                                 \
             return -1;                                                      \
-        int done = REAL(name)(path, flags, mode);                           \
+        uint64_t before = inode_at(at);                                     \
+        int done = REAL(name)(__VA_ARGS__, flags, mode);                    \
+        record_opened(at, flags, before, done);                             \
         end_if_torn(action);                                                \
         return done;                                                        \
     }
 
-ON_OPEN(open)
-ON_OPEN(open64)
+ON_OPEN(open, (const char *path, int flags, ...), struck(OPEN, path), path, path)
+ON_OPEN(open64, (const char *path, int flags, ...), struck(OPEN, path), path, path)
+ON_OPEN(openat, (int in, const char *path, int flags, ...), NO_ACTION, path_in(in, path, full), in, path)
+ON_OPEN(openat64, (int in, const char *path, int flags, ...), NO_ACTION, path_in(in, path, full), in, path)

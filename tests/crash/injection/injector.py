@@ -26,7 +26,7 @@ _STRUCK_AT: Final = 28
 
 
 class Site(IntEnum):
-    """A failpoint, or a disk call of the worker; the value is the number of a bit in inject.c.
+    """A failpoint, or a disk call of the worker; the value is the number of a bit in injector.h.
 
     PREAD includes preadv, WRITEV pwritev.
     """

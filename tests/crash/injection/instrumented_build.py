@@ -16,6 +16,7 @@ from injection.injector import VARIABLE
 
 ROOT: Final = Path(__file__).parents[3]
 HERE: Final = Path(__file__).parent
+INJECT: Final = HERE / "inject.c"
 CORE: Final = "_core.abi3.so"
 _ROOMS: Final = ("client", "daemon", "kernels", "tiers")
 _INSTEAD: Final = {"failpoints.py": HERE / "failpoints_on.py"}
@@ -41,7 +42,7 @@ def environment(control: Path, mutant: Path | None = None) -> dict[str, str]:
     folders = [built(mutant), HERE.parent, ROOT / "tests" / "harness"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     paths = os.pathsep.join(map(str, folders))
-    return kept | {"PYTHONPATH": paths, "LD_PRELOAD": str(library(HERE / "inject.c")), VARIABLE: str(control)}
+    return kept | {"PYTHONPATH": paths, "LD_PRELOAD": str(library(INJECT)), VARIABLE: str(control)}
 
 
 def digest_of_sources(mutant: Path | None = None) -> str:

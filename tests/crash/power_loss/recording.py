@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from compiled_library import compiler, library
+from injection.instrumented_build import INJECT
 
-HERE: Final = Path(__file__).parent
-_CRASH: Final = HERE.parent
-_SUPPORT: Final = HERE.parents[1] / "harness"
+_CRASH: Final = Path(__file__).parents[1]
+_SUPPORT: Final = _CRASH.parent / "harness"
 
 
 def can_record() -> bool:
@@ -23,7 +23,7 @@ def can_record() -> bool:
 
 def recording(folder: Path, stream: Path) -> dict[str, str]:
     """Returns the environment of a recorded process and its children. `folder` is recorded; its path has no links."""
-    return {"LD_PRELOAD": str(library(HERE / "recorder.c")), "RECORD_UNDER": str(folder), "RECORD_TO": str(stream)}
+    return {"LD_PRELOAD": str(library(INJECT)), "RECORD_UNDER": str(folder), "RECORD_TO": str(stream)}
 
 
 def plain() -> dict[str, str]:
