@@ -22,6 +22,7 @@ from running_daemon import namespace
 PAGES: Final = 4
 PAGE: Final = 64 << 10
 PROMPTS: Final = 24
+_SALTS: Final = 8
 _TIMEOUT_S: Final = 5.0
 _REST_S: Final = 0.005
 
@@ -46,40 +47,38 @@ class Served(msgspec.Struct):
 
 
 class Engine:
-    """An engine whose sequence of prompts follows from the seed."""
+    """An engine whose sequence of prompts follows from the seed. `prompts` is the number of different prompts."""
 
-    def __init__(self, socket: Path, seed: int) -> None:
+    def __init__(self, socket: Path, seed: int, prompts: int = PROMPTS, timeout: float = _TIMEOUT_S) -> None:
         self.served = Served()
-        self._client = Client(socket, name=f"engine {seed}", timeout=_TIMEOUT_S)
+        self.client = Client(socket, name=f"engine {seed}", timeout=timeout)
+        self._prompts = prompts
         self._chance = random.Random(seed)
         self._seed = seed
         self._stored: set[bytes] = set()
 
     def request(self) -> None:
-        """Serves one prompt: loads the cached pages and stores the others."""
+        """Serves one prompt: loads the cached pages, stores the others, and loads all."""
         began = time.monotonic()
-        number = self._chance.randrange(PROMPTS)
-        keys = namespace(salt=f"{self._seed} {number}").keys(range(16 * PAGES))
+        number = self._chance.randrange(self._prompts)
+        keys = namespace(salt=f"{self._seed} {number % _SALTS}").keys(range(number, number + 16 * PAGES))
         self._verify(keys)
         self._store(keys)
+        self._verify(keys)
         self.served.rounds += 1
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
 
-    def close(self) -> None:
-        """Detaches."""
-        self._client.close()
-
     def _verify(self, keys: Keys) -> None:
-        with self._client.match(keys) as match:
+        with self.client.match(keys) as match:
             self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
             self._stored.difference_update(list(keys)[match.available_pages :])
             out = np.zeros((PAGES, PAGE), np.uint8)
-            done = self._client.load(match, out) if match.available_pages else 0
+            done = self.client.load(match, out) if match.available_pages else 0
         self.served.loaded += done
         self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))
 
     def _store(self, keys: Keys) -> None:
-        result = self._client.store(keys, [content(key, self._seed, PAGE) for key in keys])
+        result = self.client.store(keys, [content(key, self._seed, PAGE) for key in keys])
         self.served.stored += result.stored
         self.served.refused += result.refused
         self.served.reason = result.reason or self.served.reason
@@ -94,7 +93,7 @@ def main() -> None:
         engine.request()
         sys.stdout.buffer.write(msgspec.json.encode(engine.served) + b"\n")
         sys.stdout.buffer.flush()
-    engine.close()
+    engine.client.close()
 
 
 if __name__ == "__main__":
