@@ -239,20 +239,3 @@ class FlushDisk(WithDisk):
     def act(self) -> None:
         self.scene.dropping()
         self.send("flush")
-
-
-PAGES_ON_DISK: Final = (
-    WriteBehind,
-    Prefetch,
-    LoadFromDisk,
-    StoreAgain,
-    GiveUpAgain,
-    StoreInAnotherSize,
-    ReadDamaged,
-    EvictToDisk,
-    FillDisk,
-    FillDiskBadly,
-    FillIndex,
-    SaveAll,
-    FlushDisk,
-)

@@ -10,27 +10,37 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from inspect import isabstract
 from pathlib import Path
+from types import ModuleType
 from typing import Final, TypeAlias
 
 import msgspec
 
-from injection.disk_operations import PAGES_ON_DISK
+from injection import disk_operations, lifecycle_operations, memory_operations
 from injection.forked_processes import Stage, stage
 from injection.injector import POINTS, Action, Case, Role
 from injection.instrumented_build import ROOT
-from injection.lifecycle_operations import DISK_LIVES, LIVES
-from injection.memory_operations import OF_ENGINES
 from injection.operation import Operation
 from injection.scene import Scene
 from injection.sweep import EVERYTHING, record
 
-OPERATIONS: Final[tuple[type[Operation], ...]] = (*OF_ENGINES, *LIVES, *PAGES_ON_DISK, *DISK_LIVES)
 TABLE: Final = Path(__file__).with_name("crossings.json")
 Table: TypeAlias = dict[str, dict[Role, list[str]]]
 _ROOMS: Final = ("shm", "tiers", "client", "daemon")
 _LEAST: Final = 2
 _POINT: Final = re.compile(r'^\s*(?:PT_POINT|point)\("([\w.]+)"\)', re.MULTILINE)
+
+
+def operations_in(module: ModuleType) -> list[type[Operation]]:
+    """Returns the operations that a module defines, in their order."""
+    defined = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    return [one for one in defined if issubclass(one, Operation) and not isabstract(one)]
+
+
+OPERATIONS: Final = [
+    kind for module in (memory_operations, disk_operations, lifecycle_operations) for kind in operations_in(module)
+]
 
 
 def points_in_sources() -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from typing import Final
 
 from injection.colliding_pages import PAGES
 from injection.disk_operations import SMALL, WithDisk
@@ -176,7 +175,3 @@ class LoseWorker(WithDisk):
 
     def done(self) -> bool:
         return super().done() and self.scene.worker() not in (0, self.worker) and self.scene.disk_is_open()
-
-
-LIVES: Final = (Start, StartOver, Adopt, Stop, HandOver)
-DISK_LIVES: Final = (StartWithDisk, StartWithNewDisk, StartWithSmallerDisk, StopWithDisk, LoseWorker)

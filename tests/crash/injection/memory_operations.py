@@ -240,24 +240,3 @@ class DropIdle(Operation):
 
     def lost(self) -> int:
         return self.scene.header().flushed
-
-
-OF_ENGINES: Final = (
-    Store,
-    StoreOver,
-    EvictEarly,
-    StoreByRanks,
-    StorePart,
-    Load,
-    LoadHandedOver,
-    MatchGroups,
-    StoreBlocks,
-    GiveUp,
-    Overstay,
-    Arrive,
-    Leave,
-    ComeAndGo,
-    Bury,
-    FlushAll,
-    DropIdle,
-)
