@@ -116,19 +116,6 @@ def kill_all(ranks: list[Mortal]) -> None:
         rank.kill()
 
 
-def test_finished_parts_of_dead_ranks_are_released(daemon: RunningDaemon) -> None:
-    with ExitStack() as stack:
-        other = stack.enter_context(daemon.client())
-        ranks = storing(stack, daemon, 2)
-        for number in range(6):
-            assert ranks[number % 2].ask((number, 0, 8)) == 8
-        assert daemon.header().used_frames == 48
-        kill_all(ranks)
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
-        for number in range(FRAMES // 8):
-            assert store(other, prompt(100 + number)).stored == 8
-
-
 def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(daemon: RunningDaemon) -> None:
     """Its last rank had not begun: no page was complete, and the stored parts do not block a new store."""
     with ExitStack() as stack:
