@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from host_events.engine import Engine, Served
+from pagetier.client import Keys
 from running_daemon import eventually
 
 _TIMEOUT_S: Final = 10.0
@@ -16,11 +17,20 @@ _NEVER_TWICE: Final = 1 << 30
 _REST_S: Final = 0.002
 
 
+class EngineOfNewPrompts(Engine):
+    """An engine that stores each prompt before it loads it."""
+
+    def serve(self, keys: Keys) -> None:
+        """Stores and loads all pages."""
+        self.store(keys)
+        self.verify(keys)
+
+
 class Honest:
     """Stores, matches and loads new prompts one by one, within a context; `served` has the result."""
 
     def __init__(self, socket: Path) -> None:
-        self.engine = Engine(socket, seed=1, prompts=_NEVER_TWICE, timeout=_TIMEOUT_S)
+        self.engine = EngineOfNewPrompts(socket, seed=1, prompts=_NEVER_TWICE, timeout=_TIMEOUT_S)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="honest")
 

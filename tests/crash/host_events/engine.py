@@ -58,17 +58,21 @@ class Engine:
         self._stored: set[bytes] = set()
 
     def request(self) -> None:
-        """Serves one prompt: loads the cached pages, stores the others, and loads all."""
+        """Serves one prompt."""
         began = time.monotonic()
         number = self._chance.randrange(self._prompts)
         keys = namespace(salt=f"{self._seed} {number % _SALTS}").keys(range(number, number + 16 * PAGES))
-        self._verify(keys)
-        self._store(keys)
-        self._verify(keys)
+        self.serve(keys)
         self.served.rounds += 1
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
 
-    def _verify(self, keys: Keys) -> None:
+    def serve(self, keys: Keys) -> None:
+        """Loads the cached pages and stores the others."""
+        self.verify(keys)
+        self.store(keys)
+
+    def verify(self, keys: Keys) -> None:
+        """Loads and compares the cached pages."""
         with self.client.match(keys) as match:
             self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
             self._stored.difference_update(list(keys)[match.available_pages :])
@@ -77,7 +81,8 @@ class Engine:
         self.served.loaded += done
         self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))
 
-    def _store(self, keys: Keys) -> None:
+    def store(self, keys: Keys) -> None:
+        """Stores all pages that are not cached."""
         result = self.client.store(keys, [content(key, self._seed, PAGE) for key in keys])
         self.served.stored += result.stored
         self.served.refused += result.refused

@@ -9,7 +9,7 @@ import signal
 from injection.colliding_pages import PAGES
 from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
-from injection.operation import FEW, Operation
+from injection.operation import Operation
 from injection.scene import Scene
 from running_daemon import eventually
 
@@ -131,7 +131,7 @@ class StartWithSmallerDisk(StartWithDisk):
     def prepare(self) -> None:
         self.scene.renew()
         self.put_on_disk(PAGES)
-        self.put_on_disk(PAGES - FEW)  # all keys have one home, for which the dictionary holds 56
+        self.put_on_disk(PAGES)
         super().prepare()
         self.scene.dropping()
 
