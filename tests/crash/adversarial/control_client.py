@@ -8,17 +8,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from host_events.engine import Engine, Served
+from host_events.engine import PAGES, Engine, Served
 from pagetier.client import Keys
-from running_daemon import eventually
+from running_daemon import eventually, namespace
 
 _TIMEOUT_S: Final = 10.0
-_NEVER_TWICE: Final = 1 << 30
 _REST_S: Final = 0.002
 
 
 class EngineOfNewPrompts(Engine):
-    """An engine that stores each prompt before it loads it."""
+    """An engine that stores a new prompt each time, before it loads it."""
+
+    def next_prompt(self) -> Keys:
+        """Returns the keys of a prompt that was not stored before."""
+        number = self.served.rounds
+        return namespace(salt=f"honest {number % 8}").keys(range(number, number + 16 * PAGES))
 
     def serve(self, keys: Keys) -> None:
         """Stores and loads all pages."""
@@ -30,7 +34,7 @@ class Honest:
     """Stores, matches and loads new prompts one by one, within a context; `served` has the result."""
 
     def __init__(self, socket: Path) -> None:
-        self.engine = EngineOfNewPrompts(socket, seed=1, prompts=_NEVER_TWICE, timeout=_TIMEOUT_S)
+        self.engine = EngineOfNewPrompts(socket, seed=1, timeout=_TIMEOUT_S)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="honest")
 

@@ -22,7 +22,6 @@ from running_daemon import namespace
 PAGES: Final = 4
 PAGE: Final = 64 << 10
 PROMPTS: Final = 24
-_SALTS: Final = 8
 _TIMEOUT_S: Final = 5.0
 _REST_S: Final = 0.005
 
@@ -47,12 +46,11 @@ class Served(msgspec.Struct):
 
 
 class Engine:
-    """An engine whose sequence of prompts follows from the seed. `prompts` is the number of different prompts."""
+    """An engine whose sequence of prompts follows from the seed."""
 
-    def __init__(self, socket: Path, seed: int, prompts: int = PROMPTS, timeout: float = _TIMEOUT_S) -> None:
+    def __init__(self, socket: Path, seed: int, timeout: float = _TIMEOUT_S) -> None:
         self.served = Served()
         self.client = Client(socket, name=f"engine {seed}", timeout=timeout)
-        self._prompts = prompts
         self._chance = random.Random(seed)
         self._seed = seed
         self._stored: set[bytes] = set()
@@ -60,11 +58,13 @@ class Engine:
     def request(self) -> None:
         """Serves one prompt."""
         began = time.monotonic()
-        number = self._chance.randrange(self._prompts)
-        keys = namespace(salt=f"{self._seed} {number % _SALTS}").keys(range(number, number + 16 * PAGES))
-        self.serve(keys)
+        self.serve(self.next_prompt())
         self.served.rounds += 1
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
+
+    def next_prompt(self) -> Keys:
+        """Returns the keys of one of its prompts."""
+        return namespace(salt=f"{self._seed} {self._chance.randrange(PROMPTS)}").keys(range(16 * PAGES))
 
     def serve(self, keys: Keys) -> None:
         """Loads the cached pages and stores the others."""
