@@ -140,7 +140,7 @@ models: $(VENV)/.dev
 .PHONY: sweep
 sweep: venv
 	@echo "== processes killed or stopped at each failpoint"
-	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/kill_points/test_kill_points.py
+	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/injection/test_failpoints.py
 
 .PHONY: crash soak load
 crash soak load: export PYTHONPATH := tests/crash:tests/harness:bench
@@ -160,7 +160,7 @@ load: venv
 .PHONY: faults
 faults: venv
 	@echo "== disk faults, power loss, corruption, adversarial peers"
-	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,disk_faults power_loss disk_corruption segment_corruption adversarial)
+	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
 
 test-engines: core $(VLLM:%=.engines/%/.ready)
 	@for version in $(VLLM); do \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from kill_points.summary import pytest_terminal_summary  # noqa: F401  a hook of pytest
+from injection.sweep import pytest_terminal_summary  # noqa: F401  a hook of pytest
 
 # The environments of engines lack hypothesis. Health checks are off because a busy machine is slow at times.
 with suppress(ImportError):

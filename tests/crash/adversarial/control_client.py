@@ -1,4 +1,4 @@
-"""An honest engine that works beside adversarial ones and records how it was served."""
+"""An honest engine that works beside adversarial ones, in a thread."""
 
 from __future__ import annotations
 
@@ -8,55 +8,48 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import msgspec
-import numpy as np
+from host_events.engine import PAGES, Engine, Served
+from pagetier.client import Keys
+from running_daemon import eventually, namespace
 
-from oracle.page_contents import content, wrong
-from pagetier.client import Client
-from running_daemon import namespace
-
-PAGES: Final = 4
-TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 _REST_S: Final = 0.002
 
 
-class Served(msgspec.Struct):
-    """The service that the engine got.
+class EngineOfNewPrompts(Engine):
+    """An engine that stores a new prompt each time, before it loads it."""
 
-    Attributes:
-        worst_s: The longest duration of a store, match or load, in seconds.
-        wrong: The number of pages with other bytes, which must be 0.
-    """
+    def next_prompt(self) -> Keys:
+        """Returns the keys of a prompt that was not stored before."""
+        number = self.served.rounds
+        return namespace(salt=f"honest {number % 8}").keys(range(number, number + 16 * PAGES))
 
-    rounds: int = 0
-    stored: int = 0
-    refused: int = 0
-    loaded: int = 0
-    wrong: int = 0
-    worst_s: float = 0.0
-    reason: str = ""
+    def serve(self, keys: Keys) -> None:
+        """Stores and loads all pages."""
+        self.store(keys)
+        self.verify(keys)
 
 
 class Honest:
-    """An engine that stores, matches and loads prompts one by one, within a context; `served` has the result."""
+    """Stores, matches and loads new prompts one by one, within a context; `served` has the result."""
 
-    def __init__(self, socket: Path, page_bytes: int, seed: int = 1) -> None:
-        self.served = Served()
-        self.client = Client(socket, name="honest", timeout=TIMEOUT_S)
-        self._bytes = page_bytes
-        self._seed = seed
+    def __init__(self, socket: Path) -> None:
+        self.engine = EngineOfNewPrompts(socket, seed=1, timeout=_TIMEOUT_S)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="honest")
 
+    @property
+    def served(self) -> Served:
+        """The service that it got so far."""
+        return self.engine.served
+
     def wait_for(self, rounds: int, seconds: float = 60.0) -> bool:
         """Waits until it has done this many more rounds; returns False after the timeout."""
-        wanted, ends = self.served.rounds + rounds, time.monotonic() + seconds
-        while self.served.rounds < wanted and time.monotonic() < ends:
-            time.sleep(0.01)
-        return self.served.rounds >= wanted
+        wanted = self.served.rounds + rounds
+        return eventually(lambda: self.served.rounds >= wanted, seconds)
 
     def __enter__(self) -> Self:
-        assert self.client.wait_attached(20)
+        assert self.engine.client.wait_attached(20)
         self._thread.start()
         return self
 
@@ -65,25 +58,9 @@ class Honest:
     ) -> None:
         self._ends.set()
         self._thread.join()
-        self.client.close()
+        self.engine.client.close()
 
     def _run(self) -> None:
         while not self._ends.is_set():
-            began = time.monotonic()
-            self._round(self.served.rounds)
-            self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
-            self.served.rounds += 1
+            self.engine.request()
             time.sleep(_REST_S)
-
-    def _round(self, number: int) -> None:
-        keys = namespace(salt=f"honest {number % 8}").keys(range(number, number + 16 * PAGES))
-        pages = [content(keys[page], self._seed, self._bytes) for page in range(PAGES)]
-        result = self.client.store(keys, pages)
-        self.served.stored += result.stored
-        self.served.refused += result.refused
-        self.served.reason = result.reason or self.served.reason
-        with self.client.match(keys) as match:
-            out = np.zeros((len(match), self._bytes), np.uint8)
-            done = self.client.load(match, out) if len(match) else 0
-        self.served.loaded += done
-        self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))

@@ -24,7 +24,7 @@ def daemon() -> Iterator[RunningDaemon]:
 
 @pytest.mark.parametrize("act", ["reserves", "pins", "gives_up"])
 def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: RunningDaemon, act: str) -> None:
-    with Honest(daemon.socket, FRAME) as honest, harm("hostile_engines", act, daemon.socket):
+    with Honest(daemon.socket) as honest, harm("hostile_engines", act, daemon.socket):
         assert honest.wait_for(ROUNDS), honest.served
         (hostile,) = (slot for slot in daemon.slots() if slot.name == "hostile")
         assert hostile.pinned_bytes <= SHARE * FRAMES * FRAME
@@ -62,7 +62,7 @@ def test_an_engine_that_scribbles_on_lock_words_costs_only_pages(daemon: Running
 
     A page may be lost, or be found before it is complete: this test does not check that.
     """
-    with Honest(daemon.socket, FRAME) as honest:
+    with Honest(daemon.socket) as honest:
         with harm("hostile_engines", "scribbles", daemon.socket):
             assert honest.wait_for(ROUNDS), honest.served
         assert eventually(lambda: len(daemon.slots()) == 1, 20)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,6 @@ from running_daemon import START_S, RunningDaemon, eventually
 
 FORMAT_AT = 8
 OTHER_FORMAT = 99
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(64 * PAGE), str(PAGE)) as running:
-        yield running
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,13 +26,6 @@ from pagetier.client import Client
 from running_daemon import RunningDaemon, eventually
 
 FRAMES = 64
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
-        yield running
 
 
 def fill(client: Client, first: int, prompts: int = FRAMES // 8) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
@@ -24,13 +24,6 @@ from running_daemon import RunningDaemon, eventually
 FRAMES = 64
 RANKS = 4
 LONG_S = 20.0
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
-        yield running
 
 
 def rank_life(rank: int) -> Callable[[Client, Connection], object]:
@@ -121,19 +114,6 @@ def kill_all(ranks: list[Mortal]) -> None:
         rank.signal(signal.SIGKILL)
     for rank in ranks:
         rank.kill()
-
-
-def test_finished_parts_of_dead_ranks_are_released(daemon: RunningDaemon) -> None:
-    with ExitStack() as stack:
-        other = stack.enter_context(daemon.client())
-        ranks = storing(stack, daemon, 2)
-        for number in range(6):
-            assert ranks[number % 2].ask((number, 0, 8)) == 8
-        assert daemon.header().used_frames == 48
-        kill_all(ranks)
-        assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
-        for number in range(FRAMES // 8):
-            assert store(other, prompt(100 + number)).stored == 8
 
 
 def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(daemon: RunningDaemon) -> None:

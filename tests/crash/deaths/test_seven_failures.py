@@ -9,11 +9,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-
-import pytest
 
 from disk_daemon import DiskDaemon, Engine
 from eventually import Second
@@ -41,13 +38,6 @@ from seeded_random import chance
 
 FRAMES = 64
 NOTICED_S = 6.0  # an event that is not noticed by then never is
-
-
-@pytest.fixture
-def daemon() -> Iterator[RunningDaemon]:
-    """Yields a daemon with room for 64 pages."""
-    with RunningDaemon(str(FRAMES * PAGE), str(PAGE)) as running:
-        yield running
 
 
 # --- 1: a writer dies before its commit, and its page is served ------------------------------------------------------

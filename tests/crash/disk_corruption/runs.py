@@ -1,20 +1,12 @@
-"""Runs many damages; children use each damaged tier until one of them closes it without an error.
-
-Run as a process: `python -m disk_corruption.runs --count N --seed N` prints the results as JSON.
-"""
+"""Runs many damages; children use each damaged tier until one of them closes it without an error."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -25,50 +17,30 @@ from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import Part
 from disk_corruption.verdicts import Moment, Seen, lived
 from oracle.checker import Kind, Violation
-from power_loss import mutants
-from power_loss.constants import Terms
-from power_loss.forked_work import Ended, in_a_child
-from power_loss.workload import RecordedTier
+from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
+from power_loss.workload import RecordedTier, Terms
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
 SMALLER: Final = Terms(cap=2 << 20, environments=1)  # pages that no longer fit are dropped, also damaged ones
-_MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 30.0
 _LIVES: Final = 4
 
 
-class Tally(msgspec.Struct, kw_only=True):
-    """The results of many damages.
+class Runs:
+    """A series of damages. `room` is a folder for a tier and its damaged copies.
 
-    Attributes:
-        lives: How often how many workers were needed until one closed the tier without an error.
-        found: The states in which that worker found the tier.
-        deaths: The signals and TierErrors that ended workers.
-        damaged: The number of pages that were counted as corrupt.
+    The tally counts how many workers were needed until one closed the tier without an error ("lives"), in which state
+    that worker found it ("found"), what ended the others ("deaths"), damaged parts, and pages.
     """
 
-    seed: int
-    count: int = 0
-    lives: dict[str, int] = {}
-    found: dict[str, int] = {}
-    deaths: dict[str, int] = {}
-    parts: dict[str, int] = {}
-    damaged: int = 0
-    exact: int = 0
-    seconds: float = 0.0
-    violations: list[str] = []
-
-
-class Runs:
-    """A series of damages. `room` is a folder for a tier and its damaged copies."""
-
-    def __init__(self, room: Path, seed: int) -> None:
+    def __init__(self, wanted: Wanted, room: Path, tally: Tally) -> None:
+        self._seed = wanted.seed
         self._room = room
         self._folder = room / "tier"
         self._whole = room / "whole"
-        self.tally = Tally(seed=seed)
+        self._tally = tally
         older = in_a_child(self._made, _LONG_S)
-        assert older.said, older.failed
+        assert older.said, older.blame
         self._intact = IntactFile(self._data(self._whole).read_bytes(), older.said)
 
     def _made(self) -> bytes:
@@ -87,18 +59,9 @@ class Runs:
     def _data(self, folder: Path) -> Path:
         return folder / "0" / "data.mdb"
 
-    def run(self, damages: Iterator[Damage], violations: int, seconds: float = inf) -> Tally:
-        """Tries one damage after the other, until all are tried, `violations` are found or `seconds` are over."""
-        began = time.monotonic()
-        for damage in damages:
-            self._try(damage)
-            if len(self.tally.violations) >= violations or time.monotonic() - began > seconds:
-                break
-        self.tally.seconds = round(time.monotonic() - began, 1)
-        return self.tally
-
-    def _try(self, damage: Damage) -> None:
-        chance = Random(f"{self.tally.seed} {damage.number}")
+    def attempt(self, damage: Damage) -> None:
+        """Damages the tier, and has workers use it."""
+        chance = Random(f"{self._seed} {damage.number}")
         moment = chance.choice(list(Moment))
         terms = chance.choice([TERMS, TERMS, SMALLER])
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -118,35 +81,24 @@ class Runs:
             ended = in_a_child(
                 partial(lived, self._folder, terms, moment, partial(self._harm, harmed), self._room / "boot"), _LONG_S
             )
-            self._note(what, ended)
             seen = msgspec.json.decode(ended.said, type=Seen) if ended.said else Seen(ended="died")
-            self.tally.violations += [f"{what}: {one}" for one in seen.violations]
+            self._tally.blame(what, [*seen.violations, *filter(None, [ended.blame])])
             if not seen.ended:
                 return self._count(damage, life, seen)
+            if ended.said or ended.signal:
+                self._tally.add("deaths", seen.ended.partition("(")[2][:60] or f"signal {ended.signal}")
             moment = Moment.CLOSED if moment is Moment.OPEN else moment
             if ended.signal:
                 self._change_state(clean=False, boot="distrusted")
-        self.tally.violations.append(f"{what}: {Violation(Kind.HANG, f'{_LIVES} workers died of the damage')}")
+        self._tally.blame(what, [Violation(Kind.HANG, f"{_LIVES} workers died of the damage")])
         return None
 
-    def _note(self, what: str, ended: Ended) -> None:
-        if ended.hung or ended.failed:
-            blame = Violation(Kind.HANG, "the worker hangs") if ended.hung else Violation(Kind.CRASH, ended.failed)
-            self.tally.violations.append(f"{what}: {blame}")
-        why = f"signal {ended.signal}" if ended.signal else ""
-        if ended.said:
-            why = msgspec.json.decode(ended.said, type=Seen).ended.partition("(")[2][:60]
-        if why:
-            self.tally.deaths[why] = self.tally.deaths.get(why, 0) + 1
-
     def _count(self, damage: Damage, life: int, seen: Seen) -> None:
-        tally = self.tally
-        tally.count += 1
-        tally.damaged += seen.damaged
-        tally.exact += seen.exact
         how = "rebuilt" if seen.how.startswith("rebuilt") else "proven" if "proven" in seen.how else seen.how
-        for counts, name in ((tally.lives, str(life)), (tally.found, how), (tally.parts, damage.part)):
-            counts[name] = counts.get(name, 0) + 1
+        for table, name in (("lives", str(life)), ("found", how), ("parts", damage.part)):
+            self._tally.add(table, name)
+        self._tally.add("pages", "damaged", seen.damaged)
+        self._tally.add("pages", "exact", seen.exact)
 
     def _harm(self, harmed: bytes) -> None:
         with self._data(self._folder).open("r+b") as file:
@@ -164,21 +116,11 @@ def planned(count: int) -> Iterator[Damage]:
         yield Damage(number, part, harm)
 
 
-def main() -> None:
-    """Runs the command line. Exits with 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m disk_corruption.runs")
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=inf, help="start no further trial after this time")
-    parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
-    wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=_MEMORY) as room:
-        mutants.make(wanted.mistake)
-        tally = Runs(Path(room), wanted.seed).run(planned(wanted.count), wanted.violations, wanted.seconds)
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
-    sys.exit(bool(tally.violations))
+def run(wanted: Wanted, room: Path, tally: Tally) -> None:
+    """Tries damages of all kinds."""
+    make_mistake(wanted)
+    try_all(planned(wanted.count), Runs(wanted, room, tally).attempt, wanted, tally)
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

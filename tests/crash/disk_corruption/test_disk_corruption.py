@@ -6,23 +6,21 @@ import contextlib
 import os
 import re
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 
 from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
-from disk_corruption.runs import Tally
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.frame_count import miscounted
-from power_loss.recording import plain
+from power_loss.trials import Tally, Wanted, results
 from seeded_random import chance
 from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
@@ -38,21 +36,19 @@ FLAGS_AT = 16 + 24 + 4  # after the page's header, the meta's and a size
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # after the page's header, the meta's and two trees
 
 
-def tried(count: int, *more: str, seed: int | None = None) -> Tally:
-    number = int(chance().integers(1 << 31)) if seed is None else seed
-    command = [sys.executable, "-m", "disk_corruption.runs", "--count", str(count), "--seed", str(number), *more]
-    done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
-    print(done.stdout.decode())  # noqa: T201
-    return msgspec.json.decode(done.stdout, type=Tally)
+def tried(count: int, **more: Any) -> Tally:
+    """Runs this many damages and returns the results."""
+    wanted = Wanted(**{"seed": int(chance().integers(1 << 31)), "count": count, **more})
+    return results("disk_corruption.runs", wanted, LONG_S)
 
 
 def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works() -> None:
     tally = tried(DAMAGES)
     assert tally.violations == []
-    assert tally.count == DAMAGES
-    assert tally.parts.keys() == set(Part)
-    assert {"as it was left", "proven", "rebuilt"} <= tally.found.keys()
-    assert tally.damaged > 0
+    assert sum(tally.counts["parts"].values()) == DAMAGES
+    assert tally.counts["parts"].keys() == set(Part)
+    assert {"as it was left", "proven", "rebuilt"} <= tally.counts["found"].keys()
+    assert tally.counts["pages"]["damaged"] > 0
 
 
 def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> None:
@@ -61,7 +57,7 @@ def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> No
 
 
 def test_a_tier_that_verifies_no_checksum_is_found() -> None:
-    assert tried(400, "--mistake", "verifies no checksum", "--violations", "1", seed=1).violations
+    assert tried(400, mistake="verifies no checksum", violations=1, seed=1).violations
 
 
 def left(folder: Path) -> Path:

@@ -11,11 +11,9 @@ import msgspec
 from oracle.checker import Kind, Violation
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError, Written
 from pagetier.tiers.lmdb import LmdbTier
-from power_loss.constants import Terms
-from power_loss.reopening import PageReader, after_a_restart, prove_here
-from power_loss.workload import outgoing
+from power_loss.reopening import NEWCOMERS, PageReader, after_a_restart, prove_here
+from power_loss.workload import Terms, outgoing
 
-NEWCOMERS = range(900_000, 900_006)
 _MOST_LOST = 2  # new pages: a page of a damaged free list may be in use, so that both users are found corrupt when read
 _UNREAD = 6  # one of this many pages is dropped without having been read
 
@@ -34,7 +32,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         how: The tier's message about its opening.
         ended: The TierError that ended the worker, "" if there was none.
-        listed: The number of listed pages.
         exact: The number of exact pages.
         damaged: The number of pages that the tier counted as corrupt.
         violations: The broken promises.
@@ -42,7 +39,6 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     how: str = ""
     ended: str = ""
-    listed: int = 0
     exact: int = 0
     damaged: int = 0
     violations: list[Violation] = []
@@ -55,7 +51,7 @@ class WorkerRun:
         self._folder = folder
         self._terms = terms
         self._harm = harm
-        self._listed = self._exact = self._damaged = 0
+        self._exact = self._damaged = 0
         self._how = ""
         self._violations: list[Violation] = []
 
@@ -73,7 +69,6 @@ class WorkerRun:
         return Seen(
             how=self._how,
             ended=ended,
-            listed=self._listed,
             exact=self._exact,
             damaged=self._damaged,
             violations=self._violations,
@@ -85,7 +80,6 @@ class WorkerRun:
         self._how = tier.state().opened
         self._harm()
         sizes = reader.listed()
-        self._listed = len(sizes)
         unread = list(sizes)[::_UNREAD]
         self._write(tier, unread, [])
         pages = self._readable(reader, {key: size for key, size in sizes.items() if key not in unread})

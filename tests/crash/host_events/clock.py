@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from disk_faults.preload import library
+from compiled_library import library
 
 
 class Clock:

@@ -48,38 +48,42 @@ class Served(msgspec.Struct):
 class Engine:
     """An engine whose sequence of prompts follows from the seed."""
 
-    def __init__(self, socket: Path, seed: int) -> None:
+    def __init__(self, socket: Path, seed: int, timeout: float = _TIMEOUT_S) -> None:
         self.served = Served()
-        self._client = Client(socket, name=f"engine {seed}", timeout=_TIMEOUT_S)
+        self.client = Client(socket, name=f"engine {seed}", timeout=timeout)
         self._chance = random.Random(seed)
         self._seed = seed
         self._stored: set[bytes] = set()
 
     def request(self) -> None:
-        """Serves one prompt: loads the cached pages and stores the others."""
+        """Serves one prompt."""
         began = time.monotonic()
-        number = self._chance.randrange(PROMPTS)
-        keys = namespace(salt=f"{self._seed} {number}").keys(range(16 * PAGES))
-        self._verify(keys)
-        self._store(keys)
+        self.serve(self.next_prompt())
         self.served.rounds += 1
         self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
 
-    def close(self) -> None:
-        """Detaches."""
-        self._client.close()
+    def next_prompt(self) -> Keys:
+        """Returns the keys of one of its prompts."""
+        return namespace(salt=f"{self._seed} {self._chance.randrange(PROMPTS)}").keys(range(16 * PAGES))
 
-    def _verify(self, keys: Keys) -> None:
-        with self._client.match(keys) as match:
+    def serve(self, keys: Keys) -> None:
+        """Loads the cached pages and stores the others."""
+        self.verify(keys)
+        self.store(keys)
+
+    def verify(self, keys: Keys) -> None:
+        """Loads and compares the cached pages."""
+        with self.client.match(keys) as match:
             self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
             self._stored.difference_update(list(keys)[match.available_pages :])
             out = np.zeros((PAGES, PAGE), np.uint8)
-            done = self._client.load(match, out) if match.available_pages else 0
+            done = self.client.load(match, out) if match.available_pages else 0
         self.served.loaded += done
         self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))
 
-    def _store(self, keys: Keys) -> None:
-        result = self._client.store(keys, [content(key, self._seed, PAGE) for key in keys])
+    def store(self, keys: Keys) -> None:
+        """Stores all pages that are not cached."""
+        result = self.client.store(keys, [content(key, self._seed, PAGE) for key in keys])
         self.served.stored += result.stored
         self.served.refused += result.refused
         self.served.reason = result.reason or self.served.reason
@@ -94,7 +98,7 @@ def main() -> None:
         engine.request()
         sys.stdout.buffer.write(msgspec.json.encode(engine.served) + b"\n")
         sys.stdout.buffer.flush()
-    engine.close()
+    engine.client.close()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine
-from disk_faults.loop_mounts import ext4, mount_again
+from disk_daemon import WAIT_S, DiskDaemon, Engine
+from injection.loop_mounts import ext4, mount_again
 from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.supervisor import LONGEST_PAUSE_S
 from running_daemon import eventually
 
 ON_DISK = range(40)  # more than fits into memory
@@ -55,7 +56,8 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         assert engine.places(ON_DISK)["disk"] == 0, "no match offers pages of a disk that is not open"
         assert "Read-only file system" in daemon.doctor()
         assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount), 20)
-        daemon.wait_open(restarts=1)
+        within = LONGEST_PAUSE_S + WAIT_S  # the daemon pauses longer after each worker that failed
+        assert daemon.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts, within), daemon.reported()
         assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}
         assert engine.fetch(range(8)) == [0] * 8
         assert engine.places(range(8)) == {"memory": 8}

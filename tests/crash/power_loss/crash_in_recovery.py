@@ -1,15 +1,8 @@
-"""Tests deaths and power losses during the recovery from a power loss: at every call of the opening.
-
-Run as a process: `python -m power_loss.crash_in_recovery STREAM FOLDER --states N --seed N` prints the results as JSON.
-FOLDER is the recorded folder; it is overwritten.
-"""
+"""Tests deaths and power losses during the recovery from a power loss: at every call of the opening."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -18,15 +11,14 @@ from typing import Final
 import msgspec
 
 from pagetier.tiers.lmdb import recovery
-from power_loss import mutants
 from power_loss.disk_model import History
 from power_loss.losses import Way, choose, choose_names
 from power_loss.promise_log import Promised, Promises
 from power_loss.recording import record
 from power_loss.recovery import laid
 from power_loss.reopening import unsound
-from power_loss.runs import MEMORY, Loss, LossTrials, PromisedPages, Tally, lay, planned
-from power_loss.workload import TERMS
+from power_loss.runs import Loss, LossTrials, lay, planned
+from power_loss.trials import Tally, Wanted, main, try_all
 from power_loss.write_stream import Event, read_stream
 
 _MOST_TRIES: Final = 200
@@ -75,26 +67,14 @@ def second_losses(unsound_disk: UnsoundDisk, states: int, seed: int) -> Iterator
         yield Loss(number, chance.choice(cuts), chance.choice(ways), boots=2)
 
 
-def main() -> None:
-    """Runs the command line. Exits with 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m power_loss.crash_in_recovery")
-    parser.add_argument("stream", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--states", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
-    wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
-        unsound_disk = find_unsound_disk(wanted.stream, wanted.folder, wanted.seed, wanted.mistake)
-        history = History(unsound_disk.events, wanted.folder)
-        trials = LossTrials(history, TERMS, PromisedPages(history), Path(room))
-        tally: Tally = trials.run(
-            second_losses(unsound_disk, wanted.states, wanted.seed), wanted.seed, wanted.violations
-        )
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
-    sys.exit(bool(tally.violations))
+def run(wanted: Wanted, room: Path, tally: Tally) -> None:
+    """Tries second losses during the recovery from a first one. The recorded folder is overwritten."""
+    folder = Path(wanted.folder)
+    unsound_disk = find_unsound_disk(Path(wanted.stream), folder, wanted.seed, wanted.mistake)
+    history = History(unsound_disk.events, folder)
+    losses = second_losses(unsound_disk, wanted.count, wanted.seed)
+    try_all(losses, LossTrials(history, wanted, room, tally).attempt, wanted, tally)
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from power_loss import mutants
-from power_loss.constants import FRAME
 from power_loss.reopening import PageReader, after_a_restart
-from power_loss.workload import NUMBERS, TERMS, RecordedTier
+from power_loss.workload import FRAME, NUMBERS, TERMS, RecordedTier
 from power_loss.write_stream import Event, Kind
 
 FIRST_PAGE = 30_000

@@ -15,8 +15,7 @@ from oracle.page_contents import wrong
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
 from pagetier.tiers.lmdb import recovery
-from power_loss.constants import FRAME, SEED, Terms, key_of
-from power_loss.workload import outgoing
+from power_loss.workload import FRAME, SEED, Terms, key_of, outgoing
 
 NEWCOMERS = range(900_000, 900_006)
 _MOST_BYTES = 1 << 30  # a page that claims to be larger is not read
@@ -28,12 +27,10 @@ class Expected(msgspec.Struct, frozen=True):
     Attributes:
         may: Keys of pages whose store had begun.
         must: Keys of pages that must be found.
-        stored: The number of pages that would be found if nothing were lost, for the output.
     """
 
     may: frozenset[bytes]
     must: frozenset[bytes] = frozenset()
-    stored: int = 0
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +44,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     how: str
-    exact: int
-    damaged: int
-    violations: list[Violation]
-
-    @property
-    def rebuilt(self) -> bool:
-        return self.how.startswith("rebuilt empty")
+    exact: int = 0
+    damaged: int = 0
+    violations: list[Violation] = []
 
 
 class PageReader:

@@ -1,20 +1,11 @@
-"""Simulates many power losses of one recording: a child opens and judges the folder that each leaves.
-
-Run as a process: `python -m power_loss.runs STREAM FOLDER --states N --seed N` prints the results as JSON. FOLDER is
-the recorded folder.
-"""
+"""Simulates many power losses of one recording: a child opens and judges the folder that each leaves."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import shutil
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from math import inf
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,17 +14,13 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from pagetier.shm._core import KEY_BYTES
-from power_loss import mutants
-from power_loss.constants import Terms
 from power_loss.disk_model import History
-from power_loss.forked_work import Ended, in_a_child
 from power_loss.losses import Way, choose, choose_names
 from power_loss.promise_log import Promises
 from power_loss.reopening import Expected, Found, after_a_restart, judged, keys_of, prove_here
-from power_loss.workload import TERMS
+from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
 from power_loss.write_stream import read_stream
 
-MEMORY: Final = next((folder for folder in ("/dev/shm",) if Path(folder).is_dir()), None)
 _LONG_S: Final = 60.0
 _REAL_PROOFS: Final = 50  # one of this many verifications runs in its own process, as all do outside of tests
 _BOTH: Final = (Way.NOTHING_LOST, Way.ALL_LOST)
@@ -55,33 +42,6 @@ class Loss(msgspec.Struct, frozen=True):
     boots: int = 1
 
 
-class Tally(msgspec.Struct, kw_only=True):
-    """The results of many power losses.
-
-    Attributes:
-        states: The number of folders by the state in which they were found.
-        by_way: For each way the number of rebuilt folders, and of all.
-        stored: Pages that were reported stored and not dropped, summed over all losses, like the next three.
-        must: Pages that had to be found.
-        exact: Pages that were found.
-        damaged: Pages that were listed and not served.
-    """
-
-    seed: int
-    states: dict[str, int] = {}
-    by_way: dict[str, list[int]] = {}
-    stored: int = 0
-    must: int = 0
-    exact: int = 0
-    damaged: int = 0
-    seconds: float = 0.0
-    violations: list[str] = []
-
-    @property
-    def count(self) -> int:
-        return sum(self.states.values())
-
-
 class PromisedPages:
     """Expects what a workload was promised: all stored pages, if they were synced or no byte of them is lost."""
 
@@ -93,68 +53,49 @@ class PromisedPages:
         promised = self._promises.at(loss.cut)
         history, cut = self._history, loss.cut
         whole = not history.unsynced(cut) or not history.changed(promised.synced, cut) or loss.way is Way.NOTHING_LOST
-        return Expected(
-            keys_of(promised.begun), keys_of(promised.stored) if whole else frozenset(), len(promised.stored)
-        )
+        return Expected(keys_of(promised.begun), keys_of(promised.stored) if whole else frozenset())
 
 
-class AnyOfKeys:
+def any_of_keys(keys: Path) -> Callable[[Loss], Expected]:
     """Expects that any of these pages may be found, and none must."""
-
-    def __init__(self, keys: Path) -> None:
-        packed = keys.read_bytes()
-        self._may = frozenset(packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
-
-    def __call__(self, loss: Loss) -> Expected:
-        return Expected(self._may)
+    packed = keys.read_bytes()
+    expected = Expected(frozenset(packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)))
+    return lambda loss: expected
 
 
 class LossTrials:
-    """Power losses of one recording. `room` is a folder for the files that each loss leaves."""
+    """Power losses of one recording. `room` is a folder for the files that each loss leaves.
 
-    def __init__(self, history: History, terms: Terms, expected: Callable[[Loss], Expected], room: Path) -> None:
+    The tally counts the states of the folders, and the pages that had to be found, were found exact, or corrupt.
+    """
+
+    def __init__(self, history: History, wanted: Wanted, room: Path, tally: Tally) -> None:
         self._history = history
-        self._terms = terms
-        self._expected = expected
+        self._wanted = wanted
         self._room = room
+        self._tally = tally
+        self._expected = any_of_keys(Path(wanted.keys)) if wanted.keys else PromisedPages(history)
 
-    def run(self, losses: Iterable[Loss], seed: int, violations: int, seconds: float = inf) -> Tally:
-        """Tries one loss after the other, until all are tried, `violations` are found or `seconds` are over."""
-        began, self.tally = time.monotonic(), Tally(seed=seed)
-        for loss in losses:
-            self._note(loss, self._after(loss))
-            if len(self.tally.violations) >= violations or time.monotonic() - began > seconds:
-                break
-        self.tally.seconds = round(time.monotonic() - began, 1)
-        return self.tally
-
-    def _after(self, loss: Loss) -> Found:
-        chance = Random(f"{self.tally.seed} {loss.number}")
-        left = self._history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance))
-        folder = self._room / "tier"
-        lay(folder, left)
-        ended = in_a_child(partial(self._judge, folder, loss), _LONG_S)
+    def attempt(self, loss: Loss) -> None:
+        """Opens and judges the folder that a loss leaves."""
+        chance = Random(f"{self._wanted.seed} {loss.number}")
+        folder, expected = self._room / "tier", self._expected(loss)
+        lay(folder, self._history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance)))
+        ended = in_a_child(partial(self._judge, folder, loss, expected), _LONG_S)
         shutil.rmtree(folder)
-        return msgspec.json.decode(ended.said, type=Found) if ended.said else _crashed(ended)
+        found = msgspec.json.decode(ended.said, type=Found) if ended.said else Found(how="not opened")
+        blamed = [] if ended.said else [ended.blame or Violation(Kind.CRASH, f"killed by signal {ended.signal}")]
+        self._tally.blame(f"{loss.way}, cut {loss.cut}, number {loss.number}", found.violations + blamed)
+        self._tally.add("states", kind_of(found.how))
+        for what, number in (("must", len(expected.must)), ("exact", found.exact), ("damaged", found.damaged)):
+            self._tally.add("pages", what, number)
 
-    def _judge(self, folder: Path, loss: Loss) -> bytes:
+    def _judge(self, folder: Path, loss: Loss, expected: Expected) -> bytes:
         for boot in range(loss.boots):
             after_a_restart(self._room / f"boot {boot}")
         if loss.number % _REAL_PROOFS:
             prove_here()
-        return msgspec.json.encode(judged(folder, self._terms, self._expected(loss)))
-
-    def _note(self, loss: Loss, found: Found) -> None:
-        tally, how = self.tally, kind_of(found.how)
-        tally.states[how] = tally.states.get(how, 0) + 1
-        rebuilt, of = tally.by_way.get(loss.way, [0, 0])
-        tally.by_way[loss.way] = [rebuilt + found.rebuilt, of + 1]
-        tally.exact += found.exact
-        tally.damaged += found.damaged
-        expected = self._expected(loss)
-        tally.stored += expected.stored
-        tally.must += len(expected.must)
-        tally.violations += [f"{loss.way}, cut {loss.cut}, number {loss.number}: {one}" for one in found.violations]
+        return msgspec.json.encode(judged(folder, self._wanted.terms, expected))
 
 
 def lay(folder: Path, left: Mapping[Path, bytes | None]) -> None:
@@ -192,40 +133,13 @@ def planned(history: History, states: int, seed: int, ways: Sequence[Way]) -> It
         yield msgspec.structs.replace(loss, number=number)
 
 
-def _crashed(ended: Ended) -> Found:
-    if ended.hung:
-        blame = Violation(Kind.HANG, "opening and reading the tier hangs")
-    else:
-        blame = Violation(Kind.CRASH, ended.failed or f"killed by signal {ended.signal}")
-    return Found(how="not opened", exact=0, damaged=0, violations=[blame])
-
-
-def main() -> None:
-    """Runs the command line. Exits with 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m power_loss.runs")
-    parser.add_argument("stream", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--states", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mistake", default="", choices=list(mutants.MISTAKES))
-    parser.add_argument("--way", type=Way, action="append", help="try only this way; may be given several times")
-    parser.add_argument("--seconds", type=float, default=inf, help="start no further trial after this time")
-    parser.add_argument("--violations", type=int, default=100)
-    parser.add_argument(
-        "--keys", type=Path, help="file with the keys of all pages, of a recording without a workload's marks"
-    )
-    parser.add_argument("--terms", type=msgspec.json.Decoder(Terms).decode, default=TERMS)
-    wanted = parser.parse_args()
-    mutants.make(wanted.mistake)
-    history = History(read_stream(wanted.stream), wanted.folder)
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-", dir=MEMORY) as room:
-        expected = AnyOfKeys(wanted.keys) if wanted.keys else PromisedPages(history)
-        trials = LossTrials(history, wanted.terms, expected, Path(room))
-        losses = planned(history, wanted.states, wanted.seed, wanted.way or list(Way))
-        tally = trials.run(losses, wanted.seed, wanted.violations, wanted.seconds)
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(tally)).decode() + "\n")
-    sys.exit(bool(tally.violations))
+def run(wanted: Wanted, room: Path, tally: Tally) -> None:
+    """Tries random losses of the recorded stream."""
+    make_mistake(wanted)
+    history = History(read_stream(Path(wanted.stream)), Path(wanted.folder))
+    losses = planned(history, wanted.count, wanted.seed, [wanted.way] if wanted.way else list(Way))
+    try_all(losses, LossTrials(history, wanted, room, tally).attempt, wanted, tally)
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
-import msgspec
 import pytest
 
 from daemon_with_disk import FRAME, running_with_disk, until_written
 from oracle.journal import Journal
 from oracle.witness import Witness
-from power_loss.constants import SEED, Terms
 from power_loss.disk_model import History
 from power_loss.losses import Way, choose, choose_names
 from power_loss.mutants import MISTAKES
-from power_loss.recording import can_record, plain, record, recording
-from power_loss.runs import Tally
-from power_loss.workload import LIVES
+from power_loss.recording import can_record, record, recording
+from power_loss.trials import Tally, Wanted, results
+from power_loss.workload import LIVES, SEED, Terms
 from power_loss.write_stream import read_stream
 from running_daemon import namespace
 from seeded_random import chance
@@ -45,14 +42,11 @@ def recorded_stream(folder: Path, lives: tuple[str, ...] = tuple(LIVES), mistake
     return folder / "stream"
 
 
-def tried(stream: Path, states: int, *more: str, seed: int | None = None, module: str = "power_loss.runs") -> Tally:
+def tried(stream: Path, count: int, module: str = "power_loss.runs", **more: Any) -> Tally:
     """Runs this many power losses and returns the results."""
-    number = int(chance().integers(1 << 31)) if seed is None else seed
-    command = [sys.executable, "-m", module, str(stream), str(stream.with_name("tier"))]
-    command += ["--states", str(states), "--seed", str(number), *more]
-    done = subprocess.run(command, env=plain(), stdout=subprocess.PIPE, timeout=LONG_S, check=False)
-    print(done.stdout.decode())  # noqa: T201
-    return msgspec.json.decode(done.stdout, type=Tally)
+    paths = {"stream": str(stream), "folder": str(stream.with_name("tier"))}
+    wanted = Wanted(**{"seed": int(chance().integers(1 << 31)), "count": count, **paths, **more})
+    return results(module, wanted, LONG_S)
 
 
 def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
@@ -71,34 +65,33 @@ def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
 def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
     tally = tried(recorded_stream(tmp_path.resolve()), STATES)
     assert tally.violations == []
-    assert tally.count == STATES
-    assert {"as it was left", "proven sound", "rebuilt", "rebuilt in part"} <= tally.states.keys()
-    assert 0 < tally.must <= tally.exact
+    states, pages = tally.counts["states"], tally.counts["pages"]
+    assert sum(states.values()) == STATES
+    assert {"as it was left", "proven sound", "rebuilt", "rebuilt in part"} <= states.keys()
+    assert 0 < pages["must"] <= pages["exact"]
 
 
 @pytest.mark.parametrize("mistake", OF_WRITERS)
 def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str) -> None:
-    assert tried(recorded_stream(tmp_path.resolve(), ("fill",), mistake), 400, "--violations", "1", seed=1).violations
+    assert tried(recorded_stream(tmp_path.resolve(), ("fill",), mistake), 400, violations=1, seed=1).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
 def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
-    more = ["--violations", "1", "--mistake", mistake, "--way", way]
-    assert tried(recorded_stream(tmp_path.resolve(), ("fill",)), 400, *more, seed=1).violations
+    stream = recorded_stream(tmp_path.resolve(), ("fill",))
+    assert tried(stream, 400, violations=1, seed=1, mistake=mistake, way=way).violations
 
 
 def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
-    tally = tried(recorded_stream(tmp_path.resolve()), AGAIN, module="power_loss.crash_in_recovery")
+    tally = tried(recorded_stream(tmp_path.resolve()), AGAIN, "power_loss.crash_in_recovery")
     assert tally.violations == []
-    assert tally.count == AGAIN
+    assert sum(tally.counts["states"].values()) == AGAIN
 
 
 def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:
-    more = ["--violations", "1", "--mistake", TOO_EARLY]
-    assert tried(
-        recorded_stream(tmp_path.resolve(), ("fill",)), 200, *more, seed=1, module="power_loss.crash_in_recovery"
-    ).violations
+    stream = recorded_stream(tmp_path.resolve(), ("fill",))
+    assert tried(stream, 200, "power_loss.crash_in_recovery", violations=1, seed=1, mistake=TOO_EARLY).violations
 
 
 def test_every_bug_is_tested() -> None:
@@ -119,7 +112,7 @@ def test_power_losses_of_a_real_worker_break_no_promise(tmp_path: Path, monkeypa
                 witness.store(pages[first : first + 8], timeout=20)
                 until_written(daemon)
     (folder / "keys").write_bytes(pages.data)
-    terms = msgspec.json.encode(Terms(cap=64 << 20, frame=FRAME)).decode()
-    tally = tried(folder / "stream", OF_A_DAEMON, "--keys", str(folder / "keys"), "--terms", terms)
+    terms = Terms(cap=64 << 20, frame=FRAME)
+    tally = tried(folder / "stream", OF_A_DAEMON, keys=str(folder / "keys"), terms=terms)
     assert tally.violations == []
-    assert tally.exact > 0
+    assert tally.counts["pages"]["exact"] > 0

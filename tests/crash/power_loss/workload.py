@@ -6,11 +6,14 @@ Run as a process with its folder, the name of a life, and the name of a delibera
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES
@@ -18,7 +21,27 @@ from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
 from pagetier.tiers.lmdb import LmdbTier
 from power_loss import mutants
-from power_loss.constants import FRAME, SEED, Terms, key_of
+
+FRAME: Final = 4096
+SEED: Final = 8
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of an LmdbTier, without its folder."""
+
+    cap: int
+    frame: int = FRAME
+    environments: int = 2
+
+    def opened(self, folder: Path) -> LmdbTier:
+        """Returns the opened tier. Raises TierError."""
+        return LmdbTier(folder, self.cap, self.frame, self.environments)
+
+
+def key_of(number: int) -> bytes:
+    """Returns the key of the page with a number."""
+    return hashlib.sha256(b"power %d" % number).digest()
+
 
 SPACES: Final = (Space(b"s" * KEY_BYTES, "first", 16), Space(b"o" * KEY_BYTES, "second", 64, 1, 512))
 TERMS: Final = Terms(cap=3 << 20)

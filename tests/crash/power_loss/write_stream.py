@@ -1,4 +1,4 @@
-"""Reads the stream of changes and syncs that recorder.c writes."""
+"""Reads the stream of changes and syncs that recorder.h writes."""
 
 from __future__ import annotations
 

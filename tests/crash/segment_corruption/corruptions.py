@@ -61,60 +61,49 @@ class Injury(msgspec.Struct, frozen=True):
 def injure(image: Image, older: Image, chance: random.Random) -> Injury:
     """Damages the image in one place. `older` is an earlier version of the same segments."""
     area = chance.choice(areas_of(older))
-    how = chance.choice(list(_HOW))
+    how = chance.choice([*_CONTENTS, "swapped", "elsewhere"])
     at = chance.randrange(area.begin, area.end)
-    _HOW[how](image[area.kind], older[area.kind], area, at, chance)
+    now = image[area.kind]
+    if how == "swapped":
+        _swap(now, area, _block(area, at, chance), chance)
+    elif how == "elsewhere":
+        _copy_elsewhere(now, area, chance)
+    else:
+        place, content = _CONTENTS[how]
+        where = place(area, at, chance)
+        now[where] = content(now[where], older[area.kind][where], chance)
     return Injury(area.name, how, at)
 
 
-_Act = Callable[[bytearray, bytearray, Area, int, random.Random], None]
+def _byte(area: Area, at: int, chance: random.Random) -> slice:
+    return slice(at, at + 1)
 
 
-def _bit(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    now[at] ^= 1 << chance.randrange(8)
-
-
-def _byte(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    now[at] = chance.randrange(256)
-
-
-def _number(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+def _word(area: Area, at: int, chance: random.Random) -> slice:
     at = min(at - at % 4, area.end - 4)
-    number = chance.choice([0, 1, 2, 55, 56, 255, 0xFFFFFFFF, 0xFFFFFFFE, 0x7FFFFFFF, chance.getrandbits(32)])
-    now[at : at + 4] = struct.pack("<I", number)
+    return slice(at, at + 4)
 
 
 def _block(area: Area, at: int, chance: random.Random) -> slice:
     """Returns a record, a cache line or a page of the area."""
     size = min(chance.choice([area.record, LINE, PAGE]), area.end - area.begin)
-    begin = min(at - at % size, area.end - size)
-    return slice(max(begin, area.begin), max(begin, area.begin) + size)
+    begin = max(area.begin, min(at - at % size, area.end - size))
+    return slice(begin, begin + size)
 
 
-def _zeroed(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    where = _block(area, at, chance)
-    now[where] = bytes(where.stop - where.start)
+def _number(chance: random.Random) -> bytes:
+    numbers = [0, 1, 2, 55, 56, 255, 0xFFFFFFFF, 0xFFFFFFFE, 0x7FFFFFFF, chance.getrandbits(32)]
+    return struct.pack("<I", chance.choice(numbers))
 
 
-def _ones(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    where = _block(area, at, chance)
-    now[where] = b"\xff" * (where.stop - where.start)
-
-
-def _older(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    where = _block(area, at, chance)
-    now[where] = older[where]
-
-
-def _swapped(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
-    one = _block(area, at, chance)
+def _swap(now: bytearray, area: Area, one: slice, chance: random.Random) -> None:
     size = one.stop - one.start
     begin = area.begin + chance.randrange((area.end - area.begin) // size) * size
     other = slice(begin, begin + size)
     now[one], now[other] = now[other], now[one]
 
 
-def _elsewhere(now: bytearray, older: bytearray, area: Area, at: int, chance: random.Random) -> None:
+def _copy_elsewhere(now: bytearray, area: Area, chance: random.Random) -> None:
     """Copies a part of a record to another one: a key, a link or a word."""
     records, size = (area.end - area.begin) // area.record, min(area.record, chance.choice([4, 8, 32]))
     inside = chance.randrange(0, max(1, area.record - size + 1), 4)
@@ -122,13 +111,13 @@ def _elsewhere(now: bytearray, older: bytearray, area: Area, at: int, chance: ra
     now[one : one + size] = now[other : other + size]
 
 
-_HOW: Final[dict[str, _Act]] = {
-    "bit": _bit,
-    "byte": _byte,
-    "number": _number,
-    "zeroed": _zeroed,
-    "ones": _ones,
-    "older": _older,
-    "swapped": _swapped,
-    "elsewhere": _elsewhere,
+_Place = Callable[[Area, int, random.Random], slice]
+_Content = Callable[[bytearray, bytearray, random.Random], bytes | bytearray]
+_CONTENTS: Final[dict[str, tuple[_Place, _Content]]] = {
+    "bit": (_byte, lambda now, older, chance: bytes([now[0] ^ 1 << chance.randrange(8)])),
+    "byte": (_byte, lambda now, older, chance: chance.randbytes(1)),
+    "number": (_word, lambda now, older, chance: _number(chance)),
+    "zeroed": (_block, lambda now, older, chance: bytes(len(now))),
+    "ones": (_block, lambda now, older, chance: b"\xff" * len(now)),
+    "older": (_block, lambda now, older, chance: older),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -50,19 +51,20 @@ def store(client: Client, prompt: int) -> int:
     return client.store(keys, [content(keys[page], SEED, size) for page in range(PAGES)]).stored
 
 
-def fill(socket: Path, prompts: range) -> bytes:
+def fill(socket: Path, result: Path, begin: int, end: int) -> None:
     """Stores prompts, and dies with pins and with unwritten reservations."""
     client = Client(socket)
     assert client.wait_attached(ATTACHED_S)
-    for prompt in prompts:
+    for prompt in range(begin, end):
         store(client, prompt)
-    held = [client.match(keys_of(prompts[-1])), client.match(keys_of(prompts[-2]))]
-    open_ = client.reserve(keys_of(1000 + prompts[0]), 4096)
-    return b"%d %d" % (sum(map(len, held)), len(open_.granted))
+    held = [client.match(keys_of(end - 1)), client.match(keys_of(end - 2))]
+    open_ = client.reserve(keys_of(1000 + begin), 4096)
+    result.write_bytes(b"%d %d" % (sum(map(len, held)), len(open_.granted)))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def match_all(socket: Path) -> bytes:
-    """Returns a Seen as JSON: of all prompts page by page, and of some that were never stored."""
+def match_all(socket: Path, result: Path) -> None:
+    """Writes a Seen as JSON: of all prompts page by page, and of some that were never stored."""
     seen = Seen()
     client = Client(socket, timeout=ATTACHED_S)
     seen.attached = client.wait_attached(ATTACHED_S)
@@ -71,7 +73,7 @@ def match_all(socket: Path) -> bytes:
             _match_one(client, prompt, page, seen)
     seen.stored = store(client, 3000)
     seen.findings = _findings(socket)
-    return msgspec.json.encode(seen)
+    result.write_bytes(msgspec.json.encode(seen))
 
 
 def _match_one(client: Client, prompt: int, page: int, seen: Seen) -> None:

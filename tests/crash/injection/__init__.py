@@ -1,0 +1,1 @@
+"""Injection: a process is killed, stopped or disturbed at a failpoint, or at a call of the disk worker, then judged."""

@@ -1,0 +1,178 @@
+"""Judges the cases in which a call of the disk worker goes wrong during an operation."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from injection.colliding_pages import PAGES
+from injection.injector import Action, Case, Role
+from injection.operation import Operation
+from injection.scene import Scene
+from injection.verdicts import (
+    DONE_S,
+    await_end,
+    check_engines,
+    check_index,
+    check_load_timeout,
+    left_disk,
+    strikes,
+)
+from oracle.checker import Losses
+from pagetier.shm._core import IndexHeader
+from pagetier.shm.protocol import Save, Saved
+from running_daemon import START_S, eventually
+
+SLACK_S: Final = 1.5
+"""The delay that a busy machine may add to a timeout, in seconds; a disk that hangs would add much more."""
+STOP_S: Final = 1
+"""The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
+"""
+_STRIKES_S: Final = 15.0
+_BACK_S: Final = 5.0
+_READ_S: Final = 5.0
+_MENDED_S: Final = 40.0
+_FEW: Final = 2
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The state at the begin of a case; pages with numbers above `page` belong to it."""
+
+    worker: int
+    header: IndexHeader
+    page: int
+
+
+def begun(scene: Scene) -> Begun:
+    """Returns the current state."""
+    return Begun(scene.worker(), scene.header(), scene.numbers(1)[0])
+
+
+def run_disk_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
+    """Returns whether a call went wrong. Raises AssertionError if a promise is broken."""
+    operation = kind.begun(scene)
+    since = begun(scene)
+    scene.injector.arm(case)
+    try:
+        operation.act()
+        if strikes(scene, operation, _STRIKES_S):
+            _check_during_fault(scene, operation, case)
+    finally:
+        struck = scene.injector.struck > 0
+        scene.injector.disarm()
+    if case.action in (Action.DIE, Action.TEAR) and not operation.ends_daemon and Role.TIER not in operation.starts:
+        scene.renew()  # this daemon would delay the next worker
+    _await_service(scene, operation)
+    for engine in operation.engines():
+        engine.result()
+    end_disk_case(scene, operation, since)
+    return struck
+
+
+def end_disk_case(scene: Scene, operation: Operation, since: Begun) -> None:
+    """Judges the case, and proves that the disk works again."""
+    check_index(scene)
+    assert eventually(operation.verify, START_S), scene.state()
+    settle(scene, since)
+    scene.empty()
+    recover(scene)
+
+
+def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
+    """Checks the engines while the disk is in trouble; a lasting fault continues until the injector is disarmed."""
+    if operation.ends_daemon:
+        assert eventually(operation.done, 2 * STOP_S + DONE_S), "the stop of the daemon waits for the disk"
+        return
+    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    check_engines(scene, operation, SLACK_S)
+    if case.action is Action.HANG:
+        check_load_timeout(scene, operation, SLACK_S)
+        check_engines(scene, operation, SLACK_S)
+    check_index(scene)
+
+
+def _await_service(scene: Scene, operation: Operation) -> None:
+    """Waits until the daemon serves, the observing client is attached and the disk is open."""
+    if operation.ends_daemon:
+        await_end(scene, operation)
+    assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
+    scene.until_disk_is_open()
+
+
+def _is_served(scene: Scene, operation: Operation) -> bool:
+    return (not operation.starts or scene.served()) and scene.client.attached
+
+
+def store_and_reload(scene: Scene) -> list[int]:
+    """Stores pages, saves them to disk, evicts them from memory and loads them again.
+
+    Returns:
+        These pages, which were reported as on disk.
+    """
+    pages = _onto_disk(scene)
+    assert pages, f"{scene.ask(Save(1))} {scene.daemon.log.read_text()}"
+    assert _come_back(scene, pages), f"pages on disk could not be loaded: {scene.daemon.log.read_text()}"
+    return pages
+
+
+def recover(scene: Scene) -> list[int]:
+    """Returns the same as store_and_reload(), for a disk that may still detect its fault and be rebuilt."""
+    ends = time.monotonic() + _MENDED_S
+    while time.monotonic() < ends:
+        pages = _onto_disk(scene)
+        if pages and _come_back(scene, pages):
+            return pages
+        scene.dropping()
+        scene.flush("memory")  # pages that could not be saved would not fit on a small disk
+    raise AssertionError(f"the disk tier did not recover: {scene.state()}")
+
+
+def _onto_disk(scene: Scene) -> list[int]:
+    """Returns new pages after they were reported as on disk; none if they could not be written."""
+    pages = scene.numbers(_FEW)
+    assert eventually(lambda: scene.store(pages) == _FEW, START_S), "stores do not work again"
+    saved = _saved(scene)
+    return pages if saved.synced and not saved.trouble else []
+
+
+def _come_back(scene: Scene, pages: list[int]) -> bool:
+    assert eventually(lambda: not scene.flush("memory"), START_S), scene.header()
+    return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
+
+
+def _saved(scene: Scene) -> Saved:
+    ends = time.monotonic() + START_S
+    saved, number = Saved(0, 0, 0, synced=False), 0
+    while not (saved.synced or saved.trouble) or number < 2:
+        saved = scene.ask(Save(number))
+        assert isinstance(saved, Saved)
+        assert time.monotonic() < ends, f"{saved} {scene.daemon.log.read_text()}"
+        number += 1
+        time.sleep(0.01)
+    return saved
+
+
+def settle(scene: Scene, since: Begun) -> None:
+    """Ends a case: checks that nothing is pinned, all frames can be used, and each page that must be found is found."""
+    scene.dismiss()
+    full = scene.numbers(PAGES)
+    # A page that is being written to disk cannot be evicted at this moment.
+    assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), f"not all frames can be used: {scene.state()}"
+    scene.until_disk_is_open()
+    may_go = _may_go(scene, since)
+    for number in range(since.page + 1, full[0]):
+        scene.verify([number], _READ_S)
+    scene.judge(may_go)
+    check_index(scene)
+    assert "Traceback" not in scene.daemon.log.read_text(), scene.daemon.log.read_text()
+
+
+def _may_go(scene: Scene, since: Begun) -> Losses:
+    """Returns the pages that may be lost. While no worker runs, pages on disk are missed and evicted pages are lost."""
+    now = scene.header()
+    gone = left_disk(now, since.header)
+    if scene.worker() == since.worker:
+        return Losses(at_most=max(0, gone))
+    return Losses(at_most=max(0, gone + now.evicted - since.header.evicted), since=time.monotonic_ns())

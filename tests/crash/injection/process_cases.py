@@ -1,0 +1,133 @@
+"""Judges the cases in which a process is killed or stopped at a failpoint of an operation."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+from injection.colliding_pages import PAGES
+from injection.injector import Action, Case, Role
+from injection.operation import Operation
+from injection.scene import Scene, timed
+from injection.verdicts import (
+    DONE_S,
+    SHORT_S,
+    await_end,
+    check_engines,
+    check_index,
+    check_known_pages,
+    check_load_timeout,
+    left_memory,
+    strikes,
+)
+from oracle.checker import Losses
+from pagetier.client import Outcome
+from running_daemon import START_S, eventually
+
+SLACK_S: Final = 0.5
+"""The delay that a machine with two shared cores may add to a timeout, in seconds."""
+_STRIKES_S: Final = 8.0
+_BACK_S: Final = 1.0
+
+
+def run_process_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
+    """Returns whether the process met the failpoint. Raises AssertionError if a promise is broken."""
+    operation = kind.begun(scene)
+    scene.injector.arm(case, operation.pid(case.role))
+    operation.act()
+    struck = strikes(scene, operation, _STRIKES_S)
+    if struck:
+        pid = scene.injector.pid
+        (_after_kill if case.action is Action.DIE else _after_stop)(scene, operation, case.role, pid)
+        assert eventually(lambda: _is_released(scene, operation, pid), _BACK_S), (
+            f"memory or a slot was not released: {scene.state()}"
+        )
+    else:
+        scene.injector.disarm()
+        assert operation.ends_daemon or operation.verify(), scene.header()
+    end_process_case(scene, operation)
+    return struck
+
+
+def _after_kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+    match role:
+        case Role.ENGINE:
+            assert operation.first().process.pid == pid
+            operation.first().process.wait(START_S)
+            operation.engine = None
+        case Role.DAEMON:
+            assert scene.daemon.pid == pid
+            scene.daemon.wait()
+            _check_without_daemon(scene, operation)
+            scene.daemon.start()
+        case Role.TIER if not operation.ends_daemon:
+            scene.until_attached()
+            check_engines(scene, operation, SLACK_S)
+            scene.renew()  # a daemon delays each further worker
+    if operation.ends_daemon and role is not Role.DAEMON:
+        await_end(scene, operation)
+    _check_recovery(scene, operation)
+
+
+def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+    assert eventually(lambda: _state_of(pid) == "T"), "the process was not stopped"
+    if role is Role.DAEMON:
+        _check_without_daemon(scene, operation)
+    elif not operation.ends_daemon:
+        check_engines(scene, operation, SLACK_S)
+    if role is Role.ENGINE and not operation.ends_daemon:
+        assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
+    if role is Role.TIER:
+        check_load_timeout(scene, operation, SLACK_S)
+    os.kill(pid, signal.SIGCONT)
+    assert eventually(operation.done, DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"
+    if operation.ends_daemon and not scene.daemon.lives:
+        scene.daemon.start()
+    _check_recovery(scene, operation)
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _check_without_daemon(scene: Scene, operation: Operation) -> None:
+    """Checks the engines without a daemon: matches and loads work, stores are rejected within the timeout."""
+    if operation.keeps_pages:
+        check_known_pages(scene, operation, SLACK_S)
+    stored, seconds = timed(lambda: scene.store(scene.numbers(1), SHORT_S))
+    assert stored == 0, "a store succeeded without a daemon"
+    assert seconds < SHORT_S + SLACK_S, f"a store took {seconds:.3f} s without a daemon"
+
+
+def _check_recovery(scene: Scene, operation: Operation) -> None:
+    """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
+    scene.until_attached()
+    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "stores do not work again"
+    check_engines(scene, operation, SLACK_S)
+    check_index(scene)
+    for engine in operation.engines():
+        engine.result()
+    scene.until_disk_is_open()
+    assert operation.verify(), scene.state()
+
+
+def _is_released(scene: Scene, operation: Operation, pid: int) -> bool:
+    """Returns whether no pin, reservation or slot belongs to a dead process, and no pin to a finished one."""
+    living = set(operation.pids_of_engines())
+    attached = {slot.pid for slot in scene.daemon.observer().attachments_with_pins()}
+    gone = pid in living or pid in (scene.daemon.pid, scene.worker()) or pid not in attached
+    return gone and scene.quiet() and not scene.pins(but=living)
+
+
+def end_process_case(scene: Scene, operation: Operation) -> None:
+    """Judges the case, and proves that all frames can be used again."""
+    scene.dismiss()
+    scene.judge(Losses(at_most=max(0, left_memory(scene.header(), scene.before) + operation.lost())))
+    check_index(scene)
+    full = scene.numbers(PAGES)
+    # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
+    seconds = START_S if scene.has_disk else _BACK_S
+    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all frames can be used: {scene.state()}"
+    check_index(scene)

@@ -1,0 +1,107 @@
+"""Sweeps an operation: runs it once for each case, and checks the promises each time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from injection.disk_cases import run_disk_case
+from injection.forked_processes import Stage
+from injection.injector import POINTS, Case, Role, Site
+from injection.operation import Operation
+from injection.process_cases import end_process_case, run_process_case
+from injection.scene import Scene
+from injection.verdicts import DONE_S, QUIET_S
+from running_daemon import eventually
+
+EVERYTHING: Final = os.environ.get("SWEEP") == "all"
+"""With it, an operation is swept at all failpoints that it meets, and its disk calls go wrong in all ways."""
+_TRIES: Final = 3
+
+log = logging.getLogger("sweep")
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """The sites that an operation meets when nothing is injected: failpoints by role, and how many calls."""
+
+    points: dict[Role, set[str]]
+    calls: Counter[Site]
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """The result of a sweep: the number of its cases, and those that were not met this time."""
+
+    cases: int
+    missed: list[Case]
+
+
+def sweep(
+    on: Stage, kind: type[Operation], folder: Path, flags: Sequence[str], choose: Callable[[Scene], Sequence[Case]]
+) -> Swept:
+    """Runs the chosen cases of an operation. Raises AssertionError for a case that breaks a promise."""
+    with Scene(on, folder, (*kind.flags_in(folder), *flags)) as scene:
+        cases = choose(scene)
+        missed = [case for case in cases if not _met(scene, kind, case)]
+    log.warning("%s: %d cases, %d not met", kind.__name__, len(cases), len(missed))
+    return Swept(len(cases), missed)
+
+
+def _met(scene: Scene, kind: type[Operation], case: Case) -> bool:
+    """Returns whether a try met the case. Failpoints are tried several times, calls vary too much for that."""
+    run, tries = (run_process_case, _TRIES) if case.sites == POINTS else (run_disk_case, 1)
+    try:
+        return any(run(scene, kind, case) for _ in range(tries))
+    except Exception as error:
+        error.add_note(f"{kind.__name__}: {case}")
+        raise
+
+
+def record(scene: Scene, kind: type[Operation]) -> Recorded:
+    """Runs an operation without an injection, and returns what it meets."""
+    operation = kind.begun(scene)
+    of_pid = {operation.pid(role): role for role in kind.roles if role not in kind.starts}
+    scene.injector.forget()
+    operation.act()
+    assert eventually(operation.done, DONE_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
+    time.sleep(QUIET_S)
+    met = scene.injector.met()
+    if Role.ENGINE in kind.starts:
+        of_pid[operation.pids_of_engines()[0]] = Role.ENGINE
+    if Role.DAEMON in kind.starts:
+        of_pid[scene.daemon.pid] = Role.DAEMON
+    others = set(operation.pids_of_engines())
+    points: dict[Role, set[str]] = {}
+    for one in met:
+        role = of_pid.get(one.pid, Role.TIER if one.pid not in others else None)
+        if one.site is Site.FAILPOINT and role in kind.roles:
+            points.setdefault(role, set()).add(one.name)
+    end_process_case(scene, operation)
+    calls: Counter[Site] = Counter()
+    for one, times in met.items():
+        calls[one.site] += times if one.site is not Site.FAILPOINT else 0
+    return Recorded(points, calls)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints how many cases of the sweeps were met, and the names of those that were not, which no test checks."""
+    swept = list(_swept(terminalreporter))
+    missed = [case for _, cases in swept for case in cases]
+    if swept:
+        terminalreporter.section("sweeps")
+        met = sum(count for count, _ in swept) - len(missed)
+        terminalreporter.write_line(f"{met} cases were met, {len(missed)} were not met this time:")
+    for case in missed:
+        terminalreporter.write_line(f"  {case}")
+
+
+def _swept(reporter: pytest.TerminalReporter) -> Iterator[tuple[int, list[str]]]:
+    for report in reporter.getreports("passed") + reporter.getreports("failed"):
+        yield from (value for name, value in report.user_properties if name == "swept")

@@ -1,0 +1,76 @@
+"""Checks the promises during and after a case, whatever was injected."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from injection.operation import Operation
+from injection.scene import Scene, timed
+from pagetier.shm._core import IndexHeader
+from running_daemon import eventually
+
+SHORT_S: Final = 0.1
+DONE_S: Final = 30.0
+QUIET_S: Final = 0.07
+"""A little longer than the interval of the daemon's periodic checks."""
+
+
+def check_engines(scene: Scene, operation: Operation, slack_s: float) -> None:
+    """Checks that pages in memory are found and new pages are stored, without delay, while the daemon runs.
+
+    `slack_s` is the delay that a busy machine may add, in seconds.
+    """
+    if operation.keeps_pages:
+        check_known_pages(scene, operation, slack_s)
+    fresh = scene.numbers(2)
+    stored, seconds = timed(lambda: scene.store(fresh))
+    assert stored == len(fresh), f"a store was rejected: {scene.header()}"
+    assert seconds < slack_s, f"a store took {seconds:.3f} s"
+    assert scene.verify(fresh).loaded == len(fresh), "a page that was just stored was not found"
+
+
+def check_known_pages(scene: Scene, operation: Operation, slack_s: float) -> None:
+    """Checks that the pages in memory are found without delay, with or without a daemon."""
+    verified, seconds = timed(lambda: scene.verify(operation.known))
+    assert verified.loaded == len(operation.known), "a page in memory was not found"
+    assert seconds < slack_s, f"a load from memory took {seconds:.3f} s"
+
+
+def check_load_timeout(scene: Scene, operation: Operation, slack_s: float) -> None:
+    """Checks that a load of pages on disk ends within its timeout, with or without the pages."""
+    _, seconds = timed(lambda: scene.verify(operation.on_disk(), SHORT_S))
+    assert seconds < SHORT_S + slack_s, f"a load took {seconds:.3f} s from a disk that does not respond"
+
+
+def check_index(scene: Scene) -> None:
+    """Checks that the daemon finds no inconsistency in the index."""
+    found = scene.daemon.findings()
+    assert found == [], found
+
+
+def strikes(scene: Scene, operation: Operation, seconds: float) -> bool:
+    """Returns whether the injection strikes before the operation is over, and before the timeout."""
+    ends = time.monotonic() + seconds
+    while not scene.injector.struck and time.monotonic() < ends and not operation.done():
+        time.sleep(0.002)
+    return eventually(lambda: scene.injector.struck > 0, QUIET_S)
+
+
+def await_end(scene: Scene, operation: Operation) -> None:
+    """Waits for the end of an operation that ends the daemon, and starts the next daemon."""
+    assert eventually(operation.done, DONE_S), f"the stop of the daemon does not end: {scene.daemon.log.read_text()}"
+    scene.daemon.start()
+
+
+def left_memory(now: IndexHeader, before: IndexHeader) -> int:
+    """Returns how many pages left the cache by the daemon's counters, if a page that is evicted is not on disk."""
+    return (
+        now.evicted - before.evicted + now.disk_evicted - before.disk_evicted + now.disk_damaged - before.disk_damaged
+    )
+
+
+def left_disk(now: IndexHeader, before: IndexHeader) -> int:
+    """Returns how many pages left both tiers by the daemon's counters, if the disk was open all the time."""
+    lost = now.disk_lost - before.disk_lost + now.disk_skipped - before.disk_skipped
+    return lost + now.disk_evicted - before.disk_evicted + now.disk_damaged - before.disk_damaged
