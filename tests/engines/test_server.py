@@ -46,9 +46,9 @@ class Server:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(scene.model)]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port), "--enforce-eager"]
         command += ["--dtype", "bfloat16", "--max-model-len", "4096", "--kv-transfer-config", json.dumps(transfer)]
-        environment = (
-            os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"}
-        )  # enables the request that empties its own cache
+        # The mode enables the request that empties its own cache. vLLM leaves its sockets in the folder.
+        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_RPC_BASE_PATH": str(folder)}
+        environment = os.environ | ENVIRONMENT | own
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 

@@ -86,6 +86,9 @@ class Tracked:
         taken: The tokens being loaded, until the load fails.
         counted: Whether the statistics contain the request.
         loading_into: The blocks that are being loaded.
+        awaited: The requests whose loads it waits for; see ArrivingPages.
+        awaited_tokens: The most tokens that it has waited for, counted from the begin of the prompt.
+        waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
         tables: For each group the blocks of the pages.
     """
@@ -105,6 +108,9 @@ class Tracked:
         self.taken = NO_TOKENS
         self.counted = False
         self.loading_into: frozenset[int] = frozenset()
+        self.awaited: frozenset[str] = frozenset()
+        self.awaited_tokens = 0
+        self.waited_again = False
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
         self._keys = [Keys(group.namespace, b"") for group in groups]

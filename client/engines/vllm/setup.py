@@ -13,6 +13,7 @@ import msgspec
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
@@ -140,7 +141,8 @@ def open_scheduler(
         namespace = namespace_of(config, group, shape, salt)
         paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong))
     private = () if salt == settings.salt else [group.namespace for group in paged]
-    return SchedulerHalf(_client(settings), paged, settings.disk_timeout, _announcer(config), private)
+    prefix_cache = PrefixCache.ON if config.cache_config.enable_prefix_caching else PrefixCache.OFF
+    return SchedulerHalf(_client(settings), paged, settings.disk_timeout, _announcer(config), private, prefix_cache)
 
 
 def _salt(model: Any, settings: ConnectorSettings) -> str:
