@@ -1,13 +1,14 @@
 """Compares vLLM on the CPU alone, with its native offloading, and with pagetier, in turns.
 
 It measures the time to the first token by the prompt's length, cold and from each tier; requests per second by the
-share of each prompt that is cached; and the cost of a look-up for vLLM's scheduler. It runs where vLLM is installed, as
+share of each prompt that is cached; requests that arrive together; and the cost of a look-up for vLLM's scheduler. It runs where vLLM is installed, as
 `make test-engines` does in .engines, and says so elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -29,13 +30,14 @@ ROUNDS = 21
 def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     """Yields all rows."""
     from serving import batches as turns
-    from serving import lookup_timing
+    from serving import convoy, lookup_timing
     from serving.confidence import Spread
     from serving.engine import ENVIRONMENT
 
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
-    for result in (*lookup_timing.measure(), *turns.measure(rounds, minutes)):
+    measured = (lookup_timing.measure(), convoy.measure(rounds, minutes), turns.measure(rounds, minutes))
+    for result in itertools.chain(*measured):
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
 

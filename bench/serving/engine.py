@@ -34,11 +34,19 @@ Prompts = Sequence[Sequence[int]]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The seconds until the last token of the last prompt, and of each prompt the cached tokens and the answer."""
+    """The times of one run, and of each prompt the cached tokens and the answer.
+
+    Attributes:
+        seconds: Seconds until the last token of the last prompt.
+        cached: The cached tokens of each prompt.
+        tokens: The tokens of each answer.
+        first_tokens: Seconds until the first token of each answer.
+    """
 
     seconds: float
     cached: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
+    first_tokens: tuple[float, ...]
 
 
 class Engine:
@@ -122,14 +130,21 @@ class _Vllm:
             kv_transfer_config=transfer,
         )
 
-    def run(self, prompts: Prompts, tokens: int) -> tuple[float, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    def run(self, prompts: Prompts, tokens: int) -> tuple[Any, ...]:
+        """Returns the fields of an Answer. All prompts are submitted before the first step."""
         greedy = self._sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        engine, outputs, first = self._llm.llm_engine, {}, {}
         began = time.perf_counter()
-        outputs = self._llm.generate(asked, greedy, use_tqdm=False)
-        seconds = time.perf_counter() - began
-        cached = tuple(output.num_cached_tokens or 0 for output in outputs)
-        return seconds, cached, tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+        for at, prompt in enumerate(prompts):
+            engine.add_request(str(at), {"prompt_token_ids": list(prompt)}, greedy)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                outputs[output.request_id] = output
+                first.setdefault(output.request_id, time.perf_counter() - began)
+        seconds, names = time.perf_counter() - began, [str(at) for at in range(len(prompts))]
+        cached = tuple(outputs[name].num_cached_tokens or 0 for name in names)
+        answers = tuple(tuple(outputs[name].outputs[0].token_ids) for name in names)
+        return seconds, cached, answers, tuple(first[name] for name in names)
 
     def forget(self) -> None:
         """Empties the prefix cache.

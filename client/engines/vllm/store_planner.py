@@ -75,7 +75,10 @@ def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | N
 
 def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool = False) -> Iterator[StoreCommand]:
     """Yields the pages from `first` on that are complete at `ends` tokens."""
-    kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
+    kind, table = one.groups[at].kind, one.tables[at]
+    if ends // kind.page_tokens <= first:
+        return  # most steps complete no page, and the keys take the most time
+    keys = one.keys[at]
     last = min(ends // kind.page_tokens, len(keys), len(table))
     if last <= first:
         return
