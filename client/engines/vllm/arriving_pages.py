@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 
 from pagetier.client.engines.vllm.request_state import Tracked
-from pagetier.client.groups import FullAttention, Group, grain_of
+from pagetier.client.groups import FullAttention, Group
 from pagetier.client.keys import Keys
+from pagetier.shm._core import KEY_BYTES
 
 _WORTH: Final = 8  # a request waits for an eighth of its prompt, and for loads of which it needs an eighth
 
@@ -26,7 +27,7 @@ class PrefixCache(Enum):
 class _Arrival(msgspec.Struct, frozen=True, eq=False):
     """A load: the keys of its pages, and the number of tokens that its request has when it has ended."""
 
-    keys: tuple[bytes, ...]
+    keys: list[bytes]
     tokens: int
 
 
@@ -57,11 +58,13 @@ class ArrivingPages:
             return
         request = tracked.request.request_id
         self.remove(request)
-        groups = zip(tracked.groups, tracked.keys, strict=True)
-        loaded = tuple(keys[page] for group, keys in groups for page in _needed(group.kind, tracked.computed, tokens))
+        loaded = [
+            key
+            for group, keys in zip(tracked.groups, tracked.keys, strict=True)
+            for key in _split(keys.data, _needed(group.kind, tracked.computed, tokens))
+        ]
         self._arrivals[request] = _Arrival(loaded, tokens)
-        for key in loaded:
-            self._requests.setdefault(key, request)
+        self._requests.update(dict.fromkeys(loaded, request))
 
     def end_load(self, request: str) -> None:
         """Records that a load has ended successfully."""
@@ -70,6 +73,8 @@ class ArrivingPages:
 
     def end_step(self) -> None:
         """Removes the pages of loads that had ended before this step."""
+        if len(self._ended) == len(self._arrivals):
+            self.clear()  # the usual case, and much faster
         for request in tuple(self._ended):
             self.remove(request)
 
@@ -77,9 +82,10 @@ class ArrivingPages:
         """Removes the pages of a request, which will not get into vLLM's own cache any more, or are in it."""
         arrival = self._arrivals.pop(request, None)
         self._ended.discard(request)
+        requests = self._requests
         for key in arrival.keys if arrival is not None else ():
-            if self._requests.get(key) == request:
-                del self._requests[key]
+            if requests.get(key) == request:
+                del requests[key]
 
     def clear(self) -> None:
         """Removes all pages."""
@@ -97,6 +103,7 @@ class ArrivingPages:
             tracked: The request.
             computed: The number of its tokens in vLLM's own prefix cache.
         """
+        self.remove(tracked.request.request_id)  # of a load before, if vLLM has freed its blocks
         found_less = computed < tracked.awaited_tokens
         if found_less and not self._arrivals.keys().isdisjoint(tracked.awaited):
             return True
@@ -112,7 +119,7 @@ class ArrivingPages:
 
     def _next_hit(self, tracked: Tracked, computed: int) -> int:
         """Returns the longest hit that vLLM's own cache will have when the loads have ended; else `computed`."""
-        grain = grain_of(group.kind for group in tracked.groups)
+        grain = tracked.grain
         longest = (int(tracked.request.num_tokens) - 1) // grain * grain
         for group, keys in zip(tracked.groups, tracked.keys, strict=True):
             if isinstance(group.kind, FullAttention):
@@ -156,7 +163,7 @@ class ArrivingPages:
         Two prompts that share one page do not wait for each other's other pages, but load that page twice.
         """
         gain, ends = tokens - computed, max(self._arrivals[request].tokens for request in awaited)
-        if ends > tokens and gain <= grain_of(group.kind for group in tracked.groups):
+        if ends > tokens and gain <= tracked.grain:
             return False
         return _WORTH * gain >= max(int(tracked.request.num_tokens), ends) - computed
 
@@ -165,3 +172,8 @@ def _needed(kind: Group, computed: int, tokens: int) -> range:
     """Returns the pages that a hit at `tokens` needs beyond the `computed` ones."""
     pages = kind.pages(tokens)
     return range(max(pages.start, computed // kind.page_tokens), pages.stop)
+
+
+def _split(keys: bytes, pages: range) -> list[bytes]:
+    """Returns the keys of some pages, faster than by indexing Keys."""
+    return [keys[at : at + KEY_BYTES] for at in range(pages.start * KEY_BYTES, pages.stop * KEY_BYTES, KEY_BYTES)]
