@@ -61,7 +61,6 @@ class Engine:
         name: Its name.
         model: The folder of the model.
         transfer: The kv_transfer_config; None for vLLM alone.
-        block: Tokens of a block.
         environment: Environment variables of its own.
     """
 
@@ -70,12 +69,11 @@ class Engine:
         name: str,
         model: Path,
         transfer: Mapping[str, Any] | None,
-        block: int = BLOCK,
         environment: Mapping[str, str] = _NONE,
     ) -> None:
         self.name, self._log = name, model.parent / f"{name}.log"
         self._pipe, theirs = SPAWN.Pipe()
-        settings = (str(model), dict(transfer) if transfer else None, str(self._log), block, dict(environment))
+        settings = (str(model), dict(transfer) if transfer else None, str(self._log), dict(environment))
         self._process = SPAWN.Process(target=_live, args=(settings, theirs))
         self._process.start()
         theirs.close()
@@ -120,15 +118,15 @@ class Engine:
         raise SystemExit(f"{self.name} does not answer: {self._log.read_text(errors='replace')[-6000:]}")
 
 
-def _live(settings: tuple[str, dict[str, Any] | None, str, int, dict[str, str]], pipe: Connection) -> None:
+def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, str]], pipe: Connection) -> None:
     """Runs the engine's process until the other end of the pipe is closed."""
-    model, transfer, log, block, environment = settings
+    model, transfer, log, environment = settings
     os.setsid()
     with Path(log).open("wb") as written:
         os.dup2(written.fileno(), 1)
         os.dup2(written.fileno(), 2)
     os.environ.update(ENVIRONMENT | environment)
-    vllm = _Vllm(model, transfer, block)
+    vllm = _Vllm(model, transfer)
     pipe.send(None)
     try:
         while True:
@@ -140,7 +138,7 @@ def _live(settings: tuple[str, dict[str, Any] | None, str, int, dict[str, str]],
 
 
 class _Vllm:
-    def __init__(self, model: str, transfer: dict[str, Any] | None, block: int) -> None:
+    def __init__(self, model: str, transfer: dict[str, Any] | None) -> None:
         from vllm import LLM, SamplingParams
 
         self._sampling, self._steps = SamplingParams, 0
@@ -151,7 +149,7 @@ class _Vllm:
             skip_tokenizer_init=True,
             enforce_eager=True,
             dtype="bfloat16",
-            block_size=block,
+            block_size=BLOCK,
             max_model_len=_length_of(model),
             max_num_batched_tokens=LENGTH,
             enable_prefix_caching=True,

@@ -1,4 +1,4 @@
-"""Measures the CPU time that a connector takes where nothing hits: by step, and by page of 16 tokens."""
+"""Measures the CPU time that a connector takes where nothing hits: by step, and by page."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from daemon_setup import Stage, settle
 from measure import REPORTED, Goal, Result, at_most
 from serving.compare import ALONE, NATIVE, OURS, native_transfer, our_transfer
 from serving.connector_clock import ProcessorTime
-from serving.engine import Engine
+from serving.engine import BLOCK, Engine
 from serving.model import VOCABULARY, make
 
-REQUESTS, TOKENS, PAGE_TOKENS = 16, 512, 16
-PAGES = REQUESTS * TOKENS // PAGE_TOKENS
-ANSWER = PAGE_TOKENS - 2  # with a prompt of one token it completes no page
+REQUESTS, TOKENS = 16, 512
+PAGES = REQUESTS * TOKENS // BLOCK  # the smallest block of vLLM's attention on CPUs is a page of 32 tokens
+ANSWER = BLOCK - 2  # with a prompt of one token it completes no page
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-SMALLEST = {"hidden": 64, "layers": 1, "length": 2048}  # of a page of 4 KiB the copy takes next to no time
+SMALLEST = {"hidden": 64, "layers": 1, "length": 2048}  # of a page of 8 KiB the copy takes next to no time
 
 Taken = dict[str, list[ProcessorTime]]
 """By engine, the CPU time of each round."""
@@ -49,7 +49,7 @@ def _engines(stack: ExitStack) -> list[Engine]:
     stage.client().close()
     model, engines = make(folder / "model", **SMALLEST), []
     for name, transfer in {ALONE: None, NATIVE: native_transfer(), OURS: our_transfer(stage)}.items():
-        engine = Engine(name, model, transfer, block=PAGE_TOKENS, environment=IN_PROCESS)
+        engine = Engine(name, model, transfer, environment=IN_PROCESS)
         stack.callback(engine.stop)
         engine.ready()
         engines.append(engine)

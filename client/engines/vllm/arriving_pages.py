@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
 import msgspec
 
 from pagetier.client.engines.vllm.request_state import Tracked
-from pagetier.client.groups import FullAttention, Group
+from pagetier.client.groups import Group
 from pagetier.client.keys import Keys
-from pagetier.shm._core import KEY_BYTES
 
 _WORTH: Final = 8  # a request waits for an eighth of its prompt, and for loads of which it needs an eighth
+_MARKED: Final = 8
 
 
 class PrefixCache(Enum):
@@ -25,10 +24,21 @@ class PrefixCache(Enum):
 
 
 class _Arrival(msgspec.Struct, frozen=True, eq=False):
-    """A load: the keys of its pages, and the number of tokens that its request has when it has ended."""
+    """A load from `computed` to `tokens` tokens of a prompt.
 
-    keys: list[bytes]
+    Attributes:
+        request: The ID of the request.
+        keys: The keys of the whole prompt, in the group with the shortest pages.
+        computed: The number of tokens that vLLM had in its own cache.
+        tokens: The number of tokens that the request has when the load has ended.
+        marks: The keys under which the load is found.
+    """
+
+    request: str
+    keys: Keys
+    computed: int
     tokens: int
+    marks: list[bytes]
 
 
 class ArrivingPages:
@@ -38,6 +48,9 @@ class ArrivingPages:
     in this step vLLM puts them into its cache. Up to 0.30 it may ask for a waiting request earlier in the step, and it
     finds a recurrent state from the next step on.
 
+    Keys form a chain: two prompts with the same key of one page agree in all tokens up to its end, and so in the keys
+    of all groups up to there. A load is therefore found under the keys of its first page and of each eighth page.
+
     Args:
         prefix_cache: Whether vLLM has that cache. Without it no request waits.
     """
@@ -45,12 +58,12 @@ class ArrivingPages:
     def __init__(self, prefix_cache: PrefixCache) -> None:
         self._prefix_cache = prefix_cache
         self._arrivals: dict[str, _Arrival] = {}
-        self._requests: dict[bytes, str] = {}
+        self._marks: dict[bytes, _Arrival] = {}
         self._ended: set[str] = set()
 
     def __len__(self) -> int:
-        """Returns the number of pages."""
-        return len(self._requests)
+        """Returns the number of loads."""
+        return len(self._arrivals)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Records a load that begins: what `tracked` needs for a hit at `tokens` beyond vLLM's own hit."""
@@ -58,13 +71,11 @@ class ArrivingPages:
             return
         request = tracked.request.request_id
         self.remove(request)
-        loaded = [
-            key
-            for group, keys in zip(tracked.groups, tracked.keys, strict=True)
-            for key in _split(keys.data, _needed(group.kind, tracked.computed, tokens))
-        ]
-        self._arrivals[request] = _Arrival(loaded, tokens)
-        self._requests.update(dict.fromkeys(loaded, request))
+        keys = tracked.finest_keys
+        pages = _pages(keys, tracked.computed, tokens)
+        marks = [keys[page] for page in (*pages[:1], *_marked(pages))]
+        arrival = self._arrivals[request] = _Arrival(request, keys, tracked.computed, tokens, marks)
+        self._marks.update(dict.fromkeys(marks, arrival))
 
     def end_load(self, request: str) -> None:
         """Records that a load has ended successfully."""
@@ -72,29 +83,26 @@ class ArrivingPages:
             self._ended.add(request)
 
     def end_step(self) -> None:
-        """Removes the pages of loads that had ended before this step."""
-        if len(self._ended) == len(self._arrivals):
-            self.clear()  # the usual case, and much faster
+        """Removes the loads that had ended before this step."""
         for request in tuple(self._ended):
             self.remove(request)
 
     def remove(self, request: str) -> None:
-        """Removes the pages of a request, which will not get into vLLM's own cache any more, or are in it."""
+        """Removes the load of a request: vLLM's own cache has the pages, or will never get them."""
         arrival = self._arrivals.pop(request, None)
         self._ended.discard(request)
-        requests = self._requests
-        for key in arrival.keys if arrival is not None else ():
-            if requests.get(key) == request:
-                del requests[key]
+        for mark in arrival.marks if arrival is not None else ():
+            if self._marks.get(mark) is arrival:
+                del self._marks[mark]
 
     def clear(self) -> None:
-        """Removes all pages."""
+        """Removes all loads."""
         self._arrivals.clear()
-        self._requests.clear()
+        self._marks.clear()
         self._ended.clear()
 
     def must_wait(self, tracked: Tracked, computed: int) -> bool:
-        """Returns whether a request waits for the loads of others; it needs no lookup in the index.
+        """Returns whether a request waits for the load of another; it needs no lookup in the index.
 
         Before vLLM gets an answer, a request that finds less than it waited for waits once more at most. Each other
         wait is for more tokens than the one before, so that their number is bounded.
@@ -105,75 +113,65 @@ class ArrivingPages:
         """
         self.remove(tracked.request.request_id)  # of a load before, if vLLM has freed its blocks
         found_less = computed < tracked.awaited_tokens
-        if found_less and not self._arrivals.keys().isdisjoint(tracked.awaited):
+        if found_less and tracked.awaited in self._arrivals:
             return True
-        tokens = self._next_hit(tracked, computed) if self._requests else computed
-        awaited = frozenset(self._awaited(tracked, computed, tokens))
+        arrival = self._find(tracked, computed) if self._arrivals else None
+        tokens = _hit_after(arrival, tracked, computed) if arrival is not None else computed
         too_often = found_less and tracked.waited_again
-        if not awaited or too_often or not self._is_worth_it(tracked, computed, tokens, awaited):
-            tracked.awaited, tracked.awaited_tokens, tracked.waited_again = frozenset(), 0, False
+        if arrival is None or too_often or not _is_worth_it(arrival, tracked, computed, tokens):
+            tracked.awaited, tracked.awaited_tokens, tracked.waited_again = "", 0, False
             return False
         tracked.waited_again |= found_less
-        tracked.awaited, tracked.awaited_tokens = awaited, max(tokens, tracked.awaited_tokens)
+        tracked.awaited, tracked.awaited_tokens = arrival.request, max(tokens, tracked.awaited_tokens)
         return True
 
-    def _next_hit(self, tracked: Tracked, computed: int) -> int:
-        """Returns the longest hit that vLLM's own cache will have when the loads have ended; else `computed`."""
-        grain = tracked.grain
-        longest = (int(tracked.request.num_tokens) - 1) // grain * grain
-        for group, keys in zip(tracked.groups, tracked.keys, strict=True):
-            if isinstance(group.kind, FullAttention):
-                longest = min(longest, self._run(keys, group.kind.page_tokens, computed, longest) // grain * grain)
-        if longest <= computed:
-            return computed
-        ends = {arrival.tokens for arrival in self._arrivals.values() if computed < arrival.tokens < longest}
-        hits = (longest, *sorted(ends, reverse=True))
-        return next((tokens for tokens in hits if self._will_have(tracked, computed, tokens)), computed)
+    def _find(self, tracked: Tracked, computed: int) -> _Arrival | None:
+        """Returns the load that has most of the pages from `computed` on."""
+        keys = tracked.finest_keys
+        pages = _pages(keys, computed, int(tracked.request.num_tokens) - 1)
+        marked = _marked(pages)
+        common = bisect_left(marked, 1, key=lambda page: int(keys[page] not in self._marks))
+        if common:
+            return self._marks[keys[marked[common - 1]]]
+        return self._marks.get(keys[pages.start]) if pages else None
 
-    def _run(self, keys: Keys, page_tokens: int, computed: int, limit: int) -> int:
-        """Returns the tokens up to the first page from `computed` on that is not on its way.
 
-        Keys form a chain, and so all pages before one that is on its way are on their way or in vLLM's cache.
-        """
-        pages = range(computed // page_tokens, min(limit // page_tokens, len(keys)))
-        missing = bisect_left(pages, 1, key=lambda page: int(keys[page] not in self._requests))
-        return (pages.start + missing) * page_tokens
+def _hit_after(arrival: _Arrival, tracked: Tracked, computed: int) -> int:
+    """Returns the hit that vLLM's own cache will have when a load has ended; `computed` if it will not be longer."""
+    keys = tracked.finest_keys
+    pages = _pages(keys, computed, min(arrival.tokens, int(tracked.request.num_tokens) - 1))
+    common = bisect_left(pages, 1, key=lambda page: int(keys[page] != arrival.keys[page]))
+    tokens = (pages.start + common) * keys.namespace.page_tokens // tracked.grain * tracked.grain
+    brings = all(
+        _needed(group.kind, computed, tokens).start >= _needed(group.kind, arrival.computed, arrival.tokens).start
+        for group in tracked.groups
+    )
+    return tokens if brings and tokens > computed else computed
 
-    def _will_have(self, tracked: Tracked, computed: int, tokens: int) -> bool:
-        """Returns whether all windows and states that a hit at `tokens` needs are on their way."""
-        return all(
-            keys[page] in self._requests
-            for group, keys in zip(tracked.groups, tracked.keys, strict=True)
-            if not isinstance(group.kind, FullAttention)
-            for page in _needed(group.kind, computed, tokens)
-        )
 
-    def _awaited(self, tracked: Tracked, computed: int, tokens: int) -> Iterator[str]:
-        """Yields the requests that load the first and the last page of each group."""
-        if tokens == computed:
-            return
-        for group, keys in zip(tracked.groups, tracked.keys, strict=True):
-            pages = _needed(group.kind, computed, tokens)
-            found = (self._requests.get(keys[page]) for page in (*pages[:1], *pages[-1:]))
-            yield from (request for request in found if request is not None)
+def _is_worth_it(arrival: _Arrival, tracked: Tracked, computed: int, tokens: int) -> bool:
+    """Returns whether the pages are a large part of the prompt and of what the load brings.
 
-    def _is_worth_it(self, tracked: Tracked, computed: int, tokens: int, awaited: Iterable[str]) -> bool:
-        """Returns whether the pages are a large part of the prompt and of what the loads bring.
+    Two prompts that share one page do not wait for each other's other pages, but load that page twice.
+    """
+    gain = tokens - computed
+    if arrival.tokens > tokens and gain <= tracked.grain:
+        return False
+    return gain > 0 and _WORTH * gain >= max(int(tracked.request.num_tokens), arrival.tokens) - computed
 
-        Two prompts that share one page do not wait for each other's other pages, but load that page twice.
-        """
-        gain, ends = tokens - computed, max(self._arrivals[request].tokens for request in awaited)
-        if ends > tokens and gain <= tracked.grain:
-            return False
-        return _WORTH * gain >= max(int(tracked.request.num_tokens), ends) - computed
+
+def _pages(keys: Keys, begins: int, ends: int) -> range:
+    """Returns the pages between two numbers of tokens that have keys."""
+    page_tokens = keys.namespace.page_tokens
+    return range(begins // page_tokens, min(ends // page_tokens, len(keys)))
+
+
+def _marked(pages: range) -> range:
+    """Returns each eighth page of a prompt."""
+    return range(-(-pages.start // _MARKED) * _MARKED, pages.stop, _MARKED)
 
 
 def _needed(kind: Group, computed: int, tokens: int) -> range:
     """Returns the pages that a hit at `tokens` needs beyond the `computed` ones."""
     pages = kind.pages(tokens)
     return range(max(pages.start, computed // kind.page_tokens), pages.stop)
-
-
-def _split(keys: bytes, pages: range) -> list[bytes]:
-    """Returns the keys of some pages, faster than by indexing Keys."""
-    return [keys[at : at + KEY_BYTES] for at in range(pages.start * KEY_BYTES, pages.stop * KEY_BYTES, KEY_BYTES)]

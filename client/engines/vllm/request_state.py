@@ -86,7 +86,7 @@ class Tracked:
         taken: The tokens being loaded, until the load fails.
         counted: Whether the statistics contain the request.
         loading_into: The blocks that are being loaded.
-        awaited: The requests whose loads it waits for; see ArrivingPages.
+        awaited: The request whose load it waits for; empty if it does not wait. See ArrivingPages.
         awaited_tokens: The most tokens that it has waited for, counted from the begin of the prompt.
         waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
@@ -109,7 +109,7 @@ class Tracked:
         self.taken = NO_TOKENS
         self.counted = False
         self.loading_into: frozenset[int] = frozenset()
-        self.awaited: frozenset[str] = frozenset()
+        self.awaited = ""
         self.awaited_tokens = 0
         self.waited_again = False
         self.stored = [0] * len(groups)
@@ -130,6 +130,11 @@ class Tracked:
             self._keys = [self._extended(at, hashes, self._keys[at]) for at in range(len(self.groups))]
         self._hashed, self._last = len(hashes), hashes[-1] if hashes else b""
         return self._keys
+
+    @property
+    def finest_keys(self) -> Keys:
+        """The keys in the group with the shortest pages."""
+        return min(self.keys, key=lambda keys: keys.namespace.page_tokens)
 
     def group_keys(self) -> list[GroupKeys]:
         """Returns the keys in the form that a match takes."""
