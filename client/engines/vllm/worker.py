@@ -93,6 +93,9 @@ class Finished(msgspec.Struct, frozen=True):
     blocks: frozenset[int]
 
 
+_NOTHING: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())
+
+
 class WorkerHalf:
     """The worker's half of the connector. Called by one thread of vLLM's worker.
 
@@ -160,6 +163,8 @@ class WorkerHalf:
 
         `idle`: the step computes nothing, so this waits briefly for loads.
         """
+        if not self._loading and not self._storing:
+            return _NOTHING  # as in most steps
         if idle:
             self._wait_a_moment()
         loaded = {request for request, loading in self._loading.items() if loading.ended}
