@@ -125,7 +125,8 @@ def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, str]], pipe
     with Path(log).open("wb") as written:
         os.dup2(written.fileno(), 1)
         os.dup2(written.fileno(), 2)
-    os.environ.update(ENVIRONMENT | environment)
+    folder = {"VLLM_RPC_BASE_PATH": str(Path(model).parent)}  # vLLM leaves its sockets there
+    os.environ.update(ENVIRONMENT | folder | environment)
     vllm = _Vllm(model, transfer)
     pipe.send(None)
     try:
