@@ -1,13 +1,15 @@
 """Compares vLLM on the CPU alone, with its native offloading, and with pagetier, in turns.
 
 It measures the time to the first token by the prompt's length, cold and from each tier; requests per second by the
-share of each prompt that is cached; and the cost of a look-up for vLLM's scheduler. It runs where vLLM is installed, as
-`make test-engines` does in .engines, and says so elsewhere.
+share of each prompt that is cached; requests that arrive together; and what the connectors cost: the time of a look-up,
+and the CPU time by step and by page. It runs where vLLM is installed, as `make test-engines` does in .engines, and says
+so elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -29,13 +31,15 @@ ROUNDS = 21
 def measure(rounds: int, minutes: float) -> Iterator[dict[str, Any]]:
     """Yields all rows."""
     from serving import batches as turns
-    from serving import lookup_timing
+    from serving import convoy, lookup_timing, processor_time
     from serving.confidence import Spread
     from serving.engine import ENVIRONMENT
 
     found = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
-    for result in (*lookup_timing.measure(), *turns.measure(rounds, minutes)):
+    parts = (processor_time, convoy, turns)
+    measured = (lookup_timing.measure(), *(part.measure(rounds, minutes) for part in parts))
+    for result in itertools.chain(*measured):
         yield result.row() if isinstance(result, Spread) else row_of(result)
 
 

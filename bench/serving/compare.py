@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from daemon_setup import Stage
 from disk_setup import Scene, until
 from serving.engine import LENGTH, Answer, Engine, Prompts
 from serving.model import VOCABULARY, make
@@ -104,7 +105,7 @@ def contest(folder: Path) -> Iterator[Contest]:
         until("disk", scene.disk_open)
         engines: dict[str, Engine] = {}
         try:
-            for name, transfer in {ALONE: None, NATIVE: _native(), OURS: _ours(scene)}.items():
+            for name, transfer in {ALONE: None, NATIVE: native_transfer(), OURS: our_transfer(scene)}.items():
                 engines[name] = Engine(name, model, transfer)
                 engines[name].ready()
             yield Contest(engines, scene)
@@ -113,7 +114,8 @@ def contest(folder: Path) -> Iterator[Contest]:
                 engine.stop()
 
 
-def _native() -> dict[str, Any]:
+def native_transfer() -> dict[str, Any]:
+    """Returns the kv_transfer_config of native offloading."""
     extra = {
         "spec_name": "HostOffloadingSpec",
         "spec_module_path": "serving.native",
@@ -122,11 +124,12 @@ def _native() -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
-def _ours(scene: Scene) -> dict[str, Any]:
+def our_transfer(stage: Stage) -> dict[str, Any]:
+    """Returns the kv_transfer_config of pagetier with a daemon."""
     return {
         "kv_connector": "PagetierConnector",
         "kv_connector_module_path": "pagetier.client.engines.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": str(scene.socket), "disk_timeout": 30},
+        "kv_connector_extra_config": {"socket": str(stage.socket), "disk_timeout": 30},
     }

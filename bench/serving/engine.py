@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from serving.connector_clock import ConnectorClock, ProcessorTime
 
 BLOCK = 32
 LENGTH = 8192
@@ -28,26 +32,48 @@ ENVIRONMENT = {
 }
 SPAWN = get_context("spawn")
 _START_S = 600.0
+_NONE: Mapping[str, str] = {}
 _ANSWER_S = 300.0
 
 Prompts = Sequence[Sequence[int]]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The seconds until the last token of the last prompt, and of each prompt the cached tokens and the answer."""
+    """The times of one run, and of each prompt the cached tokens and the answer.
+
+    Attributes:
+        seconds: Seconds until the last token of the last prompt.
+        cached: The cached tokens of each prompt.
+        tokens: The tokens of each answer.
+        first_tokens: Seconds until the first token of each answer.
+    """
 
     seconds: float
     cached: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
+    first_tokens: tuple[float, ...]
 
 
 class Engine:
-    """One of several engines that take turns."""
+    """One of several engines that take turns.
 
-    def __init__(self, name: str, model: Path, transfer: Mapping[str, Any] | None) -> None:
+    Args:
+        name: Its name.
+        model: The folder of the model.
+        transfer: The kv_transfer_config; None for vLLM alone.
+        environment: Environment variables of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        transfer: Mapping[str, Any] | None,
+        environment: Mapping[str, str] = _NONE,
+    ) -> None:
         self.name, self._log = name, model.parent / f"{name}.log"
         self._pipe, theirs = SPAWN.Pipe()
-        settings = (str(model), dict(transfer) if transfer else None, str(self._log))
+        settings = (str(model), dict(transfer) if transfer else None, str(self._log), dict(environment))
         self._process = SPAWN.Process(target=_live, args=(settings, theirs))
         self._process.start()
         theirs.close()
@@ -65,6 +91,12 @@ class Engine:
         """Empties the engine's own prefix cache; a connector's cache stays."""
         self._pipe.send(("forget", ()))
         self._answer(_ANSWER_S)
+
+    def processor_time(self) -> ProcessorTime:
+        """Returns its CPU time since its start, if its environment has all of it in one process."""
+        self._pipe.send(("processor_time", ()))
+        taken: ProcessorTime = self._answer(_ANSWER_S)
+        return taken
 
     def processor_seconds(self) -> float:
         """Returns the CPU time of all of its processes."""
@@ -86,14 +118,15 @@ class Engine:
         raise SystemExit(f"{self.name} does not answer: {self._log.read_text(errors='replace')[-6000:]}")
 
 
-def _live(settings: tuple[str, dict[str, Any] | None, str], pipe: Connection) -> None:
+def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, str]], pipe: Connection) -> None:
     """Runs the engine's process until the other end of the pipe is closed."""
-    model, transfer, log = settings
+    model, transfer, log, environment = settings
     os.setsid()
     with Path(log).open("wb") as written:
         os.dup2(written.fileno(), 1)
         os.dup2(written.fileno(), 2)
-    os.environ.update(ENVIRONMENT)
+    folder = {"VLLM_RPC_BASE_PATH": str(Path(model).parent)}  # vLLM leaves its sockets there
+    os.environ.update(ENVIRONMENT | folder | environment)
     vllm = _Vllm(model, transfer)
     pipe.send(None)
     try:
@@ -109,27 +142,38 @@ class _Vllm:
     def __init__(self, model: str, transfer: dict[str, Any] | None) -> None:
         from vllm import LLM, SamplingParams
 
-        self._sampling = SamplingParams
+        self._sampling, self._steps = SamplingParams, 0
+        in_process = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+        self._clock = ConnectorClock(_connector_of(transfer) if in_process else object)
         self._llm = LLM(
             model=model,
             skip_tokenizer_init=True,
             enforce_eager=True,
             dtype="bfloat16",
             block_size=BLOCK,
-            max_model_len=LENGTH,
+            max_model_len=_length_of(model),
             max_num_batched_tokens=LENGTH,
             enable_prefix_caching=True,
             kv_transfer_config=transfer,
         )
 
-    def run(self, prompts: Prompts, tokens: int) -> tuple[float, tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    def run(self, prompts: Prompts, tokens: int) -> tuple[Any, ...]:
+        """Returns the fields of an Answer. All prompts are submitted before the first step."""
         greedy = self._sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        engine, outputs = self._llm.llm_engine, {}
+        first: dict[str, float] = {}
         began = time.perf_counter()
-        outputs = self._llm.generate(asked, greedy, use_tqdm=False)
-        seconds = time.perf_counter() - began
-        cached = tuple(output.num_cached_tokens or 0 for output in outputs)
-        return seconds, cached, tuple(tuple(output.outputs[0].token_ids) for output in outputs)
+        for at, prompt in enumerate(prompts):
+            engine.add_request(str(at), {"prompt_token_ids": list(prompt)}, greedy)
+        while engine.has_unfinished_requests():
+            self._steps += 1
+            for output in engine.step():
+                outputs[output.request_id] = output
+                first.setdefault(output.request_id, time.perf_counter() - began)
+        seconds, names = time.perf_counter() - began, [str(at) for at in range(len(prompts))]
+        cached = tuple(outputs[name].num_cached_tokens or 0 for name in names)
+        answers = tuple(tuple(outputs[name].outputs[0].token_ids) for name in names)
+        return seconds, cached, answers, tuple(first[name] for name in names)
 
     def forget(self) -> None:
         """Empties the prefix cache.
@@ -145,8 +189,29 @@ class _Vllm:
             self.run([[7]], 1)
         raise RuntimeError("cannot empty the prefix cache")
 
+    def processor_time(self) -> ProcessorTime:
+        return self._clock.read(self._steps)
+
     def end(self) -> None:
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def _connector_of(transfer: dict[str, Any] | None) -> type:
+    """Returns the class of the connector; without one, a class that has no methods."""
+    if transfer is None:
+        return object
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    if module := transfer.get("kv_connector_module_path"):
+        found: type = getattr(importlib.import_module(module), transfer["kv_connector"])
+    else:
+        found = KVConnectorFactory.get_connector_class_by_name(transfer["kv_connector"])
+    return found
+
+
+def _length_of(model: str) -> int:
+    """Returns the longest context of a model."""
+    return min(LENGTH, int(json.loads((Path(model) / "config.json").read_text())["max_position_embeddings"]))
 
 
 def _session(leader: int) -> list[int]:

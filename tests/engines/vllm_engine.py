@@ -54,7 +54,9 @@ class VllmEngine:
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         self.log = Path(self.folder.name) / "log"
-        environment = {"PAGETIER_COPY_CONFIG": str(self._long_timeouts()), **settings.pop("environment", {})}
+        # vLLM leaves its sockets where they are.
+        own = {"PAGETIER_COPY_CONFIG": str(self._long_timeouts()), "VLLM_RPC_BASE_PATH": self.folder.name}
+        environment = own | settings.pop("environment", {})
         theirs, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         with self.log.open("wb") as log:

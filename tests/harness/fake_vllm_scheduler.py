@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from enum import Enum
 from types import SimpleNamespace
 
 from fake_vllm_requests import FINISHED, LOADING, PREEMPTED, RUNNING, WAITING, Request, Step
@@ -13,13 +14,23 @@ from vllm_block_pool import Block, Pool
 from vllm_expected_blocks import Computed, Tokens
 
 
+class Turn(Enum):
+    """When the scheduler considers a request whose load has ended: before the other waiting requests, or after them."""
+
+    LOADED_FIRST = 1
+    LOADED_LAST = 2
+
+
 class Scheduler:
     """The scheduler.
 
     Attributes:
         lag: The number of steps that are scheduled before the output of the first one arrives.
         offers: Whether the scheduler offers states at boundaries.
+        delayed: The requests of this step that the half wants to be asked for again.
     """
+
+    turn = Turn.LOADED_FIRST
 
     def __init__(
         self, half: SchedulerHalf, kinds: Sequence[Group], *, hash_tokens: int, blocks: int, budget: int, offers: bool
@@ -33,6 +44,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.received: dict[str, bool] = {}
+        self.delayed: list[str] = []
         self.queries = self.external_hits = 0
         self._offered: dict[str, list[tuple[int, int, int]]] = {}
         self._this_step: set[object] = set()
@@ -47,7 +59,7 @@ class Scheduler:
 
     def schedule(self) -> Step:
         step, self._left = Step(), self.budget
-        self._offered, self._this_step = {}, set()
+        self._offered, self._this_step, self.delayed = {}, set(), []
         self._cached: list[tuple[Request, Sequence[Sequence[int]], bool]] = []
         preempted = False
         for request in list(self.running):
@@ -152,9 +164,8 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _start_waiting(self, step: Step) -> None:
-        for request in sorted(
-            self.waiting, key=lambda one: one.state != LOADING
-        ):  # loaded requests have blocks already
+        # Loaded requests have blocks already.
+        for request in sorted(self.waiting, key=lambda one: (one.state != LOADING) is (self.turn is Turn.LOADED_FIRST)):
             if (request.state == LOADING and not self._promote(request)) or request.in_flight:
                 continue
             if not self._left or not self._take_in(request, step):
@@ -167,6 +178,7 @@ class Scheduler:
             hit, rows = self._local(request)
             answer = self.half.matched(request, hit)
             if answer is None:
+                self.delayed.append(request.request_id)
                 return True
             if answer:
                 return self._begin_load(request, rows, hit, answer)

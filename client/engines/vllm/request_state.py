@@ -10,7 +10,7 @@ import numpy as np
 
 from pagetier.client.engines.vllm.prefetch import PendingPrefetch
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
-from pagetier.client.groups import Group
+from pagetier.client.groups import Group, Recurrent, grain_of
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match, MatchHandle
 
@@ -86,8 +86,12 @@ class Tracked:
         taken: The tokens being loaded, until the load fails.
         counted: Whether the statistics contain the request.
         loading_into: The blocks that are being loaded.
+        awaited: The request whose load it waits for; empty if it does not wait. See ArrivingPages.
+        awaited_tokens: The most tokens that it has waited for, counted from the begin of the prompt.
+        waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
         tables: For each group the blocks of the pages.
+        grain: The number of tokens of which the length of every hit is a multiple.
     """
 
     def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
@@ -105,8 +109,13 @@ class Tracked:
         self.taken = NO_TOKENS
         self.counted = False
         self.loading_into: frozenset[int] = frozenset()
+        self.awaited = ""
+        self.awaited_tokens = 0
+        self.waited_again = False
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
+        self.grain = grain_of(group.kind for group in groups)
+        self._planned_until = self._completes_next = 0
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
         self._last = b""
@@ -122,6 +131,11 @@ class Tracked:
         self._hashed, self._last = len(hashes), hashes[-1] if hashes else b""
         return self._keys
 
+    @property
+    def finest_keys(self) -> Keys:
+        """The keys in the group with the shortest pages."""
+        return min(self.keys, key=lambda keys: keys.namespace.page_tokens)
+
     def group_keys(self) -> list[GroupKeys]:
         """Returns the keys in the form that a match takes."""
         return [GroupKeys(group.kind, keys) for group, keys in zip(self.groups, self.keys, strict=True)]
@@ -130,6 +144,21 @@ class Tracked:
         """Records that the first `tokens` tokens are cached and need not be stored."""
         for at, group in enumerate(self.groups):
             self.stored[at] = max(self.stored[at], tokens // group.kind.page_tokens)
+
+    def completes_no_page(self, begins: int, ends: int) -> bool:
+        """Returns whether a step from `begins` to `ends` tokens certainly completes no page. It is a cheap check."""
+        return self._planned_until <= begins and ends < self._completes_next
+
+    def mark_planned(self, ends: int) -> None:
+        """Records that all pages that are complete at `ends` tokens have store commands, if they could have them."""
+        kinds = [group.kind for group in self.groups]
+        behind = any(
+            stored < ends // kind.page_tokens
+            for kind, stored in zip(kinds, self.stored, strict=True)
+            if not isinstance(kind, Recurrent)
+        )
+        self._planned_until = ends
+        self._completes_next = 0 if behind else min((ends // kind.page_tokens + 1) * kind.page_tokens for kind in kinds)
 
     @property
     def is_stale(self) -> bool:

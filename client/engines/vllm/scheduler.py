@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
@@ -42,6 +43,7 @@ class SchedulerHalf:
         disk_timeout: Seconds that a request may wait for pages on disk.
         announcer: Receives the stored pages; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
+        prefix_cache: Whether vLLM has a prefix cache of its own.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class SchedulerHalf:
         disk_timeout: float,
         announcer: Announcer | None = None,
         private: Iterable[Namespace] = (),
+        prefix_cache: PrefixCache = PrefixCache.ON,
     ) -> None:
         self._client, self._groups, self._disk_timeout = client, tuple(groups), disk_timeout
         self._prefetches = PrefetchThread(client)
+        self._arriving = ArrivingPages(prefix_cache)
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadCommand] = []
         self._written: set[int] = set()
@@ -71,6 +75,9 @@ class SchedulerHalf:
         tracked.computed = computed
         if tracked.failures >= _TRIES:
             return 0
+        if self._arriving.must_wait(tracked, computed):
+            tracked.release_hit()
+            return None
         found = self._found(tracked, computed)
         if found is None:
             return None
@@ -96,6 +103,8 @@ class SchedulerHalf:
             self._written |= tracked.loading_into
             tracked.loading = True
             tracked.taken = LoadedTokens(external, self.from_memory(request, external))
+            if external == tracked.offered:
+                self._arriving.add(tracked, found.tokens)
         elif not external:
             self._count(tracked, NO_TOKENS)
 
@@ -105,6 +114,7 @@ class SchedulerHalf:
         stores = (*map(self._numbered, store_commands(self._tracked, output)), *self._late)
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
+        self._arriving.end_step()
         self._release_expired(time.monotonic())
         return commands
 
@@ -114,6 +124,7 @@ class SchedulerHalf:
             if name in requests or (tracked.loading and tracked.loading_into & blocks):
                 tracked.failures += 1
                 tracked.taken = NO_TOKENS
+                self._arriving.remove(name)
 
     def loaded(self, requests: Iterable[str]) -> None:
         """Records that all workers have ended the loads of these requests."""
@@ -122,6 +133,7 @@ class SchedulerHalf:
                 if tracked.taken.tokens:
                     self._count(tracked, tracked.taken)
                 tracked.loaded()
+                self._arriving.end_load(request)
                 if tracked.request.is_finished():
                     del self._tracked[request]
 
@@ -131,6 +143,7 @@ class SchedulerHalf:
         Returns:
             Whether the request must keep its blocks until a last store of them has ended.
         """
+        self._arriving.remove(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return False
@@ -158,6 +171,7 @@ class SchedulerHalf:
         for tracked in self._tracked.values():
             tracked.release_hit()
             tracked.mark_stale()
+        self._arriving.clear()
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))

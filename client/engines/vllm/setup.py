@@ -13,6 +13,7 @@ import msgspec
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
@@ -181,7 +182,9 @@ def open_scheduler(
         paged = _paged_groups(config, groups, namespaces, hash_tokens)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
-        return SchedulerHalf(client, paged, settings.disk_timeout, _announcer(config, groups), private)
+        prefix_cache = PrefixCache.ON if config.cache_config.enable_prefix_caching else PrefixCache.OFF
+        announcer = _announcer(config, groups)
+        return SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache)
 
     return PendingScheduler(weights, client, opened)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import Tracked
-from pagetier.client.groups import Recurrent, grain_of
+from pagetier.client.groups import FullAttention, Recurrent
 from pagetier.client.keys import Keys
+from pagetier.shm._core import KEY_BYTES
 
 
 def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
@@ -40,7 +41,10 @@ def store_commands(tracked: Mapping[str, Tracked], output: Any) -> Iterator[Stor
             begins, guessed = one.request.num_computed_tokens, len(drafts.get(request, ()))
             # With drafts, the state at the end of a step is in a separate block until they are accepted.
             offered = offers.get(request, () if guessed else None)
-            yield from _commands_of(one, begins, begins + tokens - guessed, offered)
+            ends = begins + tokens - guessed
+            if offered or not one.completes_no_page(begins, ends):
+                yield from _commands_of(one, begins, ends, offered)
+                one.mark_planned(ends)
 
 
 def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreCommand]:
@@ -75,21 +79,26 @@ def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | N
 
 def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool = False) -> Iterator[StoreCommand]:
     """Yields the pages from `first` on that are complete at `ends` tokens."""
-    kind, keys, table = one.groups[at].kind, one.keys[at], one.tables[at]
+    kind, table = one.groups[at].kind, one.tables[at]
+    keys = one.keys[at]
     last = min(ends // kind.page_tokens, len(keys), len(table))
     if last <= first:
         return
-    grain = grain_of([group.kind for group in one.groups])
-    blocks = tuple(table[page] if kind.useful(page, grain) else 0 for page in range(first, last))
+    if isinstance(kind, FullAttention):
+        blocks = tuple(table[first:last])
+    else:
+        blocks = tuple(table[page] if kind.useful(page, one.grain) else 0 for page in range(first, last))
     one.stored[at] = last
     if any(blocks):
-        yield _command(one, at, first, keys[first:last], blocks, retains_blocks=retains_blocks)
+        yield _command(one, at, first, keys, blocks, retains_blocks=retains_blocks)
 
 
 def _command(
     one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
 ) -> StoreCommand:
-    return StoreCommand(one.request.request_id, at, first, keys.data, blocks, retains_blocks, salt=keys.namespace.salt)
+    """Returns the command for the pages from `first` on. `keys` are those of all pages."""
+    data = keys.data[first * KEY_BYTES : (first + len(blocks)) * KEY_BYTES]
+    return StoreCommand(one.request.request_id, at, first, data, blocks, retains_blocks, salt=keys.namespace.salt)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:
@@ -110,7 +119,7 @@ def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreComm
     for group, block, boundary in offers:
         page = boundary // tokens - 1
         if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
-            yield _command(one, at, page, keys[page : page + 1], (block,))
+            yield _command(one, at, page, keys, (block,))
 
 
 def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:

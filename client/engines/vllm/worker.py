@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
 
@@ -24,6 +24,7 @@ _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other co
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
 _SYNC_LOAD_BYTES: Final = 32 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
+_BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 _READABLE: Final = (Outcome.STORED, Outcome.PRESENT)
 
 
@@ -49,10 +50,17 @@ class RankGroup(msgspec.Struct, frozen=True):
 
 
 class _Storing(msgspec.Struct, eq=False):
+    """Commands of one group that are stored together, in their order."""
+
     store: StoreHandle
     blocks: frozenset[int]
-    command: StoreCommand
+    commands: Sequence[StoreCommand]
     cancelled: bool = False
+
+    @property
+    def retaining(self) -> set[str]:
+        """The requests that keep their blocks until the store has ended."""
+        return {command.request for command in self.commands if command.retains_blocks}
 
 
 class _Loading(msgspec.Struct, frozen=True, eq=False):
@@ -83,6 +91,9 @@ class Finished(msgspec.Struct, frozen=True):
     loaded: frozenset[str]
     failed: frozenset[str]
     blocks: frozenset[int]
+
+
+_NOTHING: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())
 
 
 class WorkerHalf:
@@ -142,11 +153,12 @@ class WorkerHalf:
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
         event = self._event()
-        for command in stores:
-            rank_group = self.rank_groups[command.group]
-            slots = slots_of(rank_group.cache, command.blocks)
-            store = rank_group.copier.store(Keys(self._namespace_of(command), command.keys), slots, after=event)
-            self._storing.append(_Storing(store, frozenset(command.blocks) - {0}, command))
+        for commands in _batches(stores):
+            first, blocks = commands[0], [block for command in commands for block in command.blocks]
+            rank_group = self.rank_groups[first.group]
+            keys = Keys(self._namespace_of(first), b"".join(command.keys for command in commands))
+            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), after=event)
+            self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
         if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:
             self._wait_or_cancel(self._storing)
 
@@ -155,6 +167,8 @@ class WorkerHalf:
 
         `idle`: the step computes nothing, so this waits briefly for loads.
         """
+        if not self._loading and not self._storing:
+            return _NOTHING  # as in most steps
         if idle:
             self._wait_a_moment()
         loaded = {request for request, loading in self._loading.items() if loading.ended}
@@ -223,29 +237,43 @@ class WorkerHalf:
 
     def _stored(self) -> frozenset[str]:
         """Returns the requests that kept blocks for stores and do not need them any more."""
-        before, self._storing = self._storing, []
-        ended = set()
-        for storing in before:
-            if not storing.store.ended:
-                self._storing.append(storing)
-                continue
+        ended = [storing for storing in self._storing if storing.store.ended]
+        if not ended:
+            return frozenset()
+        self._storing = [storing for storing in self._storing if storing not in ended]
+        for storing in ended:
             self._record_result(storing)
-            ended.add(storing.command.request if storing.command.retains_blocks else "")
-        return frozenset(
-            ended - {""} - {storing.command.request for storing in self._storing if storing.command.retains_blocks}
-        )
+        released = set().union(*(storing.retaining for storing in ended))
+        return frozenset(released.difference(*(storing.retaining for storing in self._storing)))
 
     def _record_result(self, storing: _Storing) -> None:
-        result = storing.store.wait(0.0)
+        result, page = storing.store.wait(0.0), 0
         self.counters.add("stored_pages", result.stored)
-        if storing.command.number:
-            self._results[storing.command.number] = bytes(code in _READABLE for code in result.codes)
+        for command in storing.commands:
+            codes = result.codes[page : page + len(command.blocks)]
+            page += len(command.blocks)
+            if command.number:
+                self._results[command.number] = bytes(code in _READABLE for code in codes)
 
     def _wait_a_moment(self) -> None:
         ends = time.monotonic() + _IDLE_S
         for loading in self._loading.values():
             for load in loading.loads:
                 load.wait_ended(max(0.0, ends - time.monotonic()))
+
+
+def _batches(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
+    """Yields commands that are stored together, because a store costs as much as the copies of many pages.
+
+    A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
+    """
+    batches: dict[tuple[int, str], list[StoreCommand]] = {}
+    for command in stores:
+        batch = batches.setdefault((command.group, command.salt), [])
+        batch.append(command)
+        if sum(len(one.blocks) for one in batch) >= _BATCH_PAGES:
+            yield batches.pop((command.group, command.salt))
+    yield from batches.values()
 
 
 def _blocks_of(command: LoadCommand) -> frozenset[int]:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from fake_vllm_requests import FINISHED, Step
+from fake_vllm_requests import FINISHED, LOADING, Step
 from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
@@ -145,7 +145,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self) -> None:
         for request in self.engine.requests.values():
             self.worker.know(request.block_hashes, request.future)
+        loading = [one for one in self.engine.requests.values() if one.state == LOADING]
         step = self.engine.schedule()
+        loading += [one for one in self.engine.requests.values() if one.state == LOADING]
+        assert loading or not self.engine.delayed, "a request waits for no load"
+        for name in self.engine.delayed:
+            assert self.half._tracked[name].found is None, "a request pins pages while it waits"
         commands = self.half.build(step)
         self.engine.advance(step)
         self.worker.step(commands, (), step.computed)
@@ -176,6 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.update(self.steps.popleft())
         assert len(self.engine.pool.free) == self.engine.blocks - 1, "a block is lost"
         assert not self.half._tracked, "the half still has a request"
+        assert not len(self.half._arriving), "a request would wait for a load that has ended"
         assert not self.host.pins(), "a pin is left"
 
 

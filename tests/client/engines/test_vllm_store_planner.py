@@ -11,6 +11,7 @@ import pytest
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.client.keys import Keys
 from running_daemon import namespace
 
 PAGE = 4
@@ -62,6 +63,31 @@ def test_complete_pages_are_stored_once() -> None:
     assert planned_stores(one, step(8)) == [(2, (13, 14))]
     one.request.num_computed_tokens = 18
     assert planned_stores(one, step(1)) == []
+
+
+def test_a_step_that_completes_no_page_asks_for_no_keys() -> None:
+    """Most steps of an answer complete none, and the keys take most of the time."""
+    one = tracked(FullAttention(PAGE), tokens=9, computed=0, table=[11, 12, 13])
+    asked = 0
+
+    class Counting(Tracked):
+        @property
+        def keys(self) -> list[Keys]:
+            nonlocal asked
+            asked += 1
+            return super().keys
+
+    one.__class__ = Counting
+    assert planned_stores(one, step(9)) == [(0, (11, 12))]
+    before = asked
+    for computed in (9, 10):
+        one.request.num_computed_tokens = computed
+        assert not list(store_commands({"one": one}, step(1)))
+    assert asked == before
+    one.request.num_computed_tokens, one.request.block_hashes = 11, hashed(3)
+    assert planned_stores(one, step(1)) == [(2, (13,))]
+    one.request.num_computed_tokens, one.stored[0] = 0, 0
+    assert planned_stores(one, step(9)) == [(0, (11, 12))], "a step of a preempted request was left out"
 
 
 def test_pages_that_end_with_drafts_are_not_complete() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from secrets import token_hex
+from unittest import mock
 
 import pytest
+import torch
 
 from pagetier.client import Client
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StoreCommand
+from pagetier.client.engines.vllm.worker import WorkerHalf
 from pagetier.client.match import MatchHandle
 from running_daemon import RunningDaemon, eventually
 from vllm_caches import aliased, heads_first
-from vllm_worker_world import ends, load_command, same, slow_of, store_command, worker_of
+from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,48 @@ def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> Non
     assert eventually(named, 10.0)
     assert stored == ["storing"]
     assert not worker.finished(False).stored
+
+
+def numbered(worker: WorkerHalf, number: int, blocks: tuple[int, ...]) -> StoreCommand:
+    return replace(store_command(worker, 0, blocks, prompt=number), request=f"r{number}", number=number)
+
+
+def test_commands_of_a_step_are_stored_together_and_reported_apart(client: Client) -> None:
+    """A store costs as much as the copies of many pages, and at times each request completes one page in a step."""
+    cache, salt = heads_first(), token_hex(8)
+    cache.fill(1)
+    worker = worker_of(client, cache, salt=salt)
+    commands = [numbered(worker, 1, (5, 0)), numbered(worker, 2, (6,)), numbered(worker, 3, (0, 7))]
+    copier = worker.rank_groups[0].copier
+    with mock.patch.object(copier, "store", side_effect=copier.store) as store:
+        worker.store(commands)
+    assert store.call_count == 1
+    ends(worker)
+    assert worker.store_results() == {1: b"\1\0", 2: b"\1", 3: b"\0\1"}
+    for number, page, block in ((1, 0, 5), (2, 0, 6), (3, 1, 7)):
+        loading = worker_of(client, target := heads_first(), salt=salt)
+        with client.match(keys_of(worker, 0, 2, number)[page : page + 1]) as match:
+            loading.load([LoadCommand("loading", (GroupLoad(0, match.to_handle(), (9,)),))])
+        ends(loading)
+        assert all(torch.equal(one, two) for one, two in zip(target.page(9), cache.page(block), strict=True))
+
+
+def test_a_page_that_two_requests_complete_in_a_step_is_stored_once(client: Client) -> None:
+    worker = worker_of(client, heads_first(), salt=token_hex(8))
+    one, other = (replace(store_command(worker, 0, (block,)), number=block) for block in (5, 6))
+    worker.store([one, other])
+    ends(worker)
+    assert worker.store_results() == {5: b"\1", 6: b"\0"}
+
+
+def test_a_store_that_takes_too_long_loses_few_pages_of_other_requests(client: Client) -> None:
+    worker = worker_of(client, heads_first(), salt=token_hex(8))
+    commands = [numbered(worker, number, tuple(range(1, 21))) for number in range(8)]
+    copier = worker.rank_groups[0].copier
+    with mock.patch.object(copier, "store", side_effect=copier.store) as store:
+        worker.store(commands)
+    assert [len(call.args[0]) for call in store.call_args_list] == [80, 80]
+    ends(worker)
 
 
 def test_an_evicted_page_fails_the_whole_load(client: Client) -> None:
