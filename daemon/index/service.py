@@ -56,8 +56,7 @@ _NO_ENTRY = NO_ENTRY.to_bytes(4, "little")
 _U32, _U64 = 1 << 32, 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
-_FIRST_SAVE = (Save, True)  # keys of the scan queue: the first request of a client, and its further ones
-_NEXT_SAVE = (Save, False)
+_FIRST_SAVE, _NEXT_SAVE = (Save, True), (Save, False)  # keys of the scan queue, for a client's first and next requests
 
 
 class Service:
