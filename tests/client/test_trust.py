@@ -155,6 +155,6 @@ def test_a_replay_does_not_trust_it_either() -> None:
         Path(trace.name).chmod(0o644)
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            code, output = output_as(ALICE, imports, "replay()", trace.name)
+            code, output = output_as(ALICE, imports, "replay()", trace.name, "--live")
     assert code == 3, output
     assert f"{folder} belongs to user {MALLORY}" in output

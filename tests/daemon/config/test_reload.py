@@ -34,11 +34,11 @@ def disk() -> Iterator[DiskDaemon]:
 
 
 def resize(disk: DiskDaemon, mib: int) -> str:
-    """Resizes the disk tier, and returns the last line of the command's output."""
+    """Resizes the disk tier, and returns the output of the command without the pages that will leave."""
     result = disk.pagetier("resize", "--disk-size", f"{mib}MiB", "--yes")
     assert result.exit_code == 0, result.output
     assert disk.until(lambda report: (report.standing, report.cap) == (Standing.OPEN, mib << 20)), disk.reported()
-    return result.output.splitlines(keepends=True)[-1]
+    return "".join(line for line in result.output.splitlines(keepends=True) if "will leave the disk" not in line)
 
 
 # --- SIGHUP ----------------------------------------------------------------------------------------------------------
