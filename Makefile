@@ -1,4 +1,4 @@
-# pagetier. `make` alone lists the targets. PYTHON=... picks the interpreter, JOBS=... the test processes.
+# pagetier. `make` alone lists the targets. PYTHON=... picks the interpreter, JOBS=... the test processes (most tests wait).
 
 VENV := .venv
 BIN  := $(VENV)/bin
@@ -7,7 +7,7 @@ PIP  := $(BIN)/pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
-JOBS ?= 2
+JOBS ?= 3
 TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile
