@@ -10,7 +10,7 @@ from pagetier.client.attached_client import AttachedClient
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.client.misuse import reject_keys
+from pagetier.client.misuse import Misuse, reject_keys
 from pagetier.shm._core import Session, miss
 
 
@@ -42,7 +42,7 @@ class MatchingClient(AttachedClient):
 
     def _miss(self, keys: Keys) -> Match:
         if self._closed:
-            self.misuse.report("closed", "match() of a client that is closed: every match is a miss")
+            self.misuse.report(Misuse.CLOSED)
         if not isinstance(keys, Keys):
             reject_keys(keys, AttributeError())
         return miss(Match, keys, len(keys))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from enum import Enum
 from typing import NoReturn
 
 from pagetier.client.keys import Keys
@@ -12,27 +13,33 @@ from pagetier.kernels.host.buffers import Access, HostBuffers, page_count, pages
 log = logging.getLogger("pagetier.client")
 
 
+class Misuse(Enum):
+    """A kind of wrong use: what happened, and what follows or what to do."""
+
+    CLOSED = "match() of a client that is closed: every match is a miss"
+    RELEASED = "load() of a match that is released: load its pages before release() or the end of its with block"
+    OTHER_SIZE = "load() of pages into buffers of another size than the pages: nothing is loaded"
+
+
 class MisuseLog:
     """The kinds of wrong use that one client has logged. Each kind is logged once."""
 
     def __init__(self) -> None:
-        self._logged: set[str] = set()
+        self._logged: set[Misuse] = set()
 
-    def report(self, kind: str, text: str) -> None:
+    def report(self, kind: Misuse) -> None:
         """Logs a warning, unless one of this kind was logged before."""
         if kind not in self._logged:
             self._logged.add(kind)
-            log.warning("%s; further cases are not logged", text)
+            log.warning("%s; further cases are not logged", kind.value)
 
 
-def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> str:
-    """Returns why buffers cannot take the first page of a match; "" if they can."""
+def why_nothing_loaded(match: Match, out: HostBuffers, start_page: int) -> Misuse | None:
+    """Returns the mistake for which buffers cannot take the first page of a match; None if they can."""
     if len(match) and not match.pinned:
-        return "load() of a match that is released: load its pages before release() or the end of its with block"
+        return Misuse.RELEASED
     sizes = match.page_sizes[start_page:]
-    if not len(sizes) or _fits(out, int(sizes[0])):
-        return ""
-    return f"load() of a page of {int(sizes[0]):,} bytes into a buffer of another size: nothing is loaded"
+    return Misuse.OTHER_SIZE if len(sizes) and not _fits(out, int(sizes[0])) else None
 
 
 def _fits(out: HostBuffers, page_bytes: int) -> bool:

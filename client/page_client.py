@@ -85,7 +85,7 @@ class PageClient(MatchingClient):
     def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
         """Returns 0, and logs once if that is the caller's mistake."""
         if not isinstance(out, Blocks) and (why := why_nothing_loaded(match, out, start_page)):
-            self.misuse.report(why.partition(":")[2], why)
+            self.misuse.report(why)
         return 0
 
     def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 from pagetier.client import Client, Keys
-from running_daemon import RunningDaemon, namespace
+from running_daemon import namespace
 
 PAGE = 1000
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
 
 
 @pytest.fixture
@@ -52,7 +38,7 @@ def test_buffers_of_another_size_are_logged_once(client: Client, keys: Keys, cap
             assert client.load(match, [bytearray(PAGE // 2)] * 4) == 0
         assert client.load(match, [bytearray(PAGE)] * 4) == 4
     assert [record.message for record in caplog.records if "load()" in record.message] == [
-        "load() of a page of 1,000 bytes into a buffer of another size: nothing is loaded; further cases are not logged"
+        "load() of pages into buffers of another size than the pages: nothing is loaded; further cases are not logged"
     ]
 
 

@@ -110,6 +110,6 @@ def _consequence(event: LinkEvent) -> str:
             return f"is not attached: {event.detail}; nothing is cached until the daemon accepts this engine"
         case _:
             return (
-                f"is not attached: {event.detail}; nothing is cached until then: start pagetierd there,"
+                f"is not attached: {event.detail}; nothing is cached until a daemon answers: start pagetierd there,"
                 ' or set "socket" in kv_connector_extra_config'
             )

@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,7 +51,8 @@ class FileDigests:
     since its name was first seen.
 
     Args:
-        memory: The file that remembers digests. It need not exist, and without write access nothing is remembered.
+        memory: The file that remembers digests. It need not exist, and without write access nothing is remembered. It
+            is ignored if it belongs to another user, or if others may write to it.
     """
 
     def __init__(self, memory: Path) -> None:
@@ -85,8 +87,13 @@ class FileDigests:
         return digests
 
     def _read_memory(self) -> Records:
+        """Returns what is remembered. A file that another user could have written is not believed."""
         try:
-            return msgspec.json.decode(self._memory.read_bytes(), type=Records)
+            with self._memory.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return {}
+                return msgspec.json.decode(file.read(), type=Records)
         except (OSError, msgspec.MsgspecError):
             return {}
 
@@ -106,6 +113,7 @@ class FileDigests:
         self._memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         unfinished = self._memory.with_name(f".{self._memory.name}.{os.getpid()}")
         unfinished.write_bytes(msgspec.json.encode(records))
+        unfinished.chmod(0o600)
         unfinished.replace(self._memory)
 
     @contextmanager

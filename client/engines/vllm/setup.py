@@ -106,8 +106,12 @@ def is_switched_off(config: Any, settings: ConnectorSettings) -> bool:
 
     vLLM switches it off for some backends, too. Answers from cached pages may then differ slightly from its own.
     """
-    switched_on = getattr(config.cache_config, "enable_prefix_caching", True)
-    return settings.prefix_caching == "follow" and not switched_on
+    return settings.prefix_caching == "follow" and prefix_cache_of(config) is PrefixCache.OFF
+
+
+def prefix_cache_of(config: Any) -> PrefixCache:
+    """Returns whether vLLM's own prefix cache is on; vLLM leaves it open while it does not know the model yet."""
+    return PrefixCache.ON if getattr(config.cache_config, "enable_prefix_caching", True) else PrefixCache.OFF
 
 
 def warn_of_switch(*, switched_off: bool) -> None:
@@ -182,9 +186,8 @@ def open_scheduler(
         paged = _paged_groups(config, groups, namespaces, hash_tokens)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
-        prefix_cache = PrefixCache.ON if config.cache_config.enable_prefix_caching else PrefixCache.OFF
         announcer = _announcer(config, groups)
-        return SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache)
+        return SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
 
     return PendingScheduler(weights, client, opened)
 

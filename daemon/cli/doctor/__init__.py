@@ -68,9 +68,11 @@ def _check_as_it_runs(config: Config, host: Host) -> Iterator[Result]:
     try:
         with daemon_at(config.socket) as daemon:
             config = config_of(daemon)
-        yield ok("configuration", f"that of the running daemon{_file_hint(host)}")
+        yield ok("configuration", f"checked with the settings of the running daemon{_file_hint(host)}")
     except (Unreachable, Refused, ConfigError):
-        yield ok("configuration", f"the defaults{_file_hint(host)}")
+        yield ok(
+            "configuration", f"no daemon answers: checked with the defaults and PAGETIER_* variables{_file_hint(host)}"
+        )
     yield from _check(config, host)
 
 

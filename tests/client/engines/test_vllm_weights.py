@@ -179,6 +179,24 @@ def test_weights_that_are_changed_after_the_start_are_not_identified(tmp_path: P
         identify(source, FileDigests(memory))
 
 
+@pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o666), lambda path: os.chown(path, 12345, -1)])
+def test_a_memory_that_another_user_could_have_written_is_not_believed(
+    spoil: Callable[[Path], object], tmp_path: Path, memory: Path
+) -> None:
+    folder = plain(tmp_path / "one")
+    settled()
+    source = source_of(config_of(folder), "", time.time_ns())
+    before = identify(source, FileDigests(memory))
+    assert bytes_to_read(source, FileDigests(memory)) == 0
+    memory.write_text(memory.read_text().replace(sha256(CONTENT["a.safetensors"]).hexdigest(), "0" * 64))
+    try:
+        spoil(memory)
+    except PermissionError:
+        pytest.skip("only root can give a file away")
+    assert bytes_to_read(source, FileDigests(memory)) > 0
+    assert identify(source, FileDigests(memory)) == before
+
+
 def test_the_start_of_this_process_is_in_the_past() -> None:
     assert 0 < time.time_ns() - started_ns() < 10**9 * 3600
 

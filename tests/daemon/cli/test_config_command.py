@@ -51,7 +51,7 @@ def test_a_resized_setting_names_the_command(daemon: RunningDaemon) -> None:
 
 def test_doctor_without_a_file_compares_with_the_daemon_itself(daemon: RunningDaemon) -> None:
     lines = pagetier("doctor", daemon).output
-    assert "that of the running daemon" in lines
+    assert "the settings of the running daemon" in lines
     assert "restart" not in lines
 
 

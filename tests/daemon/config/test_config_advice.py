@@ -26,6 +26,7 @@ def why(tmp_path: Path, text: str) -> str:
     [
         ("[arena]\nsize = 64GB\n", 'write size = "64GB", in quotes'),
         ('[arena]\nsize = "1GiB"\nsize = "2GiB"\n', '"size = "2GiB"" sets a key again'),
+        ("# a line\u2028separator\n[arena]\nsize = 64GB\n", 'write size = "64GB", in quotes'),
         ('arena_size = "1GiB"\n', "write size in the table [arena]"),
         ('[ARENA]\nsize = "1GiB"\n', 'did you mean "arena"?'),
         ('[evict]\nlow = "5 percent"\n', '"5 percent" is not a number'),
