@@ -82,7 +82,7 @@ $(VENV)/.kernels: $(VENV)/.made $(PINS)
 
 .PRECIOUS: .engines/%/.made .engines/%/.ready
 
-$(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h) setup.py | $(VENV)/.made
+$(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --force
 

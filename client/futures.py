@@ -100,7 +100,7 @@ def request_reservation(
     linked = attachment.linked
 
     def request(number: int) -> Reserve:
-        return Reserve(number, space, part.index, part.count, keys.data, packed, part.division)
+        return Reserve(number, space, part.index, part.count, keys.data, packed, part.division, keys.prompts)
 
     def accept(answer: Answer) -> Reservation | None:
         return Reservation(linked, answer, part) if linked and isinstance(answer, Reserved) else None

@@ -52,6 +52,9 @@ class Keys(msgspec.Struct, frozen=True):
     Attributes:
         namespace: The namespace of the pages.
         data: The keys, 32 bytes each, one after the other.
+        prompts: The page with which each prompt begins, ascending from 0, and the key of the page before it, or b"".
+            Empty if each page is useful without those before it. A slice knows the page before it. It is a hint for
+            eviction and no part of equality.
 
     Raises:
         TypeError: `namespace` is not a Namespace, or `data` is not bytes.
@@ -60,6 +63,7 @@ class Keys(msgspec.Struct, frozen=True):
 
     namespace: "Namespace"
     data: bytes
+    prompts: tuple[tuple[int, bytes], ...] = ((0, b""),)
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, Namespace):
@@ -68,6 +72,12 @@ class Keys(msgspec.Struct, frozen=True):
             raise TypeError(f"keys must be bytes, not {_type_name(self.data)}")
         if len(self.data) % KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes each: {len(self.data)} is not a multiple of that")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and (self.namespace, self.data) == (other.namespace, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.namespace, self.data))
 
     def __len__(self) -> int:
         return len(self.data) // KEY_BYTES
@@ -90,7 +100,14 @@ class Keys(msgspec.Struct, frozen=True):
         start, stop, step = at.indices(len(self))
         if step != 1:
             raise ValueError(f"a slice of keys must have step 1, not {step}: keys form a chain")
-        return Keys(self.namespace, self.data[start * KEY_BYTES : stop * KEY_BYTES])
+        return Keys(self.namespace, self.data[start * KEY_BYTES : stop * KEY_BYTES], self._prompts_of(start, stop))
+
+    def _prompts_of(self, start: int, stop: int) -> tuple[tuple[int, bytes], ...]:
+        if not self.prompts:
+            return ()
+        before = dict(self.prompts).get(start, self.data[(start - 1) * KEY_BYTES : start * KEY_BYTES])
+        later = ((page - start, key) for page, key in self.prompts if start < page < stop)
+        return ((0, before), *later)
 
     def __repr__(self) -> str:
         pages = "1 page" if len(self) == 1 else f"{len(self)} pages"

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.group_match import GroupKeys, GroupMatch
-from pagetier.client.groups import Group, grain_of
+from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.page_client import PageClient
@@ -257,6 +257,13 @@ def _entries(cache: RegisteredCache) -> int:
     return cache.paged.page.tokens // cache.paged.cache.block_tokens
 
 
+def _chosen(asked: GroupKeys, pages: Sequence[int]) -> Keys:
+    """Returns the keys of some pages of a prompt. Without gaps they are a part of the prompt."""
+    if isinstance(asked.group, FullAttention) and pages and len(pages) == pages[-1] - pages[0] + 1:
+        return asked.keys[pages[0] : pages[-1] + 1]
+    return Keys(asked.keys.namespace, b"".join(asked.keys[page] for page in pages), prompts=())
+
+
 def _stored(cache: RegisteredCache, asked: GroupKeys, table: _Table, grain: int) -> tuple[Keys, SlotMap]:
     """Returns the keys and slots of the pages that have all of their blocks and that a hit could need."""
     pages, entries = len(asked.keys), _entries(cache)
@@ -264,5 +271,5 @@ def _stored(cache: RegisteredCache, asked: GroupKeys, table: _Table, grain: int)
         raise ValueError(f"a table of {len(table)} blocks for {pages} pages of {entries} blocks in {cache!r}")
     blocks = table[: pages * entries].reshape(pages, entries)
     which = [page for page in range(pages) if (blocks[page] >= 0).all() and asked.group.useful(page, grain)]
-    keys = Keys(asked.keys.namespace, b"".join(asked.keys[page] for page in which))
+    keys = _chosen(asked, which)
     return keys, cache.slots_of(blocks[which].reshape(-1), len(which))

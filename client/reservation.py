@@ -27,12 +27,14 @@ class Outcome(IntEnum):
         PRESENT: The page was in the cache already.
         PENDING: Another process is writing the page.
         REFUSED: The page was rejected and is not stored.
+        LEFT_OUT: The page is not stored: those in the arena are expected to be used sooner (evict.policy).
     """
 
     STORED = 0
     PRESENT = 1
     PENDING = 2
     REFUSED = 3
+    LEFT_OUT = 4
 
 
 _OUTCOME_OF: Final = {
@@ -41,6 +43,7 @@ _OUTCOME_OF: Final = {
     ReserveOutcome.PENDING: Outcome.PENDING,
     ReserveOutcome.REFUSED_FULL: Outcome.REFUSED,
     ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
+    ReserveOutcome.LEFT_OUT: Outcome.LEFT_OUT,
 }
 _OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
 
@@ -81,14 +84,20 @@ class StoreResult(msgspec.Struct, frozen=True):
         """The number of pages that were rejected."""
         return self.codes.count(Outcome.REFUSED)
 
+    @property
+    def left_out(self) -> int:
+        """The number of pages that are not stored, because those in the arena are expected to be used sooner."""
+        return self.codes.count(Outcome.LEFT_OUT)
+
     def __len__(self) -> int:
         return len(self.codes)
 
     def __repr__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
+        left_out = f", {self.left_out} left out" if self.left_out else ""
         return (
             f"<StoreResult {self.stored} stored, {self.present} present, {self.pending} pending,"
-            f" {self.refused} refused{why}>"
+            f" {self.refused} refused{left_out}{why}>"
         )
 
 

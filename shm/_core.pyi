@@ -26,7 +26,7 @@ LOCKS_OFFSET: int  # of the first lock word in its segment
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
-    """The outcome of one page of reserve() or fetch(); ABSENT only of fetch()."""
+    """The outcome of one page of reserve() or fetch(); ABSENT only of fetch(), LEFT_OUT only of reserve()."""
 
     GRANTED = ...
     PRESENT = ...
@@ -34,6 +34,14 @@ class ReserveOutcome(IntEnum):
     REFUSED_FULL = ...
     REFUSED_SIZE = ...
     ABSENT = ...
+    LEFT_OUT = ...
+
+class ChainKind(IntEnum):
+    """How the pages of a store depend on each other: not known, each on those before it, or not at all."""
+
+    UNKNOWN = ...
+    PROMPT = ...
+    NONE = ...
 
 class WriteRule(IntEnum):
     """Which pages are written to disk: those about to be evicted, all at once, or evicted ones that were used again."""
@@ -503,6 +511,10 @@ class Owner:
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
     def populate_index(self) -> None: ...
+    def learn_returns(self) -> None:
+        """Lets the policy that learns when pages return choose what leaves the arena. No effect if it does already."""
+    def forget_returns(self) -> None:
+        """Lets the least recently used page leave the arena first, as after adopt()."""
     def allocate_lazily(self, arena_fd: int, /) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
@@ -550,6 +562,8 @@ class Owner:
         keys: Array,
         sizes: Array,
         division: int = 0,
+        chain: ChainKind = ...,
+        parent: bytes = b"",
         /,
     ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
@@ -563,6 +577,8 @@ class Owner:
             keys: KEY_BYTES each.
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
+            chain: How the pages depend on each other. LEFT_OUT is answered only to PROMPT.
+            parent: The key of the page before the first one; empty if there is none, or it is not known.
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""

@@ -88,6 +88,8 @@ class Reserve(_Message, frozen=True):
         keys: KEY_BYTES bytes for each page.
         sizes: u64 for each page, the bytes of the whole page.
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
+        chains: Where a prompt begins among the pages, ascending from page 0, with the key of the page before it (b"" if
+            there is none); empty if each page is useful on its own. None, as from clients of earlier builds: not known.
     """
 
     number: int
@@ -97,6 +99,7 @@ class Reserve(_Message, frozen=True):
     keys: bytes
     sizes: bytes
     division: int = 0
+    chains: tuple[tuple[int, bytes], ...] | None = None
 
 
 class Reserved(_Message, frozen=True):

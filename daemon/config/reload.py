@@ -21,6 +21,7 @@ AT_ONCE: Final = frozenset(
         "disk.size",
         "evict.low",
         "evict.high",
+        "evict.policy",
         "index.namespace_idle",
         "log.level",
         "match.share",

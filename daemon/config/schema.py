@@ -101,8 +101,17 @@ class IndexOptions(Section, frozen=True, kw_only=True):
 
 
 class EvictOptions(Section, frozen=True, kw_only=True):
-    """Eviction ahead of need: the free shares of the arena at which the evictor starts and stops."""
+    """Which page leaves the arena first, and the free shares of the arena at which the evictor starts and stops."""
 
+    policy: Annotated[
+        str,
+        choice_setting(
+            "Evict the least recently used page, or the one that is expected to return last, learned from how prompts"
+            " return.",
+            "lru",
+            "cadence",
+        ),
+    ] = "lru"
     low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
     high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
 

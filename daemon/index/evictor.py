@@ -21,12 +21,16 @@ class Evictor:
         self._mark(marks)
 
     def _mark(self, marks: EvictOptions) -> None:
+        if marks.policy == "cadence":
+            self._owner.learn_returns()
+        else:
+            self._owner.forget_returns()
         frames = self._owner.header().frames
         self._low = int(frames * marks.low)
         self._high = int(frames * marks.high)
 
     def follow(self, marks: EvictOptions) -> None:
-        """Applies other shares from now on."""
+        """Applies other shares and another policy from now on."""
         self._mark(marks)
         self.maybe_evict()
 

@@ -19,6 +19,7 @@ from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
+from pagetier.daemon.index.chains import reserve_chains, wrong_chains
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.flush import FlushRequests
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
@@ -160,16 +161,7 @@ class Service:
         if wrong or space < 0:
             return _refused(request, wrong or self.idle_namespaces.reject())
         pages = self._store_quota.pages(slot, request.sizes)
-        outcomes, entries, serials = self._owner.reserve(
-            slot,
-            space,
-            request.part,
-            request.parts,
-            self._ttl_ns,
-            request.keys[: pages * KEY_BYTES],
-            request.sizes[: pages * _SIZE_BYTES],
-            request.division,
-        )
+        outcomes, entries, serials = reserve_chains(self._owner, slot, space, self._ttl_ns, request, pages)
         point("service.reserved")
         if self.disk.budget.per_day:
             self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
@@ -291,7 +283,7 @@ def _wrong(request: Reserve) -> str:
         return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
     if not 0 <= request.division < _U32:
         return f"division {request.division} is invalid: it is a u32"
-    return wrong_space(request.space)
+    return wrong_chains(request) or wrong_space(request.space)
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:

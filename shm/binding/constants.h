@@ -24,7 +24,11 @@ static const named_number limits[] = {
 
 static const named_number reserve_outcomes[] = {
     {"GRANTED", PT_GRANTED}, {"PRESENT", PT_PRESENT}, {"PENDING", PT_PENDING}, {"REFUSED_FULL", PT_REFUSED_FULL},
-    {"REFUSED_SIZE", PT_REFUSED_SIZE}, {"ABSENT", PT_ABSENT}, {NULL, 0},
+    {"REFUSED_SIZE", PT_REFUSED_SIZE}, {"ABSENT", PT_ABSENT}, {"LEFT_OUT", PT_LEFT_OUT}, {NULL, 0},
+};
+
+static const named_number chain_kinds[] = {
+    {"UNKNOWN", PT_CHAIN_UNKNOWN}, {"PROMPT", PT_CHAIN_PROMPT}, {"NONE", PT_CHAIN_NONE}, {NULL, 0},
 };
 
 static const named_number write_rules[] = {
@@ -51,7 +55,7 @@ static const struct {
 } enumerations[] = {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
-    {"IntEnum", "IdleResult", idle_results},
+    {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "ChainKind", chain_kinds},
 };
 
 /* Returns the members of an enumeration as a list of pairs, NULL with an exception set. */

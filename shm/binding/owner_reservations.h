@@ -22,23 +22,29 @@ static bool request_sound(Owner *self, const pt_request *r)
 {
     const pt_view *v = &self->shared.view;
     if (r->slot < PT_SLOTS && r->space < v->header->spaces && v->spaces[r->space].used && r->parts >= 1 &&
-        r->parts <= PT_PARTS && r->part < r->parts)
+        r->parts <= PT_PARTS && r->part < r->parts && r->chain_kind <= PT_CHAIN_NONE)
         return true;
-    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u or part %u of %u is invalid", r->slot, r->space, r->part, r->parts);
+    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u, part %u of %u or chain %u is invalid", r->slot, r->space, r->part,
+                 r->parts, (unsigned)r->chain_kind);
     return false;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division) -> (outcomes, entries, serials) */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, parent) -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
     unsigned long long ttl;
+    unsigned int chain = PT_CHAIN_UNKNOWN;
+    const char *parent = NULL;
+    Py_ssize_t parent_bytes = 0;
     PyObject *keys, *sizes, *packed = NULL;
     array in[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|I", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIy#", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division, &chain, &parent, &parent_bytes))
         return NULL;
     r.expires_ns = r.now + ttl;
+    r.chain_kind = (enum pt_chain)chain;
+    r.parent = parent_bytes == PT_KEY_BYTES ? (const uint8_t *)parent : NULL;
     if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
         return NULL;
     pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);

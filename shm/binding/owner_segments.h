@@ -103,6 +103,29 @@ static PyObject *owner_adopt(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static bool owner_ready(Owner *self);
+
+/* learn_returns(): from now on the policy that learns when pages return chooses what leaves the arena. */
+static PyObject *owner_learn_returns(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    if (!pt_learn_returns(&self->shared))
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* forget_returns(): from now on the least recently used page leaves the arena first. */
+static PyObject *owner_forget_returns(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    pt_forget_returns(&self->shared);
+    Py_RETURN_NONE;
+}
+
 static bool owner_ready(Owner *self)
 {
     if (!self->shared.ready)

@@ -15,6 +15,7 @@ from pagetier.shm import _core
 from pagetier.shm._core import (
     PLANE_LAYOUT,
     TOKENS_LAYOUT,
+    ChainKind,
     IdleResult,
     ReserveOutcome,
     StructLayout,
@@ -27,7 +28,8 @@ SHM = Path(__file__).parents[2] / "shm"
 STUB = ast.parse((SHM / "_core.pyi").read_text())
 CLASSES = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
 ENUMERATIONS: list[tuple[type[Enum], str, str]] = [
-    (ReserveOutcome, "core/daemon/reserve.h", "enum pt_outcome"),
+    (ReserveOutcome, "core/daemon/answers.h", "enum pt_outcome"),
+    (ChainKind, "core/daemon/answers.h", "enum pt_chain"),
     (WriteRule, "core/daemon/owner.h", "enum pt_write_rule"),
     (WriteResult, "core/daemon/write_behind.h", "enum pt_write_result"),
     (TierFlag, "core/common/layout.h", "enum { PT_TIER"),

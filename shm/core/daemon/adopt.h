@@ -123,7 +123,7 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
         else {
             pt_space_add(v, entry);
             PT_POINT("adopt.named");
-            pt_enter_memory(v, e);
+            pt_page_enters(o, entry);
         }
     }
     pt_release_dead_parts(v, entry, a->alive);

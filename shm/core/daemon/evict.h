@@ -2,6 +2,7 @@
  * finds it there. */
 #pragma once
 
+#include "cadence/victim.h"
 #include "reservations.h"
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
@@ -19,7 +20,7 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
     PT_POINT("evict.retired");
     pt_unlist(o, entry);
     PT_POINT("evict.unlisted");
-    pt_leave_memory(&o->view, e);
+    pt_page_leaves(o, entry);
     PT_POINT("evict.left");
     if (stays) {
         pt_chain_put(&o->view, e);
@@ -54,9 +55,9 @@ static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
     return c;
 }
 
-/* Returns the page that should be evicted next: the coldest one. But a page that still has to be written to disk stays in
- * favour of one that loses nothing by its eviction, if that one is at least half as cold. */
-static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
+/* Returns the coldest page. But a page that still has to be written to disk stays in favour of one that loses nothing by
+ * its eviction, if that one is at least half as cold. */
+static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t now)
 {
     pt_candidate ready = pt_coldest_of(o, o->ready), unwritten = pt_coldest_of(o, o->unwritten);
     if (unwritten.entry == PT_NONE || ready.tick <= unwritten.tick)
@@ -64,6 +65,16 @@ static inline pt_candidate pt_next_to_leave(const pt_owner *o, uint64_t now)
     if (ready.entry == PT_NONE || ready.tick > now)
         return unwritten;
     return now - ready.tick >= (now - unwritten.tick) / 2 ? ready : unwritten;
+}
+
+/* Returns the page that should be evicted next, of those that were last used before `before`. */
+static inline pt_candidate pt_next_to_leave(pt_owner *o, uint64_t before, uint64_t now)
+{
+    pt_cadence_is_full(o);
+    uint32_t entry = pt_cadence_chooses(o) ? pt_least_leaf(o, before, now).entry : PT_NONE;
+    if (entry != PT_NONE)
+        return (pt_candidate){o->ready, entry, pt_true_tick(o, entry, now)};
+    return pt_least_recently_used(o, now);
 }
 
 static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
@@ -98,7 +109,7 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
  * its true tick. A pinned page is in use, so it counts as used at `pinned`. */
 static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
 {
-    pt_candidate c = pt_next_to_leave(o, now);
+    pt_candidate c = pt_next_to_leave(o, before, now);
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
     pt_prefetch_rest(o, &o->view.entries[c.entry]);
@@ -108,6 +119,8 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
     }
+    if (o->cadence) /* it reads ticks, not the place in a list, and would choose the page again */
+        pt_stamp(o, c.entry, tick > now ? tick : now);
     pt_note_use(o, c.entry, tick > c.tick ? tick : pinned);
     return PT_WARMER;
 }

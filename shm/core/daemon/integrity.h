@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "adopt.h"
+#include "cadence/check.h"
 #include "disk_tier.h"
 
 #define PT_FINDINGS 100u /* limit of the findings that are kept; all are counted */
@@ -235,8 +236,18 @@ static void pt_check_disk(pt_check *c)
         pt_finding(c->found, "the disk has room for %lu frames, and more are used or reserved", (unsigned long)h->disk_frames);
 }
 
+static void pt_check_cadence(pt_check *c)
+{
+    uint32_t *children = c->owner->cadence ? calloc(c->v->entry_count, sizeof *children) : NULL;
+    const char *wrong = children ? pt_cadence_check(c->owner, children) : NULL;
+    if (wrong)
+        pt_finding(c->found, "%s", wrong);
+    free(children);
+}
+
 static void pt_check_all(pt_check *c)
 {
+    pt_check_cadence(c);
     pt_policy *lists[] = {c->owner->ready, c->owner->unwritten, c->owner->on_disk};
     for (int i = 0; i < 3; i++) {
         const char *wrong = c->owner->kind->check(lists[i]);

@@ -12,6 +12,7 @@
 #include "lazy_memory.h"
 #include "../common/lists.h"
 #include "../client/publish.h"
+#include "cadence/cadence.h"
 #include "eviction_policy.h"
 
 /* Which pages are written to the disk tier. */
@@ -49,6 +50,7 @@ typedef struct {
     pt_policy *ready; /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
     pt_policy *unwritten; /* pages that are to be written to the disk tier first */
     pt_policy *on_disk; /* pages on disk, whether or not they are in the arena too */
+    pt_cadence *cadence; /* chooses what leaves the arena; NULL: the least recently used page does */
     pt_disk disk;
     pt_lazy lazy;
     pt_idle idle;
@@ -66,6 +68,8 @@ static inline void pt_owner_end(pt_owner *o)
             o->kind->destroy(*all[i]);
         *all[i] = NULL;
     }
+    pt_cadence_destroy(o->cadence);
+    o->cadence = NULL;
     free(o->disk.drops);
     o->disk = (pt_disk){0};
     pt_lazy_end(&o->lazy);
@@ -194,6 +198,40 @@ static inline void pt_relist(pt_owner *o, uint32_t entry, uint64_t now)
         pt_list(o, entry, pt_true_tick(o, entry, now));
 }
 
+/* ---- pages in the arena ---- */
+
+static inline void pt_forget_returns(pt_owner *o)
+{
+    pt_cadence_destroy(o->cadence);
+    o->cadence = NULL;
+}
+
+/* Lets the policy that learns when pages return choose what leaves the arena. Returns false if memory is short. */
+static inline bool pt_learn_returns(pt_owner *o)
+{
+    if (o->cadence)
+        return true;
+    o->cadence = pt_cadence_create(o->view.entry_count, o->view.locks);
+    for (uint32_t entry = 0; o->cadence && entry < o->view.entry_count; entry++)
+        if (pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY)
+            pt_cadence_enter(o->cadence, entry);
+    return o->cadence != NULL;
+}
+
+static inline void pt_page_enters(pt_owner *o, uint32_t entry)
+{
+    pt_enter_memory(&o->view, &o->view.entries[entry]);
+    if (o->cadence)
+        pt_cadence_enter(o->cadence, entry);
+}
+
+static inline void pt_page_leaves(pt_owner *o, uint32_t entry)
+{
+    pt_leave_memory(&o->view, &o->view.entries[entry]);
+    if (o->cadence)
+        pt_cadence_leave(o->cadence, entry);
+}
+
 /* ---- freeing entries ---- */
 
 /* Frees everything that an entry owns. The caller has already changed the state, so a reader that still finds the entry
@@ -204,6 +242,8 @@ static inline void pt_reclaim(pt_owner *o, uint32_t entry)
     pt_chain_put(&o->view, e);
     PT_POINT("reclaim.frames");
     e->marks = 0;
+    if (o->cadence)
+        pt_cadence_forget(o->cadence, entry, pt_key_hash(e->key));
     pt_entry_put(&o->view, entry);
 }
 

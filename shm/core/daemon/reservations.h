@@ -23,7 +23,7 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     PT_POINT("doom.marked");
     pt_unlink(o, entry);
     PT_POINT("doom.unlinked");
-    pt_leave_memory(&o->view, e);
+    pt_page_leaves(o, entry);
     PT_POINT("doom.left");
     if (pt_tiers(e) & PT_TIER_DISK)
         pt_rescue(o, entry, pt_true_tick(o, entry, pt_now_ns()));

@@ -11,29 +11,8 @@
  *      the same point. */
 #pragma once
 
-#include "evict.h"
+#include "cadence/stores.h"
 #include "../common/entry_checksum.h"
-
-enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5 };
-
-typedef struct {
-    uint32_t slot, space;
-    uint32_t part, parts, division;
-    uint64_t now, expires_ns;
-    uint32_t chain; /* the run number of the pages that are granted */
-    uint64_t most_frames; /* limit of the frames that a fetch may be granted; 0: no limit */
-} pt_request;
-
-typedef struct {
-    enum pt_outcome outcome;
-    uint32_t entry;
-    uint64_t serial;
-} pt_answer;
-
-static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uint32_t entry)
-{
-    return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
-}
 
 /* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the
  * page in the same way. */
@@ -96,7 +75,7 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 
 static inline pt_answer pt_opened(pt_owner *o, uint32_t entry)
 {
-    pt_enter_memory(&o->view, &o->view.entries[entry]);
+    pt_page_enters(o, entry);
     PT_POINT("opened.counted");
     pt_open_add(&o->view, entry);
     PT_POINT("opened.listed");
@@ -193,13 +172,21 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
 {
     o->settled = false;
     pt_settle_some(o, r->now, 64);
+    pt_place place = pt_note_store(o, r, keys, count);
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("reserve.stamped");
+    uint32_t worth = pt_worth_storing(o, r, keys, sizes, count, &place);
     for (uint32_t i = 0; i < count; i++) {
-        answers[i] = pt_reserve_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, sizes[i]);
+        const uint8_t *key = pt_nth_key(keys, i);
+        bool left_out = i >= worth && pt_entry_of(o, key) == PT_NONE;
+        answers[i] = left_out ? pt_leave_out(o, r, key, &place) : pt_reserve_one(o, r, key, sizes[i]);
         if (answers[i].entry != PT_NONE)
             pt_stamp(o, answers[i].entry, r->now + count - i);
+        if (!r->part)
+            pt_note_answer(o, r, key, answers[i], &place);
         pt_tally(&o->view.header->counters, answers[i].outcome);
         PT_POINT("reserve.answered");
     }
+    if (o->cadence)
+        pt_cadence_sweep(o->cadence, r->now);
 }

@@ -1,0 +1,127 @@
+/* index_replay.c - replays a trace through the daemon's own index, with the trace's clock: what would it have hit?
+ *
+ * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request matches its prompt, as
+ * readers do, and stores what is missing. */
+#include <stdio.h>
+
+#include "core/daemon/adopt.h"
+#include "core/daemon/integrity.h"
+#include "core/daemon/lru.h"
+#include "core/daemon/reserve.h"
+
+#define STORE_NS 1000000u /* from the match of a request to its store */
+
+typedef struct {
+    const int64_t *starts; /* of the requests in `pages`; one more than requests */
+    const int32_t *pages; /* numbers of the pages of each prompt, head first */
+    const double *seconds; /* of the requests */
+    int64_t requests;
+} trace;
+
+typedef struct {
+    int64_t hits, stored, left_out, followed; /* pages; followed: requests while the policy followed LRU */
+    int64_t findings; /* of the integrity check at the end */
+    double store_seconds; /* CPU time of all stores */
+} outcome;
+
+static void *zeroed(size_t bytes)
+{
+    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return memory ? memset(memory, 0, bytes) : NULL;
+}
+
+static bool open_index(pt_owner *o, uint32_t pages, bool learns)
+{
+    pt_geometry geometry = {4096, pages, pages, 4};
+    pt_header plan = {0};
+    pt_plan(&plan, &geometry);
+    void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);
+    if (!index || !locks)
+        return false;
+    pt_format(index, locks, &geometry, 1, "replay");
+    if (!pt_owner_begin(o, pt_view_of(index, locks, NULL), &pt_lru) || !pt_adopt(o, 0))
+        return false;
+    o->view.spaces[0].used = 1;
+    return !learns || pt_learn_returns(o);
+}
+
+static void key_of(int32_t page, uint8_t *key)
+{
+    memset(key, 0, PT_KEY_BYTES);
+    for (int word = 0; word < 2; word++) {
+        uint64_t mixed = ((uint64_t)page * 2 + (uint64_t)word + 1) * 0x9e3779b97f4a7c15ull;
+        mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ull;
+        mixed ^= mixed >> 32;
+        memcpy(key + 8 * word, &mixed, 8);
+    }
+}
+
+/* Uses the pages of the prompt that are there, up to the first one that is not. Returns their number. */
+static uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
+{
+    uint32_t hits = 0, entry;
+    while (hits < count && (entry = pt_entry_of(o, keys + hits * (size_t)PT_KEY_BYTES)) != PT_NONE &&
+           pt_true_state(o, entry) == PT_READABLE)
+        hits++;
+    for (uint32_t at = 0; at < hits; at++)
+        pt_stamp(o, pt_entry_of(o, keys + at * (size_t)PT_KEY_BYTES), now + hits - at);
+    return hits;
+}
+
+static void store(pt_owner *o, const uint8_t *keys, uint32_t hits, uint32_t count, uint64_t now, outcome *out)
+{
+    uint32_t missing = count - hits;
+    uint64_t *sizes = malloc(missing * sizeof *sizes);
+    pt_answer *answers = malloc(missing * sizeof *answers);
+    pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
+                    .parent = hits ? keys + (hits - 1) * (size_t)PT_KEY_BYTES : NULL};
+    struct timespec from, to;
+    for (uint32_t i = 0; i < missing; i++)
+        sizes[i] = 4096;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    pt_reserve(o, &r, keys + hits * (size_t)PT_KEY_BYTES, sizes, missing, answers);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
+    out->store_seconds += (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    for (uint32_t i = 0; i < missing; i++) {
+        if (answers[i].outcome == PT_GRANTED)
+            pt_part_finish(&o->view, answers[i].entry, 0);
+        out->stored += answers[i].outcome == PT_GRANTED;
+        out->left_out += answers[i].outcome == PT_LEFT_OUT;
+    }
+    free(sizes);
+    free(answers);
+}
+
+/* Replays a trace through an index of `pages` pages, `speed` times as fast. Returns 0, or -1 if memory is short. */
+int replay(const trace *t, uint32_t pages, int learns, double speed, outcome *out)
+{
+    pt_owner o;
+    pt_findings found = {0};
+    uint64_t began = 1000000000000ull;
+    uint8_t *keys = NULL;
+    *out = (outcome){0};
+    if (!open_index(&o, pages, learns))
+        return -1;
+    for (int64_t request = 0; request < t->requests; request++) {
+        uint32_t count = (uint32_t)(t->starts[request + 1] - t->starts[request]);
+        uint64_t now = began + (uint64_t)(t->seconds[request] * 1e9 / speed);
+        count = count < pages ? count : pages;
+        keys = realloc(keys, (count + 1) * (size_t)PT_KEY_BYTES);
+        for (uint32_t at = 0; at < count; at++)
+            key_of(t->pages[t->starts[request] + at], keys + at * (size_t)PT_KEY_BYTES);
+        uint32_t hits = match(&o, keys, count, now);
+        out->hits += hits;
+        out->followed += o.cadence && o.cadence->shadow.follows;
+        if (hits < count)
+            store(&o, keys, hits, count, now + STORE_NS, out);
+    }
+    pt_settle_all(&o, UINT64_MAX / 2);
+    pt_check_integrity(&o, &found);
+    out->findings = found.count;
+    free(keys);
+    void *index = o.view.header, *locks = (char *)o.view.locks - PT_AT_LOCKS;
+    pt_owner_end(&o);
+    free(index);
+    free(locks);
+    return 0;
+}

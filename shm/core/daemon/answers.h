@@ -1,0 +1,35 @@
+/* answers.h - a batch of stores or fetches, and the answer to each page. */
+#pragma once
+
+#include "owner.h"
+
+enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5,
+                  PT_LEFT_OUT = 6 };
+
+/* How the pages of a store depend on each other, for the policy that learns when pages return (cadence/). */
+enum pt_chain {
+    PT_CHAIN_UNKNOWN, /* a client that does not say: each page is useless without those before it, and perhaps without others */
+    PT_CHAIN_PROMPT, /* each page is useless without those before it */
+    PT_CHAIN_NONE, /* each page is useful on its own: windows and recurrent states */
+};
+
+typedef struct {
+    uint32_t slot, space;
+    uint32_t part, parts, division;
+    uint64_t now, expires_ns;
+    uint32_t chain; /* the run number of the pages that are granted */
+    uint64_t most_frames; /* limit of the frames that a fetch may be granted; 0: no limit */
+    enum pt_chain chain_kind; /* how the pages depend on each other */
+    const uint8_t *parent; /* the key of the page before the first one; NULL: none, or not known */
+} pt_request;
+
+typedef struct {
+    enum pt_outcome outcome;
+    uint32_t entry;
+    uint64_t serial;
+} pt_answer;
+
+static inline pt_answer pt_answer_with(pt_owner *o, enum pt_outcome outcome, uint32_t entry)
+{
+    return (pt_answer){outcome, entry, entry == PT_NONE ? 0 : o->view.entries[entry].serial};
+}

@@ -1,0 +1,32 @@
+/* check.h - checks the trees, for the integrity check. */
+#pragma once
+
+#include "victim.h"
+
+/* Returns what is wrong with one page, or NULL. `children` are those that name it as their parent. */
+static inline const char *pt_cadence_wrong_page(const pt_owner *o, uint32_t entry, uint32_t children)
+{
+    const pt_cadence_page *p = &o->cadence->pages[entry];
+    bool leaf = p->place != PT_NONE;
+    if (p->in_memory != !!(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY))
+        return "a page is in memory, and the eviction policy does not know it";
+    if (p->children != children)
+        return "the eviction policy counted the pages after one wrongly";
+    if (leaf != (p->in_memory && !p->children) || (leaf && o->cadence->leaves[p->place] != entry))
+        return "a page has a wrong place among the leaves";
+    return NULL;
+}
+
+/* Returns what is wrong with the policy's own memory, or NULL. `children` has room for one number per entry, all 0. */
+static inline const char *pt_cadence_check(const pt_owner *o, uint32_t *children)
+{
+    const char *wrong = NULL;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        uint32_t parent = pt_parent_of(o->cadence, entry);
+        if (parent != PT_NONE && o->cadence->pages[entry].in_memory)
+            children[parent]++;
+    }
+    for (uint32_t entry = 0; entry < o->view.entry_count && !wrong; entry++)
+        wrong = pt_cadence_wrong_page(o, entry, children[entry]);
+    return wrong;
+}

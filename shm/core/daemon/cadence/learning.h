@@ -1,0 +1,111 @@
+/* learning.h - what the policy learns from a store, and from pages that do not return. */
+#pragma once
+
+#include "cadence.h"
+
+/* ---- the time at risk of pages that did not return, slice by slice ---- */
+
+static inline uint32_t pt_slice_start(uint32_t slice, uint32_t count) { return (uint32_t)((uint64_t)slice * count / PT_SLICES); }
+static inline uint32_t pt_slice_of(uint32_t at, uint32_t count) { return (uint32_t)((uint64_t)at * PT_SLICES / count); }
+
+/* Adds the time since the page was seen, or since its slice was added up, if that was later. */
+static inline void pt_add_risk(pt_cadence *c, uint32_t slice, uint8_t class, uint32_t seen, uint32_t now, float weight)
+{
+    float age = pt_seconds_between(seen, now), uncounted = pt_seconds_between(c->swept[slice], now);
+    pt_note_risk(&c->returns, class, age > uncounted ? age - uncounted : 0, age, weight);
+}
+
+static inline void pt_sweep_pages(pt_cadence *c, uint32_t slice, uint32_t now)
+{
+    for (uint32_t entry = pt_slice_start(slice, c->entries); entry < pt_slice_start(slice + 1, c->entries); entry++)
+        if (c->pages[entry].seen)
+            pt_add_risk(c, slice, c->pages[entry].class, c->pages[entry].seen, now, 1);
+}
+
+static inline void pt_sweep_departed(pt_cadence *c, uint32_t slice, uint32_t now)
+{
+    const pt_departed *d = &c->departed;
+    for (uint32_t set = pt_slice_start(slice, d->sets); set < pt_slice_start(slice + 1, d->sets); set++)
+        for (uint32_t i = 0; set % PT_DEPARTED_SAMPLE == 0 && i < PT_DEPARTED_WAYS; i++) {
+            const pt_departed_page *page = &d->pages[(size_t)set * PT_DEPARTED_WAYS + i];
+            if (page->seen)
+                pt_add_risk(c, slice, page->class, page->seen, now, PT_DEPARTED_SAMPLE);
+        }
+}
+
+/* Adds up what is due: all pages and all departed ones once while a quarter of the full memory is stored. After each round
+ * the index follows. */
+static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
+{
+    uint32_t round = c->full_pages / 4 > 256 ? c->full_pages / 4 : 256;
+    for (uint32_t most = PT_SLICES; c->stored >= c->next_slice && most; most--) {
+        pt_sweep_pages(c, c->slice, pt_moment(now));
+        pt_sweep_departed(c, c->slice, pt_moment(now));
+        c->swept[c->slice] = pt_moment(now);
+        c->next_slice += round / PT_SLICES;
+        c->slice = (c->slice + 1) % PT_SLICES;
+        if (c->slice)
+            continue;
+        pt_returns_update(&c->returns);
+        c->learned = c->full_pages;
+    }
+    if (c->stored >= c->next_slice) /* more was stored at once than a round: the rest is not made up for */
+        c->next_slice = c->stored + 1;
+}
+
+/* ---- a page of a store ---- */
+
+/* A page that is in a tier has returned. Its parent has to be linked already. */
+static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, uint8_t growth, uint64_t now)
+{
+    pt_cadence_page *p = &c->pages[entry];
+    if (p->seen) {
+        float gap = pt_seconds_between(p->seen, pt_moment(now));
+        pt_note_return(&c->returns, p->class, gap, 1);
+        pt_add_risk(c, pt_slice_of(entry, c->entries), p->class, p->seen, pt_moment(now), 1);
+        p->cadence = pt_cadence_after(&c->returns, p->cadence, gap);
+    }
+    p->uses += p->uses < 7;
+    p->seen = pt_moment(now);
+    p->class = pt_class_of(&c->returns, p->cadence, p->uses, growth);
+    pt_shadow_use(&c->shadow, hash, p->in_memory);
+}
+
+/* A page is stored that is in no tier: a new one, or one that returns. A new page gets its parent's cadence. */
+static inline pt_departed_page pt_cadence_arrival(pt_cadence *c, uint64_t hash, uint8_t inherited, uint8_t growth, uint64_t now)
+{
+    pt_departed_page page = {.print = pt_departed_print(hash), .cadence = inherited, .uses = 1}, *known;
+    if ((known = pt_departed_find(&c->departed, hash))) {
+        page.cadence = pt_cadence_after(&c->returns, known->cadence, pt_seconds_between(known->seen, pt_moment(now)));
+        page.uses = (uint8_t)(known->uses + (known->uses < 7));
+    }
+    page.seen = pt_moment(now);
+    page.class = pt_class_of(&c->returns, page.cadence, page.uses, growth);
+    return page;
+}
+
+/* Learns that a page which is in no tier was used. */
+static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
+{
+    const pt_departed_page *known = pt_departed_find(&c->departed, hash);
+    uint32_t set = pt_departed_set(&c->departed, hash);
+    pt_shadow_use(&c->shadow, hash, false);
+    if (!known || set % PT_DEPARTED_SAMPLE)
+        return;
+    pt_note_return(&c->returns, known->class, pt_seconds_between(known->seen, pt_moment(now)), PT_DEPARTED_SAMPLE);
+    pt_add_risk(c, pt_slice_of(set, c->departed.sets), known->class, known->seen, pt_moment(now), PT_DEPARTED_SAMPLE);
+}
+
+/* Gives a new entry what is known of its page. */
+static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page)
+{
+    pt_cadence_page *p = &c->pages[entry];
+    pt_departed_page *known = pt_departed_find(&c->departed, hash);
+    if (known)
+        known->seen = 0;
+    p->class = page->class;
+    p->cadence = page->cadence;
+    p->uses = page->uses;
+    p->seen = page->seen;
+    c->stored++;
+}

@@ -1,0 +1,272 @@
+/* return_times.h - when pages return: for each class of pages, how likely a use is at each age, learned from what happened.
+ *
+ * A class is how quickly the page returned so far (its cadence), how often it was used, and how many pages its request
+ * appended. Ages are in seconds, in bins of half an octave. For each class and bin the table has the uses and the time that
+ * pages were at risk of a use; their ratio is the hazard. From the hazards it derives the Gittins index: the best rate of
+ * uses per second of memory that a page of this class and age still promises (Gittins 1979; Aalto, Ayesta and Righter 2009).
+ * The page with the lowest index leaves first.
+ *
+ * Few observations are shrunk towards the whole: all pages, then their cadence, then the product of the factors for uses and
+ * growth, then the class. Bins far below the usual gap are one bin, so that a burst of requests at one moment does not look
+ * like a high rate. As the cadence and that limit are relative to the usual gap, a faster or slower load gives the same
+ * order. */
+#pragma once
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+    PT_AGES = 64,
+    PT_CADENCES = 9, /* 0: not known */
+    PT_USE_COUNTS = 3, /* 1; 2 to 4; 5 and more */
+    PT_GROWTHS = 3, /* a request of up to 3, up to 15, more new pages */
+    PT_CLASSES = PT_CADENCES * PT_USE_COUNTS * PT_GROWTHS,
+    PT_LEVELLED = 12, /* bins: those this far below the usual gap are one */
+};
+#define PT_AGE_BASE (1.0f / 1024) /* seconds: the end of the first bin; the last one begins after 24 days */
+#define PT_DECAY 0.995f /* of what was observed, at each update of the index */
+#define PT_TRUST 4.0 /* uses that count as much as the prior of a bin */
+#define PT_TRUST_FACTOR 30.0 /* uses that count as much as the prior of a factor */
+
+typedef struct {
+    float uses[PT_CLASSES][PT_AGES], risk[PT_CLASSES][PT_AGES]; /* risk in seconds */
+    float index[PT_CLASSES][PT_AGES]; /* uses per second */
+    float from[PT_AGES + 1]; /* the ages at which the bins begin */
+    float usual; /* moving average of the bins of all gaps */
+} pt_returns;
+
+static inline void pt_returns_begin(pt_returns *t)
+{
+    *t = (pt_returns){.usual = 32};
+    for (int bin = 1; bin <= PT_AGES; bin++)
+        t->from[bin] = PT_AGE_BASE * exp2f((float)(bin - 1) / 2);
+}
+
+/* Returns the bin of an age, from the bits of the float: twice the exponent, plus one from the square root of 2 on. */
+static inline int pt_age_bin(float age)
+{
+    union {
+        float value;
+        uint32_t bits;
+    } x = {age / PT_AGE_BASE};
+    if (!(x.value >= 1))
+        return 0;
+    int bin = 2 * ((int)(x.bits >> 23) - 127) + ((x.bits & 0x7fffff) >= 0x3504f3) + 1;
+    return bin < PT_AGES ? bin : PT_AGES - 1;
+}
+
+/* Returns the cadence after a gap: the average of the old one and the gap's bin, which is limited to a range around the
+ * usual gap. 0 is an unknown cadence. */
+static inline uint8_t pt_cadence_after(pt_returns *t, uint8_t old, float gap)
+{
+    int bin = pt_age_bin(gap), low, high;
+    t->usual += ((float)bin - t->usual) * 0.001f;
+    low = (int)t->usual - 2, high = (int)t->usual + 15;
+    bin = bin < low ? low : bin > high ? high : bin;
+    bin = bin < 1 ? 1 : bin < PT_AGES ? bin : PT_AGES - 1;
+    return (uint8_t)(old ? (old + bin + 1) / 2 : bin);
+}
+
+static inline uint8_t pt_class_of(const pt_returns *t, uint8_t cadence, uint8_t uses, uint8_t growth)
+{
+    int step = cadence ? (int)floorf(((float)cadence - t->usual) / 2 + 2) : 0;
+    step = !cadence ? 0 : step < 1 ? 1 : step < PT_CADENCES ? step : PT_CADENCES - 1;
+    int count = uses <= 1 ? 0 : uses <= 4 ? 1 : 2;
+    return (uint8_t)((step * PT_USE_COUNTS + count) * PT_GROWTHS + growth);
+}
+
+static inline uint8_t pt_growth_of(uint32_t appended) { return appended <= 3 ? 0 : appended <= 15 ? 1 : 2; }
+
+/* Records that `weight` pages of a class were at risk between two ages. */
+static inline void pt_note_risk(pt_returns *t, uint8_t class, float since, float until, float weight)
+{
+    if (!(until > since))
+        return;
+    for (int bin = pt_age_bin(since), last = pt_age_bin(until); bin <= last; bin++) {
+        float low = t->from[bin] > since ? t->from[bin] : since;
+        float high = bin == last ? until : t->from[bin + 1];
+        t->risk[class][bin] += high > low ? weight * (high - low) : 0;
+    }
+}
+
+static inline void pt_note_return(pt_returns *t, uint8_t class, float age, float weight)
+{
+    t->uses[class][pt_age_bin(age)] += weight;
+}
+
+/* ---- the index ---- */
+
+typedef struct {
+    double uses, risk;
+} pt_observed;
+
+/* Returns what was observed in a bin and, with half the weight, in its neighbours. */
+static inline pt_observed pt_smoothed(const float *uses, const float *risk, int first, int bin)
+{
+    pt_observed sum = {uses[bin], risk[bin]};
+    for (int other = bin - 1; other <= bin + 1; other += 2)
+        if (other >= first && other < PT_AGES) {
+            sum.uses += uses[other] / 2;
+            sum.risk += risk[other] / 2;
+        }
+    return sum;
+}
+
+typedef struct {
+    int first; /* all bins up to this one are one */
+    float uses[PT_CADENCES + 1][PT_AGES], risk[PT_CADENCES + 1][PT_AGES]; /* by cadence; the last: of all pages */
+    double hazard[PT_CADENCES + 1][PT_AGES];
+    double expected[PT_CLASSES], observed[PT_CLASSES]; /* uses, by the hazards of the cadence */
+    double by_count[PT_USE_COUNTS], by_growth[PT_GROWTHS]; /* factors */
+} pt_estimate;
+
+static inline int pt_cadence_of_class(int class) { return class / (PT_USE_COUNTS * PT_GROWTHS); }
+static inline int pt_count_of_class(int class) { return class / PT_GROWTHS % PT_USE_COUNTS; }
+static inline int pt_growth_of_class(int class) { return class % PT_GROWTHS; }
+
+static inline void pt_level_bins(pt_returns *t, int first)
+{
+    for (int class = 0; class < PT_CLASSES; class++)
+        for (int bin = 0; bin < first; bin++) {
+            t->uses[class][first] += t->uses[class][bin];
+            t->risk[class][first] += t->risk[class][bin];
+            t->uses[class][bin] = t->risk[class][bin] = 0;
+        }
+}
+
+static inline void pt_sum_cadences(const pt_returns *t, pt_estimate *e)
+{
+    for (int class = 0; class < PT_CLASSES; class++)
+        for (int bin = e->first; bin < PT_AGES; bin++) {
+            int groups[] = {pt_cadence_of_class(class), PT_CADENCES};
+            for (int i = 0; i < 2; i++) {
+                e->uses[groups[i]][bin] += t->uses[class][bin];
+                e->risk[groups[i]][bin] += t->risk[class][bin];
+            }
+        }
+}
+
+/* The hazards of all pages. Where nothing was observed, they fall with the age. */
+static inline void pt_hazards_of_all(pt_estimate *e)
+{
+    double before = 0.02, *hazard = e->hazard[PT_CADENCES];
+    for (int bin = e->first; bin < PT_AGES; bin++) {
+        pt_observed seen = pt_smoothed(e->uses[PT_CADENCES], e->risk[PT_CADENCES], e->first, bin);
+        double prior = before * (bin > e->first + 8 ? 0.75 : 1);
+        before = hazard[bin] = (seen.uses + 3) / (seen.risk + 3 / prior);
+    }
+}
+
+/* Returns the uses that the hazards predict for a time at risk. */
+static inline double pt_predicted(const float *risk, const double *hazard, int first)
+{
+    double sum = 0;
+    for (int bin = first; bin < PT_AGES; bin++)
+        sum += risk[bin] * hazard[bin];
+    return sum;
+}
+
+static inline double pt_sum_bins(const float *values, int first)
+{
+    double sum = 0;
+    for (int bin = first; bin < PT_AGES; bin++)
+        sum += values[bin];
+    return sum;
+}
+
+/* Derives hazards from observations, shrunk towards `scale` times those of a larger group. */
+static inline void pt_shrink(const float *uses, const float *risk, const double *prior, double scale, int first, double *hazard)
+{
+    for (int bin = first; bin < PT_AGES; bin++) {
+        pt_observed seen = pt_smoothed(uses, risk, first, bin);
+        hazard[bin] = (seen.uses + scale * PT_TRUST) / (seen.risk + PT_TRUST / prior[bin]);
+    }
+}
+
+static inline void pt_hazards_of_cadences(pt_estimate *e)
+{
+    for (int cadence = 0; cadence < PT_CADENCES; cadence++) {
+        double seen = pt_sum_bins(e->uses[cadence], e->first);
+        double predicted = pt_predicted(e->risk[cadence], e->hazard[PT_CADENCES], e->first);
+        double scale = (seen + PT_TRUST_FACTOR) / (predicted + PT_TRUST_FACTOR);
+        pt_shrink(e->uses[cadence], e->risk[cadence], e->hazard[PT_CADENCES], scale, e->first, e->hazard[cadence]);
+    }
+}
+
+typedef int pt_part_of_class(int class);
+
+/* Fits one row of factors to the observations while the other row stays. */
+static inline void pt_fit(const pt_estimate *e, double *factors, int count, pt_part_of_class *mine, const double *others,
+                          pt_part_of_class *theirs)
+{
+    double seen[3] = {0}, predicted[3] = {0};
+    for (int class = 0; class < PT_CLASSES; class++) {
+        seen[mine(class)] += e->observed[class];
+        predicted[mine(class)] += e->expected[class] * others[theirs(class)];
+    }
+    for (int i = 0; i < count; i++)
+        factors[i] = (seen[i] + PT_TRUST_FACTOR) / (predicted[i] + PT_TRUST_FACTOR);
+}
+
+static inline void pt_fit_factors(const pt_returns *t, pt_estimate *e)
+{
+    for (int class = 0; class < PT_CLASSES; class++) {
+        e->expected[class] = pt_predicted(t->risk[class], e->hazard[pt_cadence_of_class(class)], e->first);
+        e->observed[class] = pt_sum_bins(t->uses[class], e->first);
+    }
+    for (int i = 0; i < 3; i++)
+        e->by_count[i] = e->by_growth[i] = 1;
+    for (int round = 0; round < 4; round++) {
+        pt_fit(e, e->by_count, PT_USE_COUNTS, pt_count_of_class, e->by_growth, pt_growth_of_class);
+        pt_fit(e, e->by_growth, PT_GROWTHS, pt_growth_of_class, e->by_count, pt_count_of_class);
+    }
+}
+
+/* Stores the Gittins index of each bin: the largest ratio of the probability of a use to the expected time in memory, over
+ * all times until which the page could be kept. */
+static inline void pt_gittins(const pt_returns *t, const double *hazard, int first, float *index)
+{
+    double use[PT_AGES], held[PT_AGES];
+    for (int bin = first; bin < PT_AGES; bin++) {
+        double width = t->from[bin + 1] - (bin == first ? 0 : t->from[bin]);
+        use[bin] = 1 - exp(-hazard[bin] * width);
+        held[bin] = hazard[bin] > 1e-12 ? use[bin] / hazard[bin] : width;
+    }
+    for (int bin = first; bin < PT_AGES; bin++) {
+        double alive = 1, uses = 0, time = 0, best = 0;
+        for (int until = bin; until < PT_AGES && alive >= 1e-3; until++) {
+            uses += alive * use[until];
+            time += alive * held[until];
+            alive *= 1 - use[until];
+            best = uses > best * time ? uses / time : best;
+        }
+        index[bin] = (float)best;
+    }
+    for (int bin = 0; bin < first; bin++)
+        index[bin] = index[first];
+}
+
+/* Derives the index from what was observed, and lets old observations fade. Takes about a third of a millisecond. */
+static inline void pt_returns_update(pt_returns *t)
+{
+    int first = (int)(t->usual + 0.5f) - PT_LEVELLED;
+    pt_estimate e = {.first = first > 0 ? first : 0};
+    pt_level_bins(t, e.first);
+    pt_sum_cadences(t, &e);
+    pt_hazards_of_all(&e);
+    pt_hazards_of_cadences(&e);
+    pt_fit_factors(t, &e);
+    for (int class = 0; class < PT_CLASSES; class++) {
+        double factor = e.by_count[pt_count_of_class(class)] * e.by_growth[pt_growth_of_class(class)];
+        double scale = (e.observed[class] + PT_TRUST_FACTOR) / (e.expected[class] * factor + PT_TRUST_FACTOR) * factor;
+        double hazard[PT_AGES];
+        pt_shrink(t->uses[class], t->risk[class], e.hazard[pt_cadence_of_class(class)], scale, e.first, hazard);
+        pt_gittins(t, hazard, e.first, t->index[class]);
+        for (int bin = 0; bin < PT_AGES; bin++) {
+            t->uses[class][bin] *= PT_DECAY;
+            t->risk[class][bin] *= PT_DECAY;
+        }
+    }
+}

@@ -1,0 +1,155 @@
+/* stores.h - a store as the policy sees it: pages of a prompt that returned, pages that are new, and pages that are not
+ * worth their room. */
+#pragma once
+
+#include "../answers.h"
+#include "../evict.h"
+
+#define PT_CHAIN_LIMIT 65536u /* pages before a store that are looked at */
+#define PT_CUT 8u /* pages that are left out together */
+
+/* The place of a page in its prompt. */
+typedef struct {
+    uint32_t parent; /* the page before it, or PT_NONE */
+    uint8_t cadence; /* of the page before it */
+    uint8_t growth; /* of the request */
+} pt_place;
+
+static inline const uint8_t *pt_nth_key(const uint8_t *keys, uint32_t at) { return keys + at * (uint64_t)PT_KEY_BYTES; }
+
+static inline uint32_t pt_entry_of(const pt_owner *o, const uint8_t *key)
+{
+    return pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
+}
+
+/* Returns how many pages at the end of a chain were never seen, as far as is remembered. */
+static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint32_t count)
+{
+    uint32_t appended = 0;
+    while (appended < count && pt_entry_of(o, pt_nth_key(keys, count - 1 - appended)) == PT_NONE &&
+           !pt_departed_find(&o->cadence->departed, pt_key_hash(pt_nth_key(keys, count - 1 - appended))))
+        appended++;
+    return appended;
+}
+
+/* A page has returned if a reader used it since the last store did. */
+static inline bool pt_was_used(const pt_cadence *c, uint32_t entry)
+{
+    return (uint32_t)pt_tick_of(c, entry) != c->pages[entry].stamped;
+}
+
+static inline void pt_note_use_of(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now)
+{
+    pt_cadence_use(o->cadence, entry, pt_key_hash(o->view.entries[entry].key), growth, now);
+    o->cadence->pages[entry].stamped = (uint32_t)pt_tick_of(o->cadence, entry);
+}
+
+/* Learns from the pages before the first one of a store. Their recency rises from `tick`, as that of one prompt. */
+static inline void pt_note_ancestors(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now, uint64_t tick)
+{
+    for (uint32_t most = PT_CHAIN_LIMIT; entry != PT_NONE && most && pt_was_used(o->cadence, entry); most--) {
+        pt_stamp(o, entry, ++tick);
+        pt_note_use_of(o, entry, growth, now);
+        entry = pt_parent_of(o->cadence, entry);
+    }
+}
+
+/* Learns from the pages of a store that exist, before they are stamped. Only the first part of a page counts: the other
+ * parts are stores of the same prompt. Returns the place of the first page. */
+static inline pt_place pt_note_store(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count)
+{
+    pt_place place = {.parent = PT_NONE};
+    if (!o->cadence || r->part)
+        return place;
+    if (r->parent && r->chain_kind == PT_CHAIN_PROMPT)
+        place.parent = pt_entry_of(o, r->parent);
+    place.growth = pt_growth_of(pt_appended(o, keys, count));
+    pt_note_ancestors(o, place.parent, place.growth, r->now, r->now + count);
+    for (uint32_t i = 0, before = place.parent; i < count; i++) {
+        uint32_t entry = pt_entry_of(o, pt_nth_key(keys, i));
+        if (entry != PT_NONE) {
+            pt_cadence_link(o->cadence, entry, before);
+            if (o->view.entries[entry].on_list != PT_LIST_OPEN)
+                pt_note_use_of(o, entry, place.growth, r->now);
+        }
+        before = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
+    }
+    place.cadence = place.parent == PT_NONE ? 0 : o->cadence->pages[place.parent].cadence;
+    return place;
+}
+
+/* Learns from the answer to one page, after it was stamped, and moves on to the place of the next page. */
+static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_t *key, pt_answer answer, pt_place *place)
+{
+    pt_cadence *c = o->cadence;
+    if (!c)
+        return;
+    uint64_t hash = pt_key_hash(key);
+    uint32_t entry = answer.entry;
+    if (answer.outcome == PT_GRANTED && !c->pages[entry].seen) {
+        pt_departed_page page = pt_cadence_arrival(c, hash, place->cadence, place->growth, r->now);
+        pt_cadence_missed(c, hash, r->now);
+        pt_cadence_link(c, entry, place->parent);
+        pt_cadence_become(c, entry, hash, &page);
+    }
+    place->parent = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
+    if (entry == PT_NONE)
+        return;
+    place->cadence = c->pages[entry].cadence;
+    c->pages[entry].stamped = (uint32_t)pt_tick_of(c, entry);
+    c->newest = entry;
+}
+
+/* ---- pages that are not worth their room ---- */
+
+/* Returns the frames that the absent pages of a chain need. */
+static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys, const uint64_t *sizes, uint32_t count)
+{
+    uint64_t frames = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (sizes[i] <= o->view.header->arena_bytes && pt_entry_of(o, pt_nth_key(keys, i)) == PT_NONE)
+            frames += pt_frames_for(&o->view, sizes[i]);
+    return frames;
+}
+
+/* Returns what the last page of a chain would be worth if it were stored. */
+static inline float pt_worth_of_arrival(pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
+{
+    float usual = o->cadence->returns.usual;
+    pt_departed_page page = pt_cadence_arrival(o->cadence, pt_key_hash(key), place->cadence, place->growth, r->now);
+    o->cadence->returns.usual = usual; /* it did not arrive yet */
+    return o->cadence->returns.index[page.class][0];
+}
+
+/* Makes room for a chain while the pages that leave are worth less than its own last page; pages at its end that are worth
+ * less are left out. Returns how many pages are to be stored: all where a disk keeps what leaves, where several ranks store
+ * a page, and for a client that does not know this answer. */
+static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
+                                        uint32_t count, const pt_place *place)
+{
+    if (!pt_cadence_chooses(o) || r->chain_kind != PT_CHAIN_PROMPT || r->parts != 1 || o->disk.open)
+        return count;
+    uint64_t need = pt_frames_missing(o, keys, sizes, count);
+    while (count && o->view.header->free_frames < need) {
+        float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
+        pt_offer other = pt_least_leaf(o, r->now, r->now);
+        while (other.entry != PT_NONE && other.worth <= own && o->view.header->free_frames < need &&
+               pt_evict_one(o, r->now, r->now))
+            other = pt_least_leaf(o, r->now, r->now);
+        if (o->view.header->free_frames >= need)
+            break;
+        count -= count < PT_CUT ? count : PT_CUT;
+        need = pt_frames_missing(o, keys, sizes, count);
+    }
+    return count;
+}
+
+/* Remembers a page that was left out. */
+static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uint8_t *key, pt_place *place)
+{
+    uint64_t hash = pt_key_hash(key);
+    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
+    pt_cadence_missed(o->cadence, hash, r->now);
+    pt_departed_put(&o->cadence->departed, hash, page);
+    return pt_answer_with(o, PT_LEFT_OUT, PT_NONE);
+}

@@ -1,0 +1,77 @@
+/* victim.h - which page leaves: the leaf with the lowest index of a few that are drawn. */
+#pragma once
+
+#include "learning.h"
+#include "../owner.h"
+
+/* Returns whether the policy chooses: it has learned, and does not follow LRU. */
+static inline bool pt_cadence_chooses(const pt_owner *o)
+{
+    return o->cadence && o->cadence->learned && !o->cadence->shadow.follows;
+}
+
+/* Returns what a page is worth: its index at its age. A page that no match reaches is worth nothing. */
+static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
+{
+    const pt_cadence_page *p = &c->pages[entry];
+    uint64_t tick = pt_tick_of(c, entry);
+    float gap = pt_seconds_between(p->seen, pt_moment(now)), age = now > tick ? (float)(now - tick) / 1e9f : 0;
+    return pt_is_orphan(c, entry) ? -1 : c->returns.index[p->class][pt_age_bin(age < gap ? age : gap)];
+}
+
+/* Returns whether a leaf may leave: it is evictable, loses nothing by it, was last used before `before` and is not pinned. */
+static inline bool pt_may_leave(const pt_owner *o, uint32_t entry, uint64_t before)
+{
+    return o->kind->lists(o->ready, entry) && pt_tick_of(o->cadence, entry) < before &&
+           !(atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS);
+}
+
+static inline uint32_t pt_draw_leaf(pt_cadence *c)
+{
+    c->random ^= c->random << 13;
+    c->random ^= c->random >> 7;
+    c->random ^= c->random << 17;
+    return c->leaves[(c->random >> 32) * c->leaf_count >> 32];
+}
+
+typedef struct {
+    uint32_t entry;
+    float worth;
+} pt_offer;
+
+static inline void pt_offer_leaf(const pt_owner *o, uint32_t entry, uint64_t before, uint64_t now, pt_offer *best)
+{
+    if (!pt_may_leave(o, entry, before))
+        return;
+    float worth = pt_worth(o->cadence, entry, now);
+    bool colder = best->entry != PT_NONE && pt_tick_of(o->cadence, entry) < pt_tick_of(o->cadence, best->entry);
+    if (best->entry == PT_NONE || worth < best->worth || (worth == best->worth && colder))
+        *best = (pt_offer){entry, worth};
+}
+
+/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. */
+static inline pt_offer pt_least_leaf(const pt_owner *o, uint64_t before, uint64_t now)
+{
+    pt_cadence *c = o->cadence;
+    pt_offer best = {PT_NONE, 0};
+    uint32_t draws[PT_CANDIDATES], count = c->leaf_count < PT_CANDIDATES ? c->leaf_count : PT_CANDIDATES;
+    for (uint32_t i = 0; i < count; i++) {
+        draws[i] = count == c->leaf_count ? c->leaves[i] : pt_draw_leaf(c);
+        __builtin_prefetch(&c->pages[draws[i]]);
+        __builtin_prefetch(&c->locks[draws[i]]);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        pt_offer_leaf(o, draws[i], before, now, &best);
+    if (c->newest != PT_NONE && c->pages[c->newest].place != PT_NONE)
+        pt_offer_leaf(o, c->newest, before, now, &best);
+    return best;
+}
+
+/* Records that the memory is full: from now on it is known how many pages it holds. */
+static inline void pt_cadence_is_full(pt_owner *o)
+{
+    if (!o->cadence || o->cadence->full_pages)
+        return;
+    o->cadence->full_pages = (uint32_t)o->view.header->pages;
+    pt_shadow_resize(&o->cadence->shadow, o->cadence->full_pages);
+}

@@ -1,0 +1,184 @@
+"""Tests the eviction policy that learns when pages return, through the daemon's binding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from anonymous_segments import DAY_NS, Memory, attach
+from pagetier.shm._core import KEY_BYTES, ChainKind, Owner, Pins, ReserveOutcome, Session, TierFlag
+from pagetier.shm.geometry import Geometry
+
+FRAME = 4096
+LEARNING = 2000  # stores of one page after which the policy has learned, with at most 1,024 frames
+
+
+class Engine:
+    """An index whose policy learns, and a process that matches and stores prompts. A page is named by its prefix."""
+
+    def __init__(self, frames: int, *, learns: bool = True) -> None:
+        self.memory = Memory(Geometry(FRAME, frames, frames, 2))
+        self.owner: Owner = self.memory.adopted()
+        if learns:
+            self.owner.learn_returns()
+        self.slot = attach(self.owner, 1)
+        self.session: Session = self.memory.session(self.slot)
+
+    def keys(self, prompt: Sequence[int]) -> list[bytes]:
+        return [sha256(repr(tuple(prompt[: end + 1])).encode()).digest() for end in range(len(prompt))]
+
+    def use(self, prompt: Sequence[int]) -> int:
+        """Matches a prompt and stores what is missing. Returns the number of pages that hit."""
+        keys = self.keys(prompt)
+        with self.session.match(Pins, None, b"".join(keys)) as pins:
+            hits = len(pins)
+            self.store(keys[hits:], keys[hits - 1] if hits else b"")
+        return hits
+
+    def store(self, keys: Sequence[bytes], parent: bytes, chain: ChainKind = ChainKind.PROMPT, part: int = 0) -> bytes:
+        """Stores pages and returns their outcomes."""
+        space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+        sizes = np.full(len(keys), FRAME, np.uint64).tobytes()
+        outcomes, entries, serials = self.owner.reserve(
+            self.slot, space, part, 1, DAY_NS, b"".join(keys), sizes, 0, chain, parent
+        )
+        granted = np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED
+        chosen = np.frombuffer(entries, np.uint32)[granted], np.frombuffer(serials, np.uint64)[granted]
+        assert self.session.publish(chosen[0].tobytes(), chosen[1].tobytes(), 0) == b"\1" * int(granted.sum())
+        self.owner.settle()
+        return outcomes
+
+    def has(self, prompt: Sequence[int]) -> list[bool]:
+        """Returns which pages of a prompt are in memory, also beyond a gap."""
+        found = []
+        for key in self.keys(prompt):
+            with self.session.match(Pins, None, key) as pins:
+                found.append(bool(len(pins)))
+        return found
+
+    def check(self) -> None:
+        assert self.owner.check_integrity() == []
+
+
+def learn(engine: Engine, seed: int = 0) -> None:
+    """Lets prompts of one page pass through, until the policy has learned."""
+    for number in range(LEARNING):
+        engine.use([-1 - seed * LEARNING - number])
+
+
+def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
+    """Yields prompts of sessions that grow: a few that return at once, and many that never return."""
+    running = [[1000 * number] for number in range(1, 9)]
+    for number in range(count):
+        if dice.random() < 0.5:
+            prompt = dice.choice(running)
+            prompt.append(number)
+            if len(prompt) > 12:
+                running[running.index(prompt)] = [1000 * (100 + number)]
+            yield list(prompt)
+        else:
+            yield [-number - 1, *range(dice.randrange(6))]
+
+
+def test_pages_that_return_stay_where_lru_would_evict_them() -> None:
+    hits = {}
+    for learns in (False, True):
+        engine = Engine(64, learns=learns)
+        total = 0
+        for turn in range(400):  # four prompts of 10 pages return after 60 pages that never do
+            for prompt in range(4):
+                total += engine.use([prompt, *range(9)])
+            for number in range(60):
+                engine.use([-1, turn, number][:1] + [turn * 60 + number])
+        hits[learns] = total
+        engine.check()
+    assert hits[True] > 3 * hits[False] + 4000, hits
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_page_leaves_before_one_that_is_useless_without_it(seed: int) -> None:
+    dice, engine = random.Random(seed), Engine(64)
+    learn(engine)
+    prompts = list(sessions(dice, 1500))
+    for prompt in prompts:
+        engine.use(prompt)
+    engine.check()
+    for prompt in prompts:
+        there = engine.has(prompt)
+        assert there == sorted(there, reverse=True), (prompt, there)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_use_keeps_the_index_whole(seed: int) -> None:
+    dice, engine = random.Random(seed), Engine(32)
+    learn(engine)
+    pinned: list[Pins] = []
+    for step, prompt in enumerate(sessions(dice, 2000)):
+        engine.use(prompt)
+        if dice.random() < 0.05:
+            pinned.append(engine.session.match(Pins, None, b"".join(engine.keys(prompt))))
+        if dice.random() < 0.2 and pinned:
+            pinned.pop(dice.randrange(len(pinned))).release()
+        if dice.random() < 0.01:
+            engine.owner.flush(-1, TierFlag.BOTH)
+        if dice.random() < 0.02:
+            engine.owner.evict(dice.randrange(32), 100)
+        if dice.random() < 0.01:
+            engine.owner.forget_returns()
+            engine.owner.learn_returns()
+        if step % 50 == 0:
+            engine.check()
+    engine.check()
+
+
+def test_pinned_pages_stay() -> None:
+    engine = Engine(32)
+    learn(engine)
+    engine.use([1, 2, 3])
+    with engine.session.match(Pins, None, b"".join(engine.keys([1, 2, 3]))) as pins:
+        kept = len(pins)
+        learn(engine, seed=1)
+        assert engine.has([1, 2, 3])[:kept] == [True] * kept
+    engine.check()
+
+
+def test_pages_without_a_prompt_are_stored_whatever_they_are_worth() -> None:
+    engine = Engine(32)
+    learn(engine)
+    for number in range(200):
+        outcomes = engine.store([sha256(bytes([number])).digest()], b"", ChainKind.NONE)
+        assert outcomes == bytes([ReserveOutcome.GRANTED])
+    engine.check()
+
+
+def test_a_client_that_does_not_say_is_never_answered_that_a_page_was_left_out() -> None:
+    engine = Engine(32)
+    learn(engine)
+    for number in range(200):
+        keys = engine.keys([5000 + number, 1, 2])
+        assert engine.store(keys, b"", ChainKind.UNKNOWN) == bytes([ReserveOutcome.GRANTED]) * 3
+
+
+def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
+    engine = Engine(64)
+    for _ in range(400):
+        for prompt in range(5):
+            engine.use([prompt, *range(9)])
+        engine.use([len(engine.keys([1])) * 7, 8])
+    left_out = 0
+    for number in range(300):
+        for prompt in range(5):
+            engine.use([prompt, *range(9)])
+        outcomes = engine.store(engine.keys([-number - 1, *range(30)]), b"")
+        left_out += outcomes.count(ReserveOutcome.LEFT_OUT)
+    assert left_out > 1000
+    engine.check()
+
+
+def test_a_kind_of_chain_that_does_not_exist_is_rejected() -> None:
+    with pytest.raises(ValueError, match="chain 9"):
+        Engine(32).store([bytes(KEY_BYTES)], b"", 9)  # type: ignore[arg-type]
