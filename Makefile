@@ -37,6 +37,7 @@ help:
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
 	@echo "make gpu-rehearsal  the same steps without a GPU, in a Python that has nothing but torch and Triton"
+	@echo "make wheel   build and try manylinux wheels for x86-64 and aarch64, in dist"
 	@echo "make man     generate the manual pages and docs/configuration.md from the code"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
 	@echo "make clean   remove all build products except $(VENV)"
@@ -61,6 +62,11 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 $(VENV)/.kernels: $(VENV)/.made $(PINS)
 	@echo "== installing torch and triton"
 	@$(INSTALL) --editable '.[gpu]'
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.dev
+	@echo "== installing a cross-compiler"
+	@$(INSTALL) --editable '.[wheel]'
 	@touch $@
 
 # One environment for each version of vLLM, because vLLM needs other versions than .venv pins.
@@ -167,6 +173,12 @@ test-engines: core $(VLLM:%=.engines/%/.ready)
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
+
+.PHONY: wheel
+wheel: venv $(VENV)/.wheel
+	@echo "== wheels"
+	@$(BIN)/python .ci/build_wheels.py dist
+	@$(BIN)/pytest -n 0 tests/shipping/test_wheels.py
 
 man: venv
 	@$(BIN)/python -m pagetier.daemon.man docs
