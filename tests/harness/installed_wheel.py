@@ -65,14 +65,22 @@ def serving(daemon: Sequence[str | Path], folder: Path, arena: str = "8MiB", **e
         eventually(lambda: "event=ready" in log.read_text() or process.poll() is not None, START_S)
         assert "event=ready" in log.read_text(), log.read_text()
         yield socket
-        process.send_signal(signal.SIGTERM)
+        os.kill(_innermost(process.pid), signal.SIGTERM)
         assert process.wait(START_S) == 0, log.read_text()
         assert list(Path("/dev/shm").glob(f"{name}.*")) == []
     finally:
-        process.kill()
+        if process.poll() is None:
+            os.kill(_innermost(process.pid), signal.SIGKILL)
         process.wait()
         for segment in Path("/dev/shm").glob(f"{name}.*"):
             segment.unlink()
+
+
+def _innermost(pid: int) -> int:
+    """Returns the process itself or, of a chain of wrappers such as a container's, the last one."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return _innermost(children[0]) if children else pid
 
 
 def store_and_load(python: Sequence[str | Path], socket: Path, **environ: str) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import struct
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -16,28 +15,13 @@ import pagetier
 from emulated_python import EmulatedPython
 from installed_wheel import install_wheel, run, serving, store_and_load
 
-DIST = Path(__file__).resolve().parents[2] / "dist"
+WheelFor = Callable[[str], Path]
 MACHINES = {"x86_64": 62, "aarch64": 183}  # the field e_machine of an ELF file
 DAEMON = "from pagetier.daemon.main import main; main()"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Yields a folder that is removed at once, because pytest would keep hundreds of megabytes of packages."""
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as name:
-        yield Path(name)
-
-
-def wheel_for(architecture: str) -> Path:
-    found = list(DIST.glob(f"pagetier-*-manylinux*_{architecture}.whl"))
-    if not found:
-        pytest.skip("make wheel builds the wheels")
-    (wheel,) = found
-    return wheel
-
-
 @pytest.mark.parametrize("architecture", MACHINES)
-def test_a_wheel_is_for_one_architecture_and_every_python(architecture: str) -> None:
+def test_a_wheel_is_for_one_architecture_and_every_python(wheel_for: WheelFor, architecture: str) -> None:
     wheel = wheel_for(architecture)
     platforms = f"manylinux2014_{architecture}.manylinux_2_17_{architecture}"
     assert wheel.name == f"pagetier-{pagetier.__version__}-cp311-abi3-{platforms}.whl"
@@ -48,7 +32,7 @@ def test_a_wheel_is_for_one_architecture_and_every_python(architecture: str) -> 
     assert struct.unpack("<18xH", head) == (MACHINES[architecture],)
 
 
-def test_the_wheel_of_this_machine_works_without_a_compiler(folder: Path) -> None:
+def test_the_wheel_of_this_machine_works_without_a_compiler(wheel_for: WheelFor, folder: Path) -> None:
     place = install_wheel(wheel_for(platform.machine()), folder / "venv")
     path = str(place / "bin")
     assert not any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
@@ -58,7 +42,7 @@ def test_the_wheel_of_this_machine_works_without_a_compiler(folder: Path) -> Non
 
 
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this machine needs no emulation")
-def test_the_wheel_for_aarch64_works_under_emulation(folder: Path) -> None:
+def test_the_wheel_for_aarch64_works_under_emulation(wheel_for: WheelFor, folder: Path) -> None:
     python = EmulatedPython(folder)
     python.install(wheel_for("aarch64"))
     code = "import platform; from pagetier.shm import _core; print(platform.machine(), _core.__file__)"
