@@ -57,9 +57,9 @@ def test_pyright_resolves_the_package(program: Path) -> None:
 
 
 def test_pyright_reports_what_the_package_lacks(program: Path) -> None:
-    program.write_text("from pagetier import Cleint\nfrom pagetier.shm.protocols import Reserve\n")
+    program.write_text("from pagetier import Clients\nfrom pagetier.shm.protocols import Reserve\n")
     first, second = messages(pyright(program), "error")
-    assert "Cleint" in first and "pagetier.shm.protocols" in second
+    assert "Clients" in first and "pagetier.shm.protocols" in second
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def test_importing_the_package_imports_no_other_module_of_it() -> None:
 
 def test_the_package_has_the_client_and_no_other_name() -> None:
     assert pagetier.Client is Client
-    with pytest.raises(AttributeError, match="module 'pagetier' has no attribute 'Cleint'"):
-        _ = pagetier.Cleint  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="module 'pagetier' has no attribute 'Clients'"):
+        _ = pagetier.Clients  # type: ignore[attr-defined]
 
 
 def test_the_package_runs_as_the_command() -> None:
