@@ -77,7 +77,9 @@ def serving(daemon: Sequence[str | Path], folder: Path, arena: str = "8MiB", **e
 
 
 def _innermost(pid: int) -> int:
-    """Returns the process itself or, of a chain of wrappers such as a container's, the last one."""
+    """Returns the daemon in a chain of wrappers such as a container's; below it are its disk workers."""
+    if Path(f"/proc/{pid}/comm").read_text() == "pagetierd\n":
+        return pid
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     children = [int(child) for task in tasks for child in task.read_text().split()]
     return _innermost(children[0]) if children else pid

@@ -14,11 +14,13 @@ import yaml
 
 from installed_wheel import run, serving, store_and_load
 from other_pythons import pip, python_in, unpack_packages
+from running_daemon import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONSET = ROOT / "docs/kubernetes/daemonset.yaml"
 USER = 4710
 MOST_MB = 150
+DISK_S = 60
 PACKAGES = ("coreutils", "dash", "libstdc++6", "python3", "python3-pip")
 
 
@@ -78,8 +80,13 @@ def test_the_daemon_of_the_image_serves_the_host(images: Images, folder: Path, c
     assert images.run(*inside, "sh", "-c", owners).split() == [str(USER)] * 3
     assert images.run(*inside, "sh", "-c", "command -v cc gcc clang || true") == ""
     assert int(images.run(*inside, "du", "-sm", "/opt/pagetier").split()[0]) < MOST_MB
-    with serving([*images.command, *inside, "pagetierd"], shared) as socket:
+    disk = ["--disk-path", "/var/lib/pagetier/disk", "--disk-size", "64MiB"]
+    with serving([*images.command, *inside, "pagetierd", *disk], shared) as socket:
         assert "4 of 4 pages loaded, equal" in store_and_load([sys.executable], socket)
+        assert eventually(lambda: "event=disk_open" in (shared / "log").read_text(), DISK_S)
+        images.run(*inside, "pagetier", "flush", "--to-disk", "--socket", str(socket))
+        assert int(images.run(*inside, "du", "-sm", "/var/lib/pagetier/disk").split()[0]) >= 4
+        images.run(*inside, "pagetier", "selftest", "--socket", str(socket))
 
 
 def test_the_pods_run_the_image_as_its_user() -> None:

@@ -79,6 +79,12 @@ def test_a_mistake_does_not_fit_the_schema(daemon: Any, change: dict[str, Any]) 
         kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
 
 
+def test_the_image_has_one_name(daemon: Any) -> None:
+    (image,) = {each["image"] for each in (*daemon["initContainers"], daemon["containers"][0])}
+    for page in ("installation.md", "kubernetes/README.md"):
+        assert image in (DOCS.parent / page).read_text()
+
+
 def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: Path) -> None:
     file = tmp_path / "pagetierd.toml"
     file.write_text(configuration())
