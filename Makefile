@@ -10,7 +10,7 @@ CORE := shm/_core.abi3.so
 JOBS ?= 3
 TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
-SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile
+SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile Containerfile
 STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 
@@ -21,7 +21,7 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
 	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
-	@echo "make lint    ruff, mypy, import-linter, words, Markdown, spelling"
+	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling"
 	@echo "make quick ROOM=client  lint and the tests of one room"
 	@echo "make fuzz    fuzzers of all data that other processes write, 10 s each; MINUTES=20: 20 minutes each"
 	@echo "make models  verify the protocols' models with spin, and refute their mutants"
@@ -37,6 +37,7 @@ help:
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
 	@echo "make gpu-rehearsal  the same steps without a GPU, in a Python that has nothing but torch and Triton"
+	@echo "make wheel   build manylinux wheels for x86-64 and aarch64 in dist, and try them and an image"
 	@echo "make man     generate the manual pages and docs/configuration.md from the code"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
 	@echo "make clean   remove all build products except $(VENV)"
@@ -61,6 +62,11 @@ $(VENV)/.demo: $(VENV)/.made $(PINS)
 $(VENV)/.kernels: $(VENV)/.made $(PINS)
 	@echo "== installing torch and triton"
 	@$(INSTALL) --editable '.[gpu]'
+	@touch $@
+
+$(VENV)/.wheel: $(VENV)/.dev
+	@echo "== installing a cross-compiler"
+	@$(INSTALL) --editable '.[wheel]'
 	@touch $@
 
 # One environment for each version of vLLM, because vLLM needs other versions than .venv pins.
@@ -109,6 +115,7 @@ lint: venv
 	@echo "== words"
 	@$(BIN)/python .ci/check_style.py
 	@git ls-files -z '*.md' | xargs -0 $(BIN)/mdformat --check
+	@$(BIN)/hadolint Containerfile
 	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
 
 # Lint and the tests of one room, for the time between two commits.
@@ -167,6 +174,12 @@ test-engines: core $(VLLM:%=.engines/%/.ready)
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
+
+.PHONY: wheel
+wheel: venv $(VENV)/.wheel
+	@echo "== wheels"
+	@$(BIN)/python .ci/build_wheels.py dist
+	@WHEELS=$(CURDIR)/dist $(BIN)/pytest -n 0 tests/shipping/test_wheels.py tests/shipping/test_image.py
 
 man: venv
 	@$(BIN)/python -m pagetier.daemon.man docs

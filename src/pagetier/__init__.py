@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from pagetier.client import Client as Client
-
 __version__ = "0.1.0"
 __all__ = ["Client", "__version__"]
 
+if TYPE_CHECKING:  # without __getattr__, which would make every name of the package exist
+    from pagetier.client import Client as Client
+else:
 
-def __getattr__(name: str) -> Any:
-    """Imports Client when it is first used, so that the daemon never imports the client."""
-    if name != "Client":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pagetier.client import Client
+    def __getattr__(name: str) -> Any:
+        """Imports Client when it is first used, so that the daemon never imports the client."""
+        if name != "Client":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from pagetier.client import Client
 
-    return Client
+        return Client

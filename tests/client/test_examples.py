@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
+import pagetier
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
+GIVEN = """\
+import numpy as np
+from pagetier import Client
+kv_caches = [np.ones((2, 128, 16, 8, 128), np.float16) for _ in range(4)]
+token_ids, block_table, other_block_table = range(1024), range(64), range(64, 128)
+"""
 README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 MOST_LINES = 40
@@ -29,6 +36,16 @@ def test_the_code_in_the_readme_loads_what_it_stores(daemon: RunningDaemon, tmp_
     (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     program = tmp_path / "readme.py"
     program.write_text(f"{code}\nassert result.stored == 4 and cached == len(token_ids)\n")
+    done = run(program, daemon.socket)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_code_in_the_package_loads_what_it_stores(daemon: RunningDaemon, tmp_path: Path) -> None:
+    lines = (pagetier.__doc__ or "").split("\n\n")[1].splitlines()
+    assert len(lines) == 5
+    code = "\n".join(line.removeprefix("    ") for line in lines)
+    program = tmp_path / "package.py"
+    program.write_text(f"{GIVEN}{code}\nassert cached_tokens == len(token_ids)\n")
     done = run(program, daemon.socket)
     assert (done.returncode, done.stderr) == (0, "")
 

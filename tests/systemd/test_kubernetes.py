@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -17,11 +19,17 @@ from pagetier.daemon.main import main
 from pagetier.shm.exit_codes import Exit
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/kubernetes"
+VERSIONS = ("1.25", kubernetes_validate.latest_version())
 
 
 def document(name: str, kind: str) -> Any:
     (found,) = (one for one in yaml.safe_load_all((DOCS / name).read_text()) if one["kind"] == kind)
     return found
+
+
+def objects() -> Iterator[Any]:
+    for path in sorted(DOCS.glob("*.yaml")):
+        yield from yaml.safe_load_all(path.read_text())
 
 
 def configuration() -> str:
@@ -43,6 +51,38 @@ def paths(spec: Any) -> dict[str, str]:
     places = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
     mounts = spec["containers"][0]["volumeMounts"]
     return {mount["mountPath"]: places[mount["name"]] for mount in mounts if mount["name"] in places}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_fits_the_schema_of_kubernetes(version: str) -> None:
+    kinds = []
+    for each in objects():
+        kubernetes_validate.validate(each, version, strict=True)
+        kinds.append(each["kind"])
+    assert sorted(kinds) == ["ConfigMap", "DaemonSet", "Namespace", "Namespace", "Pod"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"enableServiceLink": False},  # a key that does not exist
+        {"hostPID": "true"},  # a string in place of a boolean
+        {"terminationGracePeriodSeconds": "60s"},
+        {"containers": [{"image": "without-a-name"}]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_mistake_does_not_fit_the_schema(daemon: Any, change: dict[str, Any]) -> None:
+    (each,) = (each for each in objects() if each["kind"] == "DaemonSet")
+    each["spec"]["template"]["spec"] = daemon | change
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_image_has_one_name(daemon: Any) -> None:
+    (image,) = {each["image"] for each in (*daemon["initContainers"], daemon["containers"][0])}
+    for page in ("installation.md", "kubernetes/README.md"):
+        assert image in (DOCS.parent / page).read_text()
 
 
 def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: Path) -> None:

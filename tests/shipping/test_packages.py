@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tarfile
-import tomllib
-import venv
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import msgspec
 import pytest
-from packaging.requirements import Requirement
 
 import pagetier
-from running_daemon import eventually
+from installed_wheel import install_wheel, run, serving, store_and_load
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
 BESIDE = ("docs", "systemd", "bench", "tests", ".ci")
 ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
-LIMIT_S = 300
 
 
 class Built(msgspec.Struct, frozen=True):
@@ -38,21 +30,6 @@ class Built(msgspec.Struct, frozen=True):
 
     sdist: Path
     wheel: Path
-
-
-def run(*command: str | Path, cwd: Path, **environ: str) -> str:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=own | environ,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -73,32 +50,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def place(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns an environment with the wheel and its declared dependencies, and nothing else."""
-    folder = tmp_path_factory.mktemp("empty") / "venv"
-    venv.create(folder, with_pip=False)
-    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", folder / "bin/python")
-    run(*pip, "install", "--no-deps", "--no-index", built.wheel, cwd=folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (ours,) = metadata.distributions(name="pagetier", path=[str(site)])
-    for needed in needs(ours, set()):
-        link(metadata.distribution(needed), site)
-    return folder
-
-
-def needs(of: metadata.Distribution, known: set[str]) -> set[str]:
-    """Returns the names of a distribution's dependencies, including indirect ones, without extras."""
-    wanted = [Requirement(text) for text in of.requires or ()]
-    new = {each.name for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})} - known
-    known |= new
-    for name in new:
-        needs(metadata.distribution(name), known)
-    return known
-
-
-def link(of: metadata.Distribution, site: Path) -> None:
-    """Makes an installed distribution importable from another environment."""
-    tops = {file.parts[0] for file in of.files or () if file.parts[0] not in ("..", "__pycache__")}
-    for top in tops:
-        (site / top).symlink_to(Path(str(of.locate_file(top))).resolve())
+    return install_wheel(built.wheel, tmp_path_factory.mktemp("empty") / "venv")
 
 
 def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
@@ -141,18 +93,10 @@ def _texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_the_daemon_of_the_wheel_serves(place: Path, tmp_path: Path) -> None:
-    config, socket = tmp_path / "pagetierd.toml", tmp_path / "pagetier.sock"
-    name = f"pagetier-test-shipped-{os.getpid()}"
-    config.write_text(f'name = "{name}"\nsocket = "{socket}"\n[arena]\nsize = "4MiB"\nframe_size = "64KiB"\n')
-    with (tmp_path / "log").open("wb") as log, _daemon(place, config, log.fileno()) as daemon:
-        assert eventually(lambda: "event=ready" in (tmp_path / "log").read_text(), 30), (tmp_path / "log").read_text()
+    with serving([place / "bin/pagetierd"], tmp_path) as socket:
         output = json.loads(run(place / "bin/pagetier", "stats", "--json", "--socket", socket, cwd=tmp_path))
-        assert output["tiers"]["memory"]["cap"] == 4 << 20
-        code = f"from pagetier.client import Client; assert Client({str(socket)!r}).wait_attached(9)"
-        run(place / "bin/python", "-c", code, cwd=tmp_path)
-        daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(30) == 0
-    assert list(Path("/dev/shm").glob(f"{name}.*")) == []
+        assert output["tiers"]["memory"]["cap"] == 8 << 20
+        assert "4 of 4 pages loaded, equal" in store_and_load([place / "bin/python"], socket)
 
 
 def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: Path) -> None:
@@ -163,14 +107,3 @@ def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: P
     names = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     services = ["pagetierd-give-back.service", "pagetierd-memory.service", "pagetierd.service"]
     assert names == ["10-sandbox.conf", "10-sandbox.conf", "pagetier.conf", *services, "pagetierd.toml"]
-
-
-def _daemon(place: Path, config: Path, log: int) -> subprocess.Popen[bytes]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
-    return subprocess.Popen([place / "bin/pagetierd", "--config", config], stderr=log, env=own)
-
-
-def test_wheels_for_both_architectures_are_configured() -> None:
-    output = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-    assert set(output["archs"]) == {"x86_64", "aarch64"}
-    assert output["build"].startswith("cp311-")
