@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.capacity import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size, spell_size
-from pagetier.tiers.capacity import frames_under
 
 
 def check_config(config: Config, host: Host) -> Iterator[str]:
@@ -18,9 +18,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
     if disk.size:
-        frames = frames_under(disk.size, disk.environments, arena.frame_size)
-        room = f"{format_size(frames * arena.frame_size)} in {frames:,} frames"
-        yield f"disk: room for {room} under a cap of {format_size(disk.size)}"
+        yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.size)}"
     in_use = sum(found.nbytes for found in survey() if found.name == config.name)
     verdict = fit(host, need_of(config, in_use))
     if not verdict.fits:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.render import synced
 from pagetier.daemon.cli.snapshot import Snapshot
+from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.daemon.host.host import Host
@@ -103,7 +104,9 @@ def _room(config: Config, host: Host, in_use: int) -> Result:
     free = stat.f_bavail * stat.f_frsize
     if free + in_use >= size:
         return ok(
-            "disk room", f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already"
+            "disk room",
+            f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
+            f" {room_of_disk(config)}",
         )
     fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
     return problem("disk room", f"{format_size(free)} free, but {format_size(size - in_use)} more are needed: {fits}")
