@@ -67,7 +67,8 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
         else:
             yield ok("disk", "no disk tier is configured (disk.path and disk.size)")
         return
-    yield _folder(config.disk.path)
+    if snapshot is None or snapshot.disk.standing is not Standing.OPEN:  # an open tier proves that its daemon may write
+        yield _folder(config.disk.path)
     yield from check_service_may_write(config, host)
     yield _file_system(config.disk.path, host)
     in_use = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)

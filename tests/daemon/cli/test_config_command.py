@@ -103,4 +103,6 @@ def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
 def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:
     runner = CliRunner(env={"PAGETIER_SOCKET": None})
     done = runner.invoke(main, ["selftest", "--socket", str(tmp_path / "none.sock")])
-    assert done.exit_code == Exit.UNREACHABLE and done.output.startswith("failed  attach")
+    assert done.exit_code == Exit.UNREACHABLE
+    wrong = f"{tmp_path}/none.sock: No such file or directory"
+    assert done.output == f"failed  attach  {wrong}: run `pagetier doctor`\n"
