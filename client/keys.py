@@ -102,8 +102,8 @@ class Keys(msgspec.Struct, frozen=True):
 class _NamespaceType(msgspec.StructMeta):
     """Completes the errors about missing, unknown and positional arguments by what to write instead."""
 
-    def __call__(cls, *args: object, **fields: object) -> Any:
-        wrong = "Namespace takes arguments by name only" if args else _wrong_fields(cls, fields)
+    def __call__(self, *args: object, **fields: object) -> Any:
+        wrong = "Namespace takes arguments by name only" if args else _wrong_fields(self, fields)
         if wrong:
             raise TypeError(f"{wrong}: write {_EXAMPLE}")
         return super().__call__(**fields)

@@ -42,10 +42,6 @@ class PageClient(MatchingClient):
         Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
         for them; they are pinned for the copy only. The timeout does not limit the time for copying.
 
-        Raises TypeError if `out` is not writable host memory. Raises ValueError, before anything is copied, if
-        `start_page` is negative, a buffer is empty, or the blocks cannot be loaded or have another layout than the
-        pages.
-
         Args:
             match: A match that is not released, of a client of this process that is not closed.
             out: One writable buffer in C order for all pages, or a sequence of buffers, one for each page: numpy
@@ -57,6 +53,11 @@ class PageClient(MatchingClient):
         Returns:
             The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
             if it was not read in time, is gone, or has another size than its buffer.
+
+        Raises:
+            TypeError: `match` is not a Match, or `out` is not writable host memory.
+            ValueError: `start_page` is negative, a buffer is empty, or the blocks cannot be loaded or have another
+                layout than the pages. Nothing is copied.
         """
         require_match(match)
         if start_page < 0:

@@ -71,6 +71,6 @@ class ProgressLines:
         share = 100 * done // total if total else 100
         so_far = f"{format_size(done)} of {format_size(total)} ({share} %)"
         if done == total or not done:
-            return f"{so_far} in {seconds:.1f} s"
+            return f"{so_far} {'in' if done == total else 'after'} {seconds:.1f} s"
         left = seconds * (total - done) / done
         return f"{so_far}, {format_size(int(done / max(seconds, 1e-9)))}/s, {left:.0f} s left"

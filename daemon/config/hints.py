@@ -23,7 +23,7 @@ _BARE_VALUE: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^\"'\[\]{}#]+?)\s*(?:#
 
 
 def advice_for_line(text: str, error: str) -> str:
-    """Returns the line that the parser rejects, and what to write instead if its value lacks quotes or it is repeated."""
+    """Returns the line that the parser rejects, and what to write if its value lacks quotes or it is repeated."""
     found = _LINE.search(error)
     line = text.split("\n")[int(found[1]) - 1].strip() if found else ""
     if not line:

@@ -82,7 +82,10 @@ class LiveSettings:
             self.config = _require_valid_disk_size(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
-        return Changes(tuple(_as_changed(field, self.config) for field in done), tuple(field.path for field in different if field not in done))
+        return Changes(
+            tuple(_as_changed(field, self.config) for field in done),
+            tuple(field.path for field in different if field not in done),
+        )
 
     def beside(self, wanted: Config) -> Config:
         """Returns the configuration that `wanted` would put in force without a restart. It is not validated."""

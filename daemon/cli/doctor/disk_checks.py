@@ -12,7 +12,7 @@ from pagetier.daemon.cli.render import synced
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
 from pagetier.shm.units import counted, format_size, spell_size
@@ -74,6 +74,13 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
     in_use = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
     yield _room(config, host, in_use)
     if snapshot is not None:
+        yield from _standing_of(snapshot)
+
+
+def _standing_of(snapshot: Snapshot) -> Iterator[Result]:
+    if snapshot.daemon.phase is Phase.STARTING:
+        yield ok("disk tier", "is opened when the arena is populated")
+    else:
         yield from _standing(snapshot.disk)
 
 

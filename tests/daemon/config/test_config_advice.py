@@ -50,7 +50,8 @@ def test_a_check_warns_about_a_disk_that_this_host_does_not_have(tmp_path: Path)
     (tmp_path / "file").touch()
     arena = ArenaOptions(size=64 << 20, frame_size=1 << 20)
     wrong = Config(arena=arena, disk=DiskOptions(path=tmp_path / "file/disk", size=1 << 30))
-    assert f"warning: on this host {tmp_path}/file is not a folder: set another disk.path" in check_config(wrong, Host())
+    warning = f"warning: on this host {tmp_path}/file is not a folder: set another disk.path"
+    assert warning in check_config(wrong, Host())
     large = Config(arena=arena, disk=DiskOptions(path=tmp_path / "disk", size=1 << 40))
     found = [line for line in check_config(large, Host()) if line.startswith("warning")]
     assert len(found) == 1 and "disk.size = 1TiB is more than the file system" in found[0]
