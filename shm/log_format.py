@@ -56,7 +56,7 @@ class Journald(logging.Formatter):
 
 
 def sentence_of(line: str) -> str:
-    """Returns the sentence of a line that Logfmt has written; any other line as it is."""
+    """Returns the sentence of a line that Logfmt has written; any other line unchanged."""
     found = _SENTENCE.search(line)
     if not found:
         return line
