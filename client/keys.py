@@ -16,7 +16,7 @@ with little-endian lengths, text in UTF-8 as given (not normalised) and `page_to
 not hashed. A hashed field that is added, renamed or moved requires a new number in the tag.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, overload
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _TAG: Final = b"pagetier namespace 1"
 _LABEL_CHARACTERS: Final = 40
+_NEEDED: Final = ("model", "dtype", "page_tokens")
+_EXAMPLE: Final = 'Namespace(model="llama", dtype="bfloat16", page_tokens=256)'
 
 
 class Keys(msgspec.Struct, frozen=True):
@@ -114,7 +116,17 @@ class Keys(msgspec.Struct, frozen=True):
         return f"<Keys {pages} of {self.namespace.page_tokens} tokens, {self.namespace.name}>"
 
 
-class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class _NamespaceType(msgspec.StructMeta):
+    """Completes the errors about missing, unknown and positional arguments by what to write instead."""
+
+    def __call__(self, *args: object, **fields: object) -> Any:
+        wrong = "Namespace takes arguments by name only" if args else _wrong_fields(self, fields)
+        if wrong:
+            raise TypeError(f"{wrong}: write {_EXAMPLE}")
+        return super().__call__(**fields)
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True, metaclass=_NamespaceType):
     """Everything except the tokens that determines the bytes of a page. Immutable.
 
     Pages of two namespaces never match. Texts are compared literally: an engine must spell a setting the same way each
@@ -239,6 +251,14 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def _type_name(value: object) -> str:
     return type(value).__name__
+
+
+def _wrong_fields(kind: _NamespaceType, given: Mapping[str, object]) -> str:
+    """Returns which arguments of a namespace are missing or unknown; "" if it has all that it needs."""
+    if missing := [name for name in _NEEDED if name not in given]:
+        return f"Namespace needs {', '.join(missing)}"
+    unknown = [name for name in given if name not in kind.__struct_fields__]
+    return f"Namespace has no {', '.join(unknown)}" if unknown else ""
 
 
 def _check_field(field: str, value: object) -> None:

@@ -6,7 +6,7 @@ import logging
 from enum import Enum
 from typing import NoReturn
 
-from pagetier.client.keys import Keys
+from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match
 from pagetier.kernels.host.buffers import Access, HostBuffers, page_count, pages_of
 
@@ -51,11 +51,33 @@ def _fits(out: HostBuffers, page_bytes: int) -> bool:
     return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
 
 
+def require_keys(value: object, call: str) -> None:
+    """Raises TypeError if an argument of a call is not Keys."""
+    if not isinstance(value, Keys):
+        raise TypeError(
+            f"{call} takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or use what"
+            " register() returns, which takes token IDs"
+        )
+
+
+def require_match(value: object) -> None:
+    """Raises TypeError if load() is called without a match."""
+    if not isinstance(value, Match):
+        raise TypeError(f"load() takes the Match that match() returns, not {type(value).__name__}")
+
+
+def require_namespace(value: object) -> None:
+    """Raises TypeError if flush() is called without a namespace."""
+    if not isinstance(value, Namespace):
+        raise TypeError(
+            f"flush() takes a Namespace, not {type(value).__name__}: pass that of the keys, or use `pagetier flush`"
+        )
+
+
 def reject_keys(value: object, error: AttributeError) -> NoReturn:
-    """Raises TypeError for an argument that is not Keys, and AttributeError again for one that is."""
-    if isinstance(value, Keys):
-        raise error
-    raise TypeError(
-        f"match() takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or call match() of"
-        " what register() returns"
-    ) from None
+    """Raises TypeError for an argument of match() that is not Keys, and AttributeError again for one that is."""
+    try:
+        require_keys(value, "match()")
+    except TypeError as wrong:
+        raise wrong from None
+    raise error

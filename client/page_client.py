@@ -22,7 +22,7 @@ from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, disk_prefix_of
 from pagetier.client.match import Match
 from pagetier.client.matching_client import MatchingClient
-from pagetier.client.misuse import why_nothing_loaded
+from pagetier.client.misuse import require_keys, require_match, require_namespace, why_nothing_loaded
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
 from pagetier.client.reservation import Reservation, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
@@ -42,9 +42,6 @@ class PageClient(MatchingClient):
         Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
         for them; they are pinned for the copy only. The timeout does not limit the time for copying.
 
-        Raises TypeError if `out` is not writable host memory. Raises ValueError, before anything is copied, if a buffer
-        is empty, or if the blocks cannot be loaded or have another layout than the pages.
-
         Args:
             match: A match that is not released, of a client of this process that is not closed.
             out: One writable buffer in C order for all pages, or a sequence of buffers, one for each page: numpy
@@ -56,7 +53,15 @@ class PageClient(MatchingClient):
         Returns:
             The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
             if it was not read in time, is gone, or has another size than its buffer.
+
+        Raises:
+            TypeError: `match` is not a Match, or `out` is not writable host memory.
+            ValueError: `start_page` is negative, a buffer is empty, or the blocks cannot be loaded or have another
+                layout than the pages. Nothing is copied.
         """
+        require_match(match)
+        if start_page < 0:
+            raise ValueError(f"start_page must be 0 or more, not {start_page}")
         destination = destination_of(match, out, start_page, self.threads)
         on_disk = disk_prefix_of(match, destination)
         if on_disk is None:
@@ -103,6 +108,7 @@ class PageClient(MatchingClient):
         Returns:
             The pending prefetch. Dropping it does not cancel the prefetch.
         """
+        require_keys(keys, "prefetch()")
         return self._prefetch(keys.data, timeout)
 
     def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
@@ -144,6 +150,7 @@ class PageClient(MatchingClient):
             ValueError: The number of pages differs from the number of keys, a buffer is empty, blocks are given with a
                 part or belong to pages of another layout, or a page that is not skipped lacks some of its tokens.
         """
+        require_keys(keys, "store()")
         if isinstance(pages, Blocks):
             if part != WHOLE:
                 raise ValueError(f"{part} was given for blocks, which determine the part on their own")
@@ -172,6 +179,7 @@ class PageClient(MatchingClient):
             part: The part of every page that this writer stores.
             timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
         """
+        require_keys(keys, "reserve()")
         seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
         if self._closed:
@@ -197,6 +205,7 @@ class PageClient(MatchingClient):
         call never waits: if the socket does not take the request, the result is `unsent`. A request for thousands of
         keys may then be sent in part, which ends the attachment; the client attaches again on its own.
         """
+        require_keys(keys, "reserve_async()")
         attachment = self._own_attachment()
         pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout))
         pending.leave()
@@ -215,6 +224,7 @@ class PageClient(MatchingClient):
         Returns:
             Whether the daemon has confirmed in time that no page of the namespace is left. False without a daemon.
         """
+        require_namespace(namespace)
         seconds = self._seconds(timeout)
         ends = time.monotonic() + seconds
         attachment = self._own_attachment()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config.room import room_of_disk
+from pagetier.daemon.config.schema import Config, DiskOptions
+from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.host.capacity import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size, spell_size
-from pagetier.tiers.capacity import frames_under
 
 
 def check_config(config: Config, host: Host) -> Iterator[str]:
@@ -18,10 +19,20 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
     if disk.size:
-        frames = frames_under(disk.size, disk.environments, arena.frame_size)
-        room = f"{format_size(frames * arena.frame_size)} in {frames:,} frames"
-        yield f"disk: room for {room} under a cap of {format_size(disk.size)}"
+        yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.size)}"
+        yield from _disk_warnings(disk, host)
     in_use = sum(found.nbytes for found in survey() if found.name == config.name)
     verdict = fit(host, need_of(config, in_use))
     if not verdict.fits:
         yield f"warning: on this host {verdict.explain()}"
+
+
+def _disk_warnings(disk: DiskOptions, host: Host) -> Iterator[str]:
+    assert disk.path is not None
+    there = next(place for place in (disk.path, *disk.path.parents) if place.exists())
+    if not there.is_dir():
+        yield f"warning: on this host {there} is not a folder: set another disk.path"
+        return
+    stat = host.statvfs(there)
+    if too_large := beyond_its_disk(disk, stat.f_blocks * stat.f_frsize):
+        yield f"warning: on this host {too_large}"

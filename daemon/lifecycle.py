@@ -206,12 +206,13 @@ class _Life:
         self._notifier.ready(self._status())
         header = self._segments.owner.header()
         log.info(
-            "ready on %s: %s, %s in %s of %s, incarnation %d",
+            "ready on %s: %s, %s in %s of %s (%s frames), incarnation %d",
             self._config.socket,
             self._segments.origin.value,
             counted(header.pages, "page"),
             format_size(header.used_frames * header.frame_bytes),
             format_size(header.arena_bytes),
+            f"{header.frames:,}",
             header.incarnation,
             extra=event("ready", pages=header.pages, incarnation=header.incarnation),
         )

@@ -16,7 +16,8 @@ def main() -> int:
 
     with Client(name="async-engine") as client:  # at its end it waits for copies in flight
         cache = client.register(kv_caches, layout="flash_attention", model="example/async", page_tokens=256)
-        client.wait_attached(5.0)
+        if not client.wait_attached(5.0):
+            sys.exit("no daemon: start pagetierd first")
         store = cache.async_store(token_ids, range(32))  # on a GPU: behind the work of the current stream
         print(store.wait(5.0))  # from now on the blocks may be overwritten
         with cache.match(token_ids) as hit:  # the load pins the pages for itself

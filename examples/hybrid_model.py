@@ -23,7 +23,8 @@ def main() -> int:
 
     with Client(name="hybrid-engine") as client:
         cache = client.register(groups=groups, model="example/hybrid")
-        client.wait_attached(5.0)
+        if not client.wait_attached(5.0):
+            sys.exit("no daemon: start pagetierd first")
         print(*cache.store(range(1024), [blocks, blocks, snapshots]))  # a result for each group
         with cache.match(range(1024)) as hit:
             cached = cache.load(hit, [blocks + 64, blocks + 64, snapshots + 8])  # all groups or none

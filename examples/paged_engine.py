@@ -20,7 +20,8 @@ def main() -> int:
 
     with Client(name="paged-engine") as client:
         cache = client.register(kv_caches, layout="flashinfer", model="example/paged", page_tokens=256)
-        client.wait_attached(5.0)
+        if not client.wait_attached(5.0):
+            sys.exit("no daemon: start pagetierd first")
         print(cache.store(token_ids, written))
         with cache.match(token_ids) as hit:  # the pages stay pinned until the block ends
             cached = cache.load(hit, read, timeout=0.5)

@@ -18,6 +18,8 @@ def main() -> int:
     pages = np.random.default_rng(7).integers(0, 256, (len(keys), PAGE_BYTES), np.uint8)
 
     with Client(name="writer") as writer:
+        if not writer.wait_attached(5.0):
+            sys.exit("no daemon: start pagetierd first")
         print(writer.store(keys, pages))
 
     out = np.zeros_like(pages)

@@ -19,6 +19,7 @@ from typing import Any, Final
 from pagetier.shm.stdio import settle_stdio
 
 _PLAIN: Final = re.compile(r"[!-~]+")
+_SENTENCE: Final = re.compile(r'^ts=.*? msg=("(?:[^"\\]|\\.)*"|[!-~]+)')
 _PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG: Final = 7
 
@@ -52,6 +53,14 @@ class Journald(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Implements Formatter.format()."""
         return f"<{priority(record.levelno)}>{_pairs(record, self)}"
+
+
+def sentence_of(line: str) -> str:
+    """Returns the sentence of a line that Logfmt has written; any other line unchanged."""
+    found = _SENTENCE.search(line)
+    if not found:
+        return line
+    return str(json.loads(found[1])) if found[1].startswith('"') else found[1]
 
 
 def log_to_stderr(level: str) -> None:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import click
 
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
+from pagetier.client.reconnect import LinkEvent, LinkState
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe
@@ -31,7 +33,11 @@ class StepError(Exception):
 
 
 @click.command()
-@click.option("--socket", type=click.Path(path_type=Path), help="The daemon's control socket. [default: as engines do]")
+@click.option(
+    "--socket",
+    type=click.Path(readable=False, path_type=Path),
+    help="The daemon's control socket. [default: as engines do]",
+)
 def selftest(socket: Path | None) -> None:
     """Store, match, load and drop a page of its own, and measure each step.
 
@@ -41,8 +47,9 @@ def selftest(socket: Path | None) -> None:
     Exit codes: 0: all steps work; 1: a step failed (the last line says which); 3: no daemon.
     """
     path = socket or default_socket()
-    with Client(socket, timeout=_TIMEOUT_S, name="pagetier selftest") as client:
-        check = SelfTest(client, path)
+    links: SimpleQueue[LinkEvent] = SimpleQueue()
+    with Client(socket, timeout=_TIMEOUT_S, name="pagetier selftest", on_link=links.put) as client:
+        check = SelfTest(client, path, links)
         for step in (check.attach, check.store, check.match, check.load, check.drop):
             _run(step)
 
@@ -52,7 +59,7 @@ def _run(step: Callable[[], str]) -> None:
     try:
         result = step()
     except StepError as error:
-        click.echo(f"failed  {step.__name__:<7}{error}")
+        click.echo(f"failed  {step.__name__:<8}{error}")
         raise SystemExit(Exit.UNREACHABLE if step.__name__ == "attach" else Exit.WRONG) from error
     click.echo(f"ok      {step.__name__:<7}{(time.perf_counter() - began) * 1e3:8.2f} ms  {result}")
 
@@ -60,8 +67,9 @@ def _run(step: Callable[[], str]) -> None:
 class SelfTest:
     """The steps, in their order. Each returns what it found, and raises StepError if it failed."""
 
-    def __init__(self, client: Client, socket: Path) -> None:
+    def __init__(self, client: Client, socket: Path, links: SimpleQueue[LinkEvent]) -> None:
         self._client = client
+        self._links = links
         self._socket = socket
         self._page = os.urandom(_PAGE_BYTES)
         namespace = Namespace(
@@ -72,8 +80,12 @@ class SelfTest:
 
     def attach(self) -> str:
         """Attaches to the daemon."""
-        if not self._client.wait_attached(_TIMEOUT_S):
-            raise StepError(f"cannot attach to the daemon on {self._socket}: run `pagetier doctor`")
+        try:
+            link = self._links.get(timeout=_TIMEOUT_S)
+        except Empty:
+            raise StepError(f"the daemon on {self._socket} does not answer: run `pagetier doctor`") from None
+        if link.state is not LinkState.ATTACHED:
+            raise StepError(f"{link.detail}: run `pagetier doctor`")
         return f"to the daemon on {self._socket}"
 
     def store(self) -> str:

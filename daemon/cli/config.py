@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import msgspec
 
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
 from pagetier.daemon.config.load import with_changes
+from pagetier.daemon.config.room import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description
 
@@ -31,11 +33,16 @@ def config(socket: Path, show: str | None) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2))
         return
     widest = max(len(f"{name} = {value}") for name, value, _ in settings)
+    notes = room_notes(_config_from(settings))
     for name, value, source in settings:
-        click.echo(f"{f'{name} = {value}':<{widest}}  # {source}")
+        room = f"; {notes[name]}" if name in notes else ""
+        click.echo(f"{f'{name} = {value}':<{widest}}  # {source}{room}")
 
 
 def config_of(daemon: Daemon) -> Config:
     """Returns the configuration that a daemon runs by. Raises Unreachable, Refused or ConfigError."""
-    settings = daemon.ask(Describe(1), Description).settings
+    return _config_from(daemon.ask(Describe(1), Description).settings)
+
+
+def _config_from(settings: Sequence[tuple[str, str, str]]) -> Config:
     return with_changes(Config(), {name: value for name, value, _ in settings}, "the daemon")

@@ -18,6 +18,7 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
+from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, PhaseProgress, unpack
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
@@ -64,6 +65,7 @@ def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
     return PageTier(
         cap=header.arena_bytes,
         room=header.arena_bytes,
+        room_pages=pages_that_fit(header.frames, header.used_frames, header.pages),
         used=header.used_frames * header.frame_bytes,
         pages=header.pages,
         bytes=header.bytes,
@@ -78,9 +80,11 @@ def _memory(header: IndexHeader, counts: AttachmentCounts) -> PageTier:
 
 
 def _disk(header: IndexHeader, report: DiskReport) -> PageTier:
+    frames = header.disk_frames or report.room_frames
     return PageTier(
         cap=report.cap,
-        room=header.disk_frames * header.frame_bytes or report.cap,
+        room=frames * header.frame_bytes,
+        room_pages=pages_that_fit(frames, header.disk_used_frames, header.disk_pages),
         used=header.disk_used_frames * header.frame_bytes,
         pages=header.disk_pages,
         bytes=header.disk_bytes,

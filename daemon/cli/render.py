@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -32,8 +32,8 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     if disk.opened:
         yield f"found {disk.opened}; {synced(disk)}; damaged pages dropped: {disk.damaged:,}"
         yield (
-            f"files use {format_size(disk.file_bytes)} of {format_size(disk.cap)},"
-            f" {format_size(disk.disk_free)} free on the file system; {format_size(disk.device_bytes)} written to it"
+            f"files use {format_size(disk.file_bytes)} of {format_size(disk.cap)};"
+            f" the file system has {format_size(disk.disk_free)} free; {format_size(disk.device_bytes)} written"
         )
     if disk.note:
         yield disk.note
@@ -64,7 +64,15 @@ def show_snapshot(snapshot: Snapshot, socket: Path) -> None:
     console.print(Text(_headline(snapshot, socket)), soft_wrap=True)
     for table in _tables(snapshot):
         console.print()
-        _console_for(table, console).print(table)
+        text = _wrapped(table, console.width) if isinstance(table, str) else table
+        _console_for(table, console).print(text, soft_wrap=isinstance(text, str))
+
+
+def _wrapped(text: str, width: int) -> str:
+    """Returns lines of at most `width` columns, without the spaces that rich would fill them up with."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in text.splitlines()
+    )
 
 
 def _console_for(table: RenderableType, console: Console) -> Console:
@@ -89,8 +97,7 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     if wasteful := snapshot.frame_advice:
         yield wasteful
     if _has_disk(snapshot):
-        first, *rest = disk_lines(snapshot.disk, snapshot.disk_work)
-        yield Group(first, *(Padding(line, (0, 0, 0, 2), expand=False) for line in rest))
+        yield "\n  ".join(disk_lines(snapshot.disk, snapshot.disk_work))
     if snapshot.namespaces:
         yield _namespaces(snapshot)
     yield _clients(snapshot.clients) if snapshot.clients else "No clients are attached."
@@ -139,6 +146,7 @@ def _tier_cells(tier: PageTier, ratios: dict[str, str]) -> dict[str, str]:
         "bytes": format_size(tier.bytes),
         "frames in use": format_size(tier.used),
         "room": format_size(tier.room),
+        "room in pages": f"{tier.room_pages:,}",
         "cap": format_size(tier.cap),
         "hits": f"{tier.hits:,}",
         "misses": f"{tier.misses:,}",

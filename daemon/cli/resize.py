@@ -11,6 +11,8 @@ from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.reload import Changes, LiveSettings
 from pagetier.daemon.config.schema import fields
 from pagetier.shm.protocol import Resize, Resized
 from pagetier.shm.units import counted, format_size, parse_size
@@ -53,9 +55,11 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
     wanted = {name.replace("_", ".", 1): text for name, text in sizes.items() if text is not None}
     _require_one(wanted)
     with daemon_at(socket) as daemon:
+        planned = _planned(daemon, wanted)
         loss = _disk_loss(daemon, wanted.get("disk.size"))
         click.echo(loss, nl=bool(loss))
         if dry:
+            click.echo("\n".join(planned.done) or "nothing would change")
             return
         if loss and not sure:
             confirm("Drop them?", "to drop these pages")
@@ -65,6 +69,14 @@ def resize(socket: Path, sure: str | None, dry: str | None, **sizes: str | None)
 def _require_one(wanted: dict[str, str]) -> None:
     if not wanted:
         raise click.UsageError("give at least one of --disk-size, --evict-low and --evict-high")
+
+
+def _planned(daemon: Daemon, wanted: dict[str, str]) -> Changes:
+    """Returns what the daemon would change. Raises ClickException with the daemon's own words if it would reject it."""
+    try:
+        return LiveSettings(config_of(daemon)).resize(wanted)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _disk_loss(daemon: Daemon, size: str | None) -> str:

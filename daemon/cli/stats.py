@@ -49,7 +49,8 @@ def one_line(snapshot: Snapshot) -> str:
 
 
 def _tier(name: str, tier: PageTier) -> str:
-    return f"{name} {counted(tier.pages, 'page')}, {format_size(tier.used)} of {format_size(tier.room)}"
+    pages = f"{tier.pages:,} of {counted(tier.room_pages, 'page')}"
+    return f"{name} {pages}, {format_size(tier.used)} of {format_size(tier.room)}"
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finds frames that are much larger than the pages in them, which leaves most of the arena unused."""
+"""Relates frames to the pages in them: how many pages fit, and frames that are much too large for their pages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from pagetier.shm.units import format_size, spell_size
 
 _LEAST_PAGES: Final = 16  # of fewer pages the mean says little
 _WASTE: Final = 2
+
+
+def pages_that_fit(frames: int, used_frames: int, pages: int) -> int:
+    """Returns for how many pages there is room in all of a tier.
+
+    Args:
+        frames: Frames for which the tier has room.
+        used_frames: Frames in use.
+        pages: Pages in these frames. Further ones count with as many frames; in an empty tier a page takes one frame.
+    """
+    return max(pages, frames * pages // used_frames) if used_frames and pages else frames
 
 
 def frame_advice(pages: int, nbytes: int, used: int) -> str:

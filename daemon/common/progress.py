@@ -16,6 +16,7 @@ Progress = Callable[[int, int], None]
 """`progress(done, total)` in bytes; `done` never decreases. Called often and from one thread; must return at once."""
 
 LINE_SECONDS = 2.0
+_STEP_SECONDS = 1.0
 _STEPS = 4
 
 
@@ -46,7 +47,7 @@ def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
 
 
 class ProgressLines:
-    """Writes progress to a log: a line at each quarter, and between them at most one each `LINE_SECONDS`."""
+    """Writes progress to a log: a line at the end, at quarters a second apart, and else each `LINE_SECONDS`."""
 
     def __init__(self, title: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._title = title
@@ -59,7 +60,8 @@ class ProgressLines:
         """Logs a line if one is due; the last one says how long the operation took."""
         now = self._clock()
         step = _STEPS * done // total if total else _STEPS
-        if step == self._logged_step and (now < self._logged_at + LINE_SECONDS or step == _STEPS):
+        pause = LINE_SECONDS if step == self._logged_step else 0.0 if step == _STEPS else _STEP_SECONDS
+        if now < self._logged_at + pause or self._logged_step == _STEPS:
             return
         self._logged_step, self._logged_at = step, now
         facts = event("progress", what=self._title, done=done, total=total)
@@ -69,6 +71,6 @@ class ProgressLines:
         share = 100 * done // total if total else 100
         so_far = f"{format_size(done)} of {format_size(total)} ({share} %)"
         if done == total or not done:
-            return f"{so_far} in {seconds:.1f} s"
+            return f"{so_far} {'in' if done == total else 'after'} {seconds:.1f} s"
         left = seconds * (total - done) / done
         return f"{so_far}, {format_size(int(done / max(seconds, 1e-9)))}/s, {left:.0f} s left"

@@ -23,13 +23,15 @@ _BARE_VALUE: Final = re.compile(r"\s*([A-Za-z_]+)\s*=\s*([^\"'\[\]{}#]+?)\s*(?:#
 
 
 def advice_for_line(text: str, error: str) -> str:
-    """Returns the line that the parser rejects, and what to write instead if its value lacks quotes or is repeated."""
+    """Returns the line that the parser rejects, and what to write if its value lacks quotes or it is repeated."""
     found = _LINE.search(error)
     line = text.split("\n")[int(found[1]) - 1].strip() if found else ""
     if not line:
         return ""
     if error.startswith("Cannot overwrite a value"):
         return f': "{line}" sets a key again: remove one of the two lines'
+    if error.startswith("Cannot declare") and error.partition(" (at")[0].endswith("twice"):
+        return f': "{line}" begins a table again: write its keys below the first one'
     bare = _BARE_VALUE.fullmatch(line)
     return f': "{line}": write {bare[1]} = "{bare[2]}", in quotes' if bare else f': "{line}"'
 

@@ -39,7 +39,7 @@ def text_of(path: Path) -> str:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise NoTextFileError(f"too large: at most {MOST_BYTES >> 20} MiB")
-    return content.decode()
+    return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark, which TOML does not allow
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -186,6 +186,9 @@ def _nearest_key(section: str, key: str) -> str:
         return f"; write {full[key].key} in the table [{full[key].section}]"
     same = [field.key for field in fields() if field.section == section]
     tables = [] if section else [field.section for field in fields() if field.section]
+    homes = [field.path for field in fields() if field.section and field.key == key]
+    if not section and len(homes) > 1:
+        return f"; it stands before any table: {' or '.join(homes)} may be meant"
     paths = {field.key: field.path for field in fields()}
     return hint(key.lower(), [*same, *tables]) or hint(key, paths, spellings=paths)
 

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.config.load import ConfigError, with_changes
+from pagetier.daemon.config.room import room_notes
 from pagetier.daemon.config.schema import Config, Field, fields, replaced, value_of
 from pagetier.daemon.config.validate import wrong_disk_size
 from pagetier.shm.units import parse_size
@@ -82,8 +83,10 @@ class LiveSettings:
             self.config = _require_valid_disk_size(self.beside(wanted))
             for follower in self._followers:
                 follower(self.config)
-        changed = tuple(f"{field.path} = {field.setting.show(value_of(wanted, field)) or '(none)'}" for field in done)
-        return Changes(changed, tuple(field.path for field in different if field not in done))
+        return Changes(
+            tuple(_as_changed(field, self.config) for field in done),
+            tuple(field.path for field in different if field not in done),
+        )
 
     def beside(self, wanted: Config) -> Config:
         """Returns the configuration that `wanted` would put in force without a restart. It is not validated."""
@@ -124,6 +127,13 @@ class LiveSettings:
         if asked == value_of(self.config, field):
             return location
         return f"an earlier start; {field.setting.show(asked) or '(none)'} after a restart ({location})"
+
+
+def _as_changed(field: Field, config: Config) -> str:
+    """Returns a setting with its value in force, and with the frames that fit if it is a cap."""
+    note = room_notes(config).get(field.path)
+    value = field.setting.show(value_of(config, field)) or "(none)"
+    return f"{field.path} = {value}" + (f" ({note})" if note else "")
 
 
 def _is_zero(size: str) -> bool:

@@ -82,7 +82,8 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
 def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
     evict = config.evict
     if evict.low > evict.high:
-        yield f"{describe('evict.low', str(evict.low))} is more than {describe('evict.high', str(evict.high))}"
+        low, high = describe("evict.low", str(evict.low)), describe("evict.high", str(evict.high))
+        yield f"{low} is more than {high}: set evict.high to as much or more"
 
 
 def _check_sockets(config: Config, describe: Describe) -> Iterator[str]:

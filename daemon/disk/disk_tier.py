@@ -18,6 +18,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
+from pagetier.tiers.capacity import frames_under
 from pagetier.tiers.worker_protocol import GetState
 
 _REPORT_EVERY_S: Final = 1.0
@@ -67,7 +68,14 @@ class DiskTier:
         if not self.configured:
             return
         options = self._events.options
-        self._bulletin.note(standing=Standing.STARTING, folder=str(options.path), write=options.write, cap=options.size)
+        frames = frames_under(options.size, options.environments, self._owner.header().frame_bytes)
+        self._bulletin.note(
+            standing=Standing.STARTING,
+            folder=str(options.path),
+            write=options.write,
+            cap=options.size,
+            room_frames=frames,
+        )
         self._supervisor.start()
 
     async def stop(self, timeout: float) -> None:

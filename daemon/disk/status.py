@@ -53,6 +53,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
         opened: How the tier was opened.
         note: What the worker reported about the files.
         cap: The largest size of the tier's files.
+        room_frames: The number of frames that fit under the cap.
         file_bytes: The size of the tier's files.
         disk_free: Free bytes of the file system.
         disk_total: The size of the file system.
@@ -71,6 +72,7 @@ class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
     opened: str = ""
     note: str = ""
     cap: int = 0
+    room_frames: int = 0
     file_bytes: int = 0
     disk_free: int = 0
     disk_total: int = 0
@@ -130,6 +132,7 @@ def with_state(report: DiskReport, state: TierState) -> DiskReport:
         opened=state.opened,
         note=state.note,
         cap=state.cap_bytes,
+        room_frames=state.room,
         file_bytes=state.file_bytes,
         disk_free=state.disk_free,
         disk_total=state.disk_total,

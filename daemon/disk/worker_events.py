@@ -172,10 +172,12 @@ class WorkerEvents:
         self.bulletin.note(standing=Standing.OPEN, trouble="")
         header = self._owner.header()
         log.info(
-            "disk tier in %s: %s, %s of %s, %s; ready after %.2f s",
+            "disk tier in %s: %s, %s of %s in %s frames (cap %s), %s; ready after %.2f s",
             self.options.path,
             counted(header.disk_pages, "page"),
             format_size(header.disk_bytes),
+            format_size(header.disk_frames * header.frame_bytes),
+            f"{header.disk_frames:,}",
             format_size(self.options.size),
             self.bulletin.report.opened,
             time.monotonic() - self._began,

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 import msgspec
 
 from pagetier.daemon.common.progress import Progress, no_progress
-from pagetier.shm.units import format_size
+from pagetier.shm.units import counted, format_size
 
 # Small enough to stop soon and to show progress, large enough that the cost of starting one is negligible.
 CHUNK_BYTES = 32 << 20
@@ -45,7 +45,7 @@ class Prefaulted(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         rate = format_size(int(self.nbytes / max(self.seconds, 1e-9)))
-        took = f"{self.seconds:.1f} s, {rate}/s, {self.threads} threads"
+        took = f"{self.seconds:.1f} s, {rate}/s, {counted(self.threads, 'thread')}"
         return f"{format_size(self.nbytes)} of {format_size(self.wanted)} populated in {took}"
 
 

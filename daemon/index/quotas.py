@@ -87,7 +87,7 @@ class StoreQuota:
         if pages < len(each):
             self._owner.settle()  # pages that were written in the meantime no longer count
             pages = self._count(each, self._room(slot, process))
-        if not pages:
+        if not pages and self._had[process]:  # a process without reserved pages only asked for a page that never fits
             self._at_quota.add(process)
         return pages
 

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
@@ -185,6 +186,15 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
     memory, disk = header.used_frames * frame, header.disk_used_frames * frame
     limits = {_MEMORY: header.arena_bytes, _DISK: work.report.cap}
     yield gauges("tier_limit_bytes", "The cap of a tier.", ["tier"], limits)
+    frames = {_MEMORY: header.frames, _DISK: header.disk_frames or work.report.room_frames}
+    about = "Bytes of the frames that fit under a tier's cap; on disk headers and trees take the rest."
+    yield gauges("tier_room_bytes", about, ["tier"], {tier: count * frame for tier, count in frames.items()})
+    fitting = {
+        _MEMORY: pages_that_fit(frames[_MEMORY], header.used_frames, header.pages),
+        _DISK: pages_that_fit(frames[_DISK], header.disk_used_frames, header.disk_pages),
+    }
+    about = "Pages that fit into a tier, if further ones are as large as those in it; in an empty one a frame each."
+    yield gauges("tier_room_pages", about, ["tier"], fitting)
     pages = {
         (_MEMORY, "readable"): max(0, header.pages - header.open_entries),
         (_MEMORY, "writing"): header.open_entries,
@@ -192,14 +202,14 @@ def _tiers(sample: Sample) -> Iterator[Metric]:
         (_DISK, "writing"): work.writing,
     }
     yield gauges("pages", "Pages of a tier.", ["tier", "state"], pages)
-    # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its limit.
+    # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its room.
     sizes = {
         (_MEMORY, "pages"): header.bytes,
         (_MEMORY, "slack"): max(0, memory - header.bytes),
-        (_MEMORY, "free"): max(0, header.arena_bytes - memory),
+        (_MEMORY, "free"): max(0, frames[_MEMORY] * frame - memory),
         (_DISK, "pages"): header.disk_bytes,
         (_DISK, "slack"): max(0, disk - header.disk_bytes),
-        (_DISK, "free"): max(0, work.report.cap - disk),
+        (_DISK, "free"): max(0, frames[_DISK] * frame - disk),
     }
     yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -105,7 +106,7 @@ def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise SocketError(f"{setting} = {path}: {error.strerror}") from error
+        raise SocketError(_why_unusable(path, setting, error)) from error
     except SocketError:
         listener.close()
         raise
@@ -205,6 +206,11 @@ def _make_folder(folder: Path, setting: str) -> None:
         raise SocketError(f"{flaw}, or set another {setting}")
 
 
+def _why_unusable(path: Path, setting: str, error: OSError) -> str:
+    remedy = f"; this user may not write to {path.parent}: set another {setting}" if error.errno == errno.EACCES else ""
+    return f"{setting} = {path}: {error.strerror}{remedy}"
+
+
 def _clear(path: Path, setting: str) -> None:
     """Removes the socket of a dead daemon. Raises SocketError for any other file."""
     try:
@@ -217,7 +223,7 @@ def _clear(path: Path, setting: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SocketError(f"{setting} = {path}: {error.strerror}") from error
+        raise SocketError(_why_unusable(path, setting, error)) from error
 
 
 def _answers(path: Path) -> bool:

@@ -91,6 +91,17 @@ def test_a_configuration_without_read_permission_is_named() -> None:
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
+@as_root
+def test_a_folder_of_another_user_says_what_to_set(name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
+        Path(folder).chmod(0o755)
+        small = ("--arena-size", "1MiB", "--name", name)
+        ended = pagetierd("--socket", f"{folder}/s", *small, code=AS_NOBODY)
+    assert ended.code == Exit.REFUSED
+    assert "Permission denied; this user may not write to " in ended.reported
+    assert ended.reported.endswith("set another socket")
+
+
 def test_a_file_at_the_sockets_path_stops_the_start(tmp_path: Path, given: list[str]) -> None:
     file = tmp_path / "s"
     file.write_text("precious")

@@ -150,7 +150,11 @@ class RunningDaemon:
         return self.log.read_text().count("ready on") == self._lives
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except AssertionError:  # a start that takes too long must not leave a daemon behind
+            self.stop()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

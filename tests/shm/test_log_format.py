@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagetier.shm.log_format import Journald, Logfmt, event, priority
+from pagetier.shm.log_format import Journald, Logfmt, event, priority, sentence_of
 
 PAIR = re.compile(r'([a-z_]+)=("(?:[^"\\]|\\.)*"|[^ "=]+)(?: |$)')
 
@@ -36,6 +36,11 @@ def test_each_record_is_one_line_that_parses_to_its_fields(message: str, value: 
     assert line.splitlines() in ([line], []), line
     status = parsed(line)
     assert (status["msg"], status["why"], status["event"]) == (message, value, "test")
+    assert sentence_of(line) == message
+
+
+def test_a_line_of_another_program_is_its_own_sentence() -> None:
+    assert sentence_of('Traceback: msg="x"') == 'Traceback: msg="x"'
 
 
 def test_numbers_are_unquoted_and_follow_the_message() -> None:

@@ -97,7 +97,11 @@ def _check_together(options: dict[str, Any]) -> None:
     help="At most N requests a second in total; 0: no limit.",
 )
 @click.option("--live", is_flag=True, help="Use the running daemon, whose pages may be evicted by those of the trace.")
-@click.option("--socket", type=click.Path(path_type=Path), help="With --live: the running daemon's control socket.")
+@click.option(
+    "--socket",
+    type=click.Path(readable=False, path_type=Path),
+    help="With --live: the running daemon's control socket.",
+)
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def replay(**options: Any) -> None:
     """Replay a TRACE of prompts and verify every byte that is loaded.

@@ -19,6 +19,7 @@ from pagetier.client.cli.replay.daemon_counters import observe
 from pagetier.shm._core import LEAST_FRAME_BYTES, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.geometry import Geometry
+from pagetier.shm.log_format import sentence_of
 from pagetier.shm.protocol import BUILD, Attach, Detach
 from pagetier.shm.segments import Leftovers, SegmentRequest, take
 
@@ -46,7 +47,7 @@ main()
 
 
 class DaemonError(Exception):
-    """The daemon did not start. The message is its log.
+    """The daemon did not start. The message is what it logged.
 
     Attributes:
         code: Its exit code.
@@ -150,7 +151,8 @@ class PrivateDaemon:
     def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():
             if self._process.poll() is not None:
-                raise DaemonError(self._log.read_text().strip(), self._process.returncode)
+                why = "\n".join(map(sentence_of, self._log.read_text().splitlines()))
+                raise DaemonError(why, self._process.returncode)
             time.sleep(_PAUSE_S)
 
     def _accepts_clients(self) -> bool:

@@ -74,7 +74,7 @@ def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace
     The file has JSON lines and may be compressed with gzip.
 
     Raises:
-        TraceError: The file is not a trace, or has blocks of another size.
+        TraceError: The file is not a trace, has no request, or has blocks of another size.
         OSError: It cannot be read.
     """
     chains: list[list[int]] = []
@@ -84,6 +84,8 @@ def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace
             break
         chains.append(_full_blocks(line, block_tokens, location))
         prompts.append(line.input_length)
+    if not chains:
+        raise TraceError(f"{path}: no request in it")
     flat = np.array([block for chain in chains for block in chain], dtype=np.int64)
     ids, numbers = np.unique(flat, return_inverse=True)
     ends = np.cumsum([len(chain) for chain in chains], dtype=np.int64)

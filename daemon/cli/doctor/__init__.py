@@ -35,9 +35,15 @@ _FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
 
 
 @click.command()
-@click.option("--socket", type=click.Path(path_type=Path), help="The daemon's control socket. [default: as configured]")
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="The daemon's configuration file. [default: $PAGETIER_CONFIG]"
+    "--socket",
+    type=click.Path(readable=False, path_type=Path),
+    help="The daemon's control socket. [default: as configured]",
+)
+@click.option(
+    "--config",
+    type=click.Path(readable=False, path_type=Path),
+    help="The daemon's configuration file. [default: $PAGETIER_CONFIG]",
 )
 def doctor(socket: Path | None, config: Path | None) -> None:
     """Check the host and the daemon; each line says ok or what to do.

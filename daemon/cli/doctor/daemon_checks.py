@@ -78,7 +78,8 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     """Checks a daemon that answers: its state, whether a restart keeps its pages, and the integrity of its index."""
     snapshot = take_snapshot(daemon.observer)
     memory, clients = snapshot.tiers.memory, len(snapshot.clients)
-    has = f"{counted(memory.pages, 'page')} in {format_size(memory.used)} of {format_size(memory.cap)}"
+    pages = f"{memory.pages:,} of {counted(memory.room_pages, 'page')}"
+    has = f"{pages} in {format_size(memory.used)} of {format_size(memory.cap)}"
     phase = snapshot.daemon.phase_text
     yield ok("daemon", f"answers: {snapshot.daemon.build}, {phase}, {has}, {counted(clients, 'client')}")
     have = Geometry.of(daemon.observer.header())

@@ -10,8 +10,9 @@ from pathlib import Path
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.render import synced
 from pagetier.daemon.cli.snapshot import Snapshot
+from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
 from pagetier.shm.units import counted, format_size, spell_size
@@ -66,12 +67,20 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
         else:
             yield ok("disk", "no disk tier is configured (disk.path and disk.size)")
         return
-    yield _folder(config.disk.path)
+    if snapshot is None or snapshot.disk.standing is not Standing.OPEN:  # an open tier proves that its daemon may write
+        yield _folder(config.disk.path)
     yield from check_service_may_write(config, host)
     yield _file_system(config.disk.path, host)
     in_use = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
     yield _room(config, host, in_use)
     if snapshot is not None:
+        yield from _standing_of(snapshot)
+
+
+def _standing_of(snapshot: Snapshot) -> Iterator[Result]:
+    if snapshot.daemon.phase is Phase.STARTING:
+        yield ok("disk tier", "is opened when the arena is populated")
+    else:
         yield from _standing(snapshot.disk)
 
 
@@ -103,7 +112,9 @@ def _room(config: Config, host: Host, in_use: int) -> Result:
     free = stat.f_bavail * stat.f_frsize
     if free + in_use >= size:
         return ok(
-            "disk room", f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already"
+            "disk room",
+            f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
+            f" {room_of_disk(config)}",
         )
     fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
     return problem("disk room", f"{format_size(free)} free, but {format_size(size - in_use)} more are needed: {fits}")

@@ -111,8 +111,10 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
 
 def _tier(name: str, tier: PageTier, style: str, place: ScreenContext) -> Text:
     share = min(1.0, tier.used / tier.room) if tier.room else 0.0
-    text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {count(tier.pages):>6} pages"
-    full, empty = bar(share, place.width - _BESIDE_BAR, place.charset)
+    room = f" of {count(tier.room_pages):>6}" if place.width >= WIDTH else ""
+    pages = f"{count(tier.pages):>6}{room} pages"
+    text = f" {format_size(tier.used):>10} of {format_size(tier.room):>10} {share:>4.0%} {pages}"
+    full, empty = bar(share, place.width - _BESIDE_BAR - len(room), place.charset)
     return Text.assemble((f"{name:<7}", "bold"), (full, style), (empty, "dim"), text)
 
 

@@ -201,6 +201,13 @@ def test_an_invalid_line_is_rejected(tmp_path: Path, line: str, why: str) -> Non
         read_trace(path, BLOCK)
 
 
+def test_a_trace_without_requests_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    with pytest.raises(TraceError, match=r"empty\.jsonl: no request in it"):
+        read_trace(path, BLOCK)
+
+
 def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
     path, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(50, seed=1))
     path.write_bytes(path.read_bytes()[:-100])
@@ -215,7 +222,8 @@ def test_a_truncated_trace_is_rejected(tmp_path: Path) -> None:
         (["--live", "--block-tokens", "100"], 2, "not in blocks of 100"),
         (["--page-bytes", "4097"], 2, "not a multiple of 8"),
         (["--arena", "1GiB", "--socket", "/nowhere/pagetier.sock"], 2, "exclude each other"),
-        (["--arena", "1"], 2, "--arena-size"),
+        (["--arena", "1"], 2, 'pagetier replay: flag --arena-size: "1" is too small'),
+        (["--arena", "2TiB"], 4, "pagetier replay: an arena of 2.0 TiB does not fit"),
         (["--disk", "1GiB"], 2, "--disk needs --arena: it configures the private daemon"),
         (["--socket", "/nowhere/pagetier.sock", "--disk", "1GiB"], 2, "--disk needs --arena"),
         (["--arena", "1MiB", "--disk-path", "/tmp"], 2, "--disk-path needs --disk"),

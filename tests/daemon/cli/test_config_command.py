@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def test_each_setting_has_its_value_and_its_source(daemon: RunningDaemon) -> Non
     assert found["arena.size"] == {"value": "16MiB", "source": "flag --arena-size"}
     assert found["evict.low"]["value"] == "0.01" and found["evict.low"]["source"].endswith("daemon.toml: evict.low")
     assert found["disk.sync"] == {"value": "10s", "source": "default"}
-    assert "arena.size = 16MiB" in pagetier("config", daemon).output
+    lines = {line.split(" =")[0]: line for line in pagetier("config", daemon).output.splitlines()}
+    assert lines["arena.size"].endswith("# flag --arena-size; room for 256 frames")
+    assert re.search(r"# .*; room for [0-9.]+ MiB in \d+ frames$", lines["disk.size"])
 
 
 def test_a_resized_setting_names_the_command(daemon: RunningDaemon) -> None:
@@ -63,6 +66,12 @@ def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
     assert shown.exit_code == Exit.OK and "of 100 will leave the disk: 4MiB has room for" in shown.output
     asked = pagetier("resize", daemon, "--disk-size", "4MiB")
     assert asked.exit_code == Exit.USAGE and "--yes" in asked.output
+    kept = pagetier("resize", daemon, "--disk-size", "63MiB", "--dry-run")
+    assert re.fullmatch(r"disk.size = 63MiB \(room for .* frames\)\n", kept.output)
+    same = pagetier("resize", daemon, "--disk-size", "64MiB", "--dry-run")
+    assert same.output == "nothing would change\n"
+    wrong = pagetier("resize", daemon, "--disk-size", "1KiB", "--dry-run")
+    assert wrong.exit_code == Exit.WRONG and "has no room for a page" in wrong.output
     flushed = pagetier("flush", daemon, "--all", "--dry-run")
     assert flushed.exit_code == Exit.OK and "100 pages" in flushed.output
     assert daemon.header().disk_pages == 100 and settings(daemon)["disk.size"]["value"] == "64MiB"
@@ -94,4 +103,6 @@ def test_the_selftest_leaves_no_page(daemon: RunningDaemon) -> None:
 def test_the_selftest_without_a_daemon_says_so(tmp_path: Path) -> None:
     runner = CliRunner(env={"PAGETIER_SOCKET": None})
     done = runner.invoke(main, ["selftest", "--socket", str(tmp_path / "none.sock")])
-    assert done.exit_code == Exit.UNREACHABLE and done.output.startswith("failed  attach")
+    assert done.exit_code == Exit.UNREACHABLE
+    wrong = f"{tmp_path}/none.sock: No such file or directory"
+    assert done.output == f"failed  attach  {wrong}: run `pagetier doctor`\n"

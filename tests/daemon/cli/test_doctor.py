@@ -11,17 +11,19 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
+from fake_snapshots import snapshot
 from file_changes import write_at
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.connect import daemon_at
 from pagetier.daemon.cli.doctor import host_checks
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
-from pagetier.daemon.cli.doctor.disk_checks import check_service_may_write
+from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.config.load import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, DiskOptions, IndexOptions
+from pagetier.daemon.disk.status import DiskReport, Phase
 from pagetier.daemon.host.host import Host
 from pagetier.shm.exit_codes import Exit
 from refused_starts import fill
@@ -49,10 +51,19 @@ def test_a_sound_daemon_is_ok() -> None:
         result = daemon.pagetier("doctor")
     lines = lines_of(result)
     assert result.exit_code == Exit.OK, result.output
-    assert "2 pages" in lines["daemon"]
+    assert re.search(r"2 of [0-9,]+ pages in ", lines["daemon"])
     assert ", 1 client" in lines["daemon"]
     assert all(lines[what].startswith("ok") for what in ("integrity", "socket", "folder", "/dev/shm", "pidfd"))
     assert "no problems" in result.output
+
+
+def test_the_disk_is_not_missed_before_the_arena_is_populated(tmp_path: Path) -> None:
+    config = Config(disk=DiskOptions(path=tmp_path, size=64 << 20))
+    started = structs.replace(snapshot(), disk=DiskReport())
+    daemon = structs.replace(started.daemon, phase=Phase.STARTING, progress=0.25)
+    starting = [result.text for result in check_disk(config, Host(), structs.replace(started, daemon=daemon))]
+    assert starting[-1] == "is opened when the arena is populated"
+    assert "without a disk tier" in [result.text for result in check_disk(config, Host(), started)][-1]
 
 
 def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:

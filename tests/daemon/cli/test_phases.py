@@ -94,7 +94,8 @@ def test_one_line_says_how_the_cache_is(tmp_path: Path) -> None:
         assert eventually(lambda: is_open(daemon), 20.0)
         client.store(namespace().keys(range(16)), [b"x" * 100])
         line = pagetier("stats", daemon.socket, "--short").output
-    assert line.startswith("serving; memory 1 page, 64.0 KiB of 16.0 MiB; disk 0 pages, ")
+    in_memory, on_disk = "1 of 256 pages, 64.0 KiB of 16.0 MiB", "0 of 836 pages, 0 B of 52.2 MiB"
+    assert line.startswith(f"serving; memory {in_memory}; disk {on_disk}; ")
     assert line.endswith("; no lookups; 1 client\n")
 
 

@@ -32,11 +32,11 @@ KEYS = {
     "tiers": {"memory", "disk"},
     "tiers.memory": {
         *("cap", "used", "pages", "bytes", "hits", "misses", "evictions", "evicted_bytes", "flushed"),
-        *("bytes_in", "bytes_out", "room"),
+        *("bytes_in", "bytes_out", "room", "room_pages"),
     },
     "disk": {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
-        *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget"),
+        *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames"),
     },
     "disk_work": {"written", "read", "lost", "skipped", "damaged"},
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
@@ -173,6 +173,8 @@ def test_a_narrow_terminal_cuts_no_names_and_numbers(
 def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = shown(largest(), 80, monkeypatch, capsys).splitlines()
     assert max(map(len, lines[1:])) <= 80
+    start = next(number for number, line in enumerate(lines) if line.startswith("Disk tier in "))
+    assert not any(line.endswith(" ") for line in lines[start : lines.index("", start)])
     row = next(line for line in lines if " 4194304 " in line)
     assert "1023.9 GiB" in row and "99,999" in row
 

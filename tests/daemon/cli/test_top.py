@@ -58,7 +58,7 @@ def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
         result = daemon.pagetier("top", "--interval", "0.1")
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.stdout
-    assert re.search(r"memory .* 256.0 KiB of +16.0 MiB +2% +4 pages", result.stdout)
+    assert re.search(r"memory .* 256.0 KiB of +16.0 MiB +2% +4 of +256 pages", result.stdout)
     assert re.search(r"engine 7 .*100.0%", result.stdout)
     assert "disk" not in result.stdout
 

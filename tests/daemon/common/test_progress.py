@@ -31,11 +31,16 @@ def lines_for(caplog: pytest.LogCaptureFixture, steps: list[tuple[float, int]], 
     return [record.getMessage() for record in caplog.records]
 
 
-def test_fast_work_logs_a_line_at_each_quarter(caplog: pytest.LogCaptureFixture) -> None:
-    lines = lines_for(caplog, [(done / 1000, done * MIB) for done in range(101)], 100 * MIB)
+def test_work_of_seconds_logs_a_line_at_each_quarter(caplog: pytest.LogCaptureFixture) -> None:
+    lines = lines_for(caplog, [(done / 20, done * MIB) for done in range(101)], 100 * MIB)
     assert [re.search(r"\((\d+) %\)", line)[1] for line in lines] == ["25", "50", "75", "100"]  # type: ignore[index]
-    assert lines[0] == "arena: 25.0 MiB of 100.0 MiB (25 %), 1000.0 MiB/s, 0 s left"
-    assert lines[-1] == "arena: 100.0 MiB of 100.0 MiB (100 %) in 0.1 s"
+    assert lines[0] == "arena: 25.0 MiB of 100.0 MiB (25 %), 20.0 MiB/s, 4 s left"
+    assert lines[-1] == "arena: 100.0 MiB of 100.0 MiB (100 %) in 5.0 s"
+
+
+def test_fast_work_logs_only_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    lines = lines_for(caplog, [(done / 1000, done * MIB) for done in range(101)], 100 * MIB)
+    assert lines == ["arena: 100.0 MiB of 100.0 MiB (100 %) in 0.1 s"]
 
 
 def test_slow_work_logs_a_line_each_two_seconds(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,10 +31,30 @@ def why(tmp_path: Path, text: str) -> str:
         ('[ARENA]\nsize = "1GiB"\n', 'did you mean "arena"?'),
         ('[evict]\nlow = "5 percent"\n', '"5 percent" is not a number'),
         ('[evict]\nlow = "500%"\n', "is not a percentage"),
+        ('[evict]\nlow = "5%"\n', "set evict.high to as much or more"),
+        ('size = "1GiB"\n', "it stands before any table: arena.size or disk.size may be meant"),
+        ('[arena]\nsize = "1GiB"\n[arena]\nthreads = 1\n', '"[arena]" begins a table again'),
     ],
 )
 def test_a_mistake_names_the_fix(tmp_path: Path, text: str, advice: str) -> None:
     assert advice in why(tmp_path, text)
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_bytes(b'\xef\xbb\xbf[arena]\nsize = "3MiB"\n')
+    assert load(file, {}, {}).arena.size == 3 << 20
+
+
+def test_a_check_warns_about_a_disk_that_this_host_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    arena = ArenaOptions(size=64 << 20, frame_size=1 << 20)
+    wrong = Config(arena=arena, disk=DiskOptions(path=tmp_path / "file/disk", size=1 << 30))
+    warning = f"warning: on this host {tmp_path}/file is not a folder: set another disk.path"
+    assert warning in check_config(wrong, Host())
+    large = Config(arena=arena, disk=DiskOptions(path=tmp_path / "disk", size=1 << 40))
+    found = [line for line in check_config(large, Host()) if line.startswith("warning")]
+    assert len(found) == 1 and "disk.size = 1TiB is more than the file system" in found[0]
 
 
 def test_variables_of_kubernetes_name_their_origin() -> None:

@@ -70,7 +70,8 @@ def test_threads_run_concurrently_and_only_the_caller_reports_progress() -> None
 
 
 def test_there_are_no_more_threads_than_chunks_by_default() -> None:
-    assert prefault(nothing, 100, chunk=100).threads == 1
+    alone = prefault(nothing, 100, chunk=100)
+    assert alone.threads == 1 and str(alone).endswith("/s, 1 thread")
     assert prefault(nothing, 100, chunk=1).threads <= len(os.sched_getaffinity(0))
     assert prefault(nothing, 100, threads=3, chunk=100).threads == 3
 

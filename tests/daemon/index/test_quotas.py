@@ -84,6 +84,12 @@ def test_a_page_that_exceeds_a_limit_is_said_to_never_fit() -> None:
             assert limit in refused.reason
 
 
+def test_a_page_that_never_fits_does_not_reject_the_pages_after_it() -> None:
+    quota = StoreQuota(Arena(2000), 0.5)  # type: ignore[arg-type]
+    asked = [1001 * FRAME, 400 * FRAME, 400 * FRAME, 1001 * FRAME, FRAME]
+    assert [quota.pages(0, struct.pack("<Q", size)) for size in asked] == [0, 1, 1, 0, 1]
+
+
 def test_without_a_quota_everything_is_allowed() -> None:
     assert pages(Arena(2000, writing=2000), 0.0, *[FRAME] * 3000) == 3000
     assert pages(Arena(1000, writing=1000), 0.5, *[FRAME] * 3000) == 3000

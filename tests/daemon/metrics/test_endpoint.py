@@ -21,7 +21,7 @@ from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
 from running_daemon import START_S, RunningDaemon, eventually, namespace
 
-PAGE = 60_000
+PAGE, FRAME = 60_000, 1 << 16
 FAST_S = 0.02
 
 
@@ -93,6 +93,10 @@ def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_checksum_failures_total") == 0
     assert value(seen, "pagetier_lookup_tokens_total", tier="disk", result="hit") >= 96
     assert value(seen, "pagetier_attached_processes") == 2
+    room = value(seen, "pagetier_tier_room_bytes", tier="disk")
+    on_disk = [value(seen, "pagetier_tier_bytes", tier="disk", state=state) for state in ("pages", "slack", "free")]
+    assert sum(on_disk) == room < value(seen, "pagetier_tier_limit_bytes", tier="disk")
+    assert value(seen, "pagetier_tier_room_pages", tier="disk") == room // FRAME
 
 
 def test_the_bytes_of_a_tier_are_its_limit(daemon: RunningDaemon, place: Path) -> None:

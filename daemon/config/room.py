@@ -1,0 +1,24 @@
+"""Computes how many frames, and so how many pages, fit under the caps of a configuration."""
+
+from __future__ import annotations
+
+from pagetier.daemon.config.schema import Config
+from pagetier.shm.units import format_size
+from pagetier.tiers.capacity import frames_under
+
+
+def frames_of_disk(config: Config) -> int:
+    """Returns the number of frames for which the disk tier has room. The rest of its cap goes to headers and trees."""
+    return frames_under(config.disk.size, config.disk.environments, config.arena.frame_size)
+
+
+def room_of_disk(config: Config) -> str:
+    """Returns "room for 74.9 MiB in 19,180 frames" for the disk tier."""
+    frames = frames_of_disk(config)
+    return f"room for {format_size(frames * config.arena.frame_size)} in {frames:,} frames"
+
+
+def room_notes(config: Config) -> dict[str, str]:
+    """Returns what fits under each cap, by the path of its setting."""
+    arena = {"arena.size": f"room for {config.arena.frames:,} frames"}
+    return arena | ({"disk.size": room_of_disk(config)} if config.disk.size else {})
