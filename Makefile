@@ -8,6 +8,8 @@ INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 3
+# Tests start hundreds of processes: without kept bytecode each compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forked_child import in_child
+from child_process import in_child
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
 from running_daemon import RunningDaemon, eventually, namespace

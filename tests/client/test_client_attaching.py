@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
-from forked_child import in_child
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm.daemon_link import LinkError

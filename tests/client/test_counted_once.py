@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from daemon_with_disk import flush, push_out, running_with_disk, stopped_worker
 from keyed_pages import TOKENS, prompt, store
+from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from replay_command import BLOCK, chat, replay_json, write_trace
 from running_daemon import RunningDaemon, eventually
@@ -19,23 +19,6 @@ from running_daemon import RunningDaemon, eventually
 PAGE = 60_000
 PAGES = 10
 TIMEOUT_S = LONG_S = 20.0
-
-
-class Counted(NamedTuple):
-    """The daemon's own counters, in lookups and tokens."""
-
-    lookups: int
-    memory: int
-    disk: int
-    missed: int
-
-    def since(self, before: Counted) -> Counted:
-        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
-
-
-def counted(daemon: RunningDaemon) -> Counted:
-    counts = daemon._observer().counts()
-    return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
 
 
 @contextmanager
@@ -50,10 +33,17 @@ def room(pages: int = PAGES) -> np.ndarray:
     return np.zeros((pages, PAGE), np.uint8)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
-    with running_with_disk(tmp_path / "disk") as running:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    with running_with_disk(tmp_path_factory.mktemp("disk") / "disk") as running:
         yield running
+
+
+@pytest.fixture
+def daemon(running: RunningDaemon) -> RunningDaemon:
+    """Returns the module's daemon without pages."""
+    flush(running)
+    return running
 
 
 @pytest.fixture
@@ -140,15 +130,16 @@ def test_a_rematch_of_a_released_match_counts_nothing_more(
 
 @pytest.mark.parametrize("clients", [1, 4])
 @pytest.mark.parametrize("disk", [False, True])
-def test_the_daemon_counts_what_a_replay_counts(tmp_path: Path, disk: bool, clients: int) -> None:
+def test_the_daemon_counts_what_a_replay_counts(
+    daemon: RunningDaemon, tmp_path: Path, disk: bool, clients: int
+) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(300, seed=6))
-    place = running_with_disk(tmp_path / "disk") if disk else RunningDaemon("1MiB", "64KiB")
-    with place as daemon:
-        before = counted(daemon)
-        report = replay_json(trace, "--socket", daemon.socket, "--clients", clients, "--pace", 150)
+    with nullcontext(daemon) if disk else RunningDaemon("1MiB", "64KiB") as used:
+        before = counted(used)
+        report = replay_json(trace, "--socket", used.socket, "--clients", clients, "--pace", 150)
         asked = report["pages_asked"] * BLOCK
         memory, from_disk = report["hit_tokens_memory"], report["hit_tokens_disk"]
         assert report["wrong_pages"] == 0 and memory > 0 and (from_disk > 0) is disk
         lookups = sum(bool(chain) for chain in chat(300, seed=6))
         expected = Counted(lookups, memory, from_disk, asked - memory - from_disk)
-        assert eventually(lambda: counted(daemon).since(before) == expected, 5), (counted(daemon), expected)
+        assert eventually(lambda: counted(used).since(before) == expected, 5), (counted(used), expected)

@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
 from fake_daemon import FakeDaemon, Peer
-from forked_child import in_child
 from keyed_pages import in_memory, prompt
 from pagetier.client import Client, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve

@@ -13,10 +13,10 @@ from functools import partial
 
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
-from forked_child import in_child
 from keyed_pages import in_memory, prompt, store
 from pagetier.client import Client, Keys, Prefetch
 from pagetier.shm._core import KEY_BYTES

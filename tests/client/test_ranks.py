@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
+from child_process import ChildProcess
 from model_ranks import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
 from running_daemon import RunningDaemon, eventually
-from spawned_process import elsewhere
 
 ONE, TWO, FOUR, EIGHT, STAGES = GROUPS
-Engines = dict[Group, list[Connection]]
+Engines = dict[Group, list[ChildProcess]]
 
 
 @pytest.fixture(scope="module")
 def engines(daemon: RunningDaemon) -> Iterator[Engines]:
     """Returns all ranks of all groups, attached."""
-    started = {
-        group: [elsewhere(serve_rank, daemon.socket, group, stage, rank) for stage, rank in group.shards]
-        for group in GROUPS
-    }
-    assert {answer_of(pipe) for pipes in started.values() for pipe in pipes} == {"attached"}
-    yield started
-    for pipe in (pipe for pipes in started.values() for pipe in pipes):
-        pipe.send(None)
+    with ExitStack() as stack:
+
+        def start(group: Group, stage: int, rank: int) -> ChildProcess:
+            life = partial(serve_rank, daemon.socket, group, stage, rank)
+            return stack.enter_context(ChildProcess(life))
+
+        started = {group: [start(group, stage, rank) for stage, rank in group.shards] for group in GROUPS}
+        assert {rank.reported() for ranks in started.values() for rank in ranks} == {"attached"}
+        yield started
     assert eventually(lambda: not [slot for slot in daemon.slots() if slot.pid], START_S)
 
 
-def answer_of(pipe: Connection) -> Any:
-    assert pipe.poll(START_S), "a rank does not answer"
-    return pipe.recv()
-
-
-def all_answers(pipes: list[Connection], *command: object) -> list[Any]:
+def all_answers(ranks: list[ChildProcess], *command: object) -> list[Any]:
     """Returns the answer of each rank to one command, which they run at the same time."""
-    for pipe in pipes:
-        pipe.send(command)
-    return [answer_of(pipe) for pipe in pipes]
+    for rank in ranks:
+        rank.send(command)
+    return [rank.reported() for rank in ranks]
 
 
 @pytest.mark.parametrize("model", MODELS)

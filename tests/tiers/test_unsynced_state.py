@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_child import kill, spawn
+from child_process import kill, spawn
 from pagetier.shm.process import Process
 from pagetier.tiers.lmdb import files
 from pagetier.tiers.lmdb.recovery import State, prove, read_state

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from child_process import in_child, kill, spawn
 from copying_engine import LAYERS, LONG_S, Engine, slots_of
-from forked_child import in_child, kill, spawn
 from pagetier.client import Client
 from running_daemon import RunningDaemon, eventually
 

@@ -6,15 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from daemon_with_disk import flush, push_out, running_with_disk, stopped_worker
 from fake_vllm_scheduler import Scheduler
+from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
@@ -28,15 +28,6 @@ PAGES = 10
 LONG_S = 20.0
 
 
-class Counted(NamedTuple):
-    """The daemon's own counters, in lookups and tokens."""
-
-    lookups: int
-    memory: int
-    disk: int
-    missed: int
-
-
 class Scene:
     """A scheduler's half, and the daemon in which it matches."""
 
@@ -44,18 +35,14 @@ class Scene:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
         self.half = SchedulerHalf(client, [self.group], disk_timeout)
-        self.before = self._now()
-
-    def _now(self) -> Counted:
-        counts = self.daemon._observer().counts()
-        return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
+        self.begin()
 
     def begin(self) -> None:
         """Starts counting for counted()."""
-        self.before = self._now()
+        self.before = counted(self.daemon)
 
     def counted(self) -> Counted:
-        return Counted(*(now - then for now, then in zip(self._now(), self.before, strict=True)))
+        return counted(self.daemon).since(self.before)
 
     def keys(self) -> Keys:
         return self.group.keys(request().block_hashes)
@@ -95,11 +82,18 @@ def clock() -> Iterator[Any]:
         yield clock
 
 
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    with running_with_disk(tmp_path_factory.mktemp("disk") / "disk") as running:
+        yield running
+
+
 @pytest.fixture
-def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
+def scene(daemon: RunningDaemon, clock: Any) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
+        flush(daemon)
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8
         push_out(daemon, client, keys)
@@ -183,14 +177,22 @@ def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
     assert scene.counted() == Counted(0, 0, 0, 0)
 
 
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningDaemon]:
+    with RunningDaemon("512KiB", "4KiB") as running:
+        yield running
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "kinds", [(FullAttention(4),), (SlidingWindow(4, 6), FullAttention(4)), (Recurrent(4), FullAttention(4))], ids=repr
 )
-def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) -> None:
+def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[Any, ...], seed: int) -> None:
     """Requests that share prefixes; some are preempted, and some loads fail."""
     chance = random.Random(seed)
-    with RunningDaemon("512KiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as worker_client:
+    flush(small)
+    before = counted(small)
+    with small.client() as client, small.client() as worker_client:
         groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
         half, worker = SchedulerHalf(client, groups, 0.0), TrueWorker(worker_client, groups)
         engine = Scheduler(half, kinds, hash_tokens=4, blocks=48, budget=24, offers=False)
@@ -207,10 +209,10 @@ def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) 
         while engine.requests:
             run_step(engine, worker, chance)
         reported.update(half.counters.taken())
-        counts = daemon._observer().counts()
+        counts = counted(small).since(before)
         assert engine.queries == 40 == counts.lookups
-        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory_tokens
-        assert counts.disk_tokens == 0 < counts.missed_tokens
+        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory
+        assert counts.disk == 0 < counts.missed
         half.close()
 
 

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from child_process import ChildProcess, attached
 from eventually import Second
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
-from killable_process import Mortal, attached
 from pagetier.client import Client, Part
 from running_daemon import RunningDaemon, eventually
 
@@ -47,7 +47,7 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
     return live
 
 
-def ask_all(ranks: list[Mortal], command: object) -> list[int]:
+def ask_all(ranks: list[ChildProcess], command: object) -> list[int]:
     for rank in ranks:
         rank.send(command)
     return [rank.reported() for rank in ranks]
@@ -103,12 +103,12 @@ def store_part(client: Client, pipe: Connection) -> None:
     pipe.send("detached")
 
 
-def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[Mortal]:
+def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[ChildProcess]:
     """Returns attached processes that store parts of pages."""
     return [stack.enter_context(attached(daemon.socket, store_part)) for _ in range(count)]
 
 
-def kill_all(ranks: list[Mortal]) -> None:
+def kill_all(ranks: list[ChildProcess]) -> None:
     """Kills all ranks before it waits for any of them."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)

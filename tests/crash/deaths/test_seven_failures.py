@@ -12,11 +12,11 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from child_process import attached
 from disk_daemon import DiskDaemon, Engine
 from eventually import Second
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
-from killable_process import attached
 from pagetier.client import Client, Outcome
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
