@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon_with_disk import flush
 from pagetier.client import Client
 from running_daemon import RunningDaemon, eventually
 
@@ -27,7 +26,7 @@ def empty_daemon(daemon: RunningDaemon) -> Iterator[RunningDaemon]:
     """Yields the module's daemon with empty memory, for pytest.mark.usefixtures()."""
     yield daemon
     assert eventually(lambda: not daemon.slots(), LONG_S), "a process is still attached"
-    flush(daemon)
+    daemon.flush()
     header = daemon.header()
     assert header.used_frames == header.open_entries == 0
 

@@ -24,7 +24,7 @@ from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import BUILD, Check, Findings, Observe
+from pagetier.shm.protocol import BUILD, Check, Findings, Flush, Flushed, Observe, Save, Saved
 from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
@@ -130,6 +130,27 @@ class RunningDaemon:
     def snapshot(self) -> Snapshot:
         """Returns the snapshot that `pagetier stats` shows."""
         return take_snapshot(self._observer())
+
+    def flush(self, tier: str | None = None) -> Flushed:
+        """Drops all unused pages from one tier, or from both for None."""
+        with self._observing() as (link, _):
+            flushed = link.ask(Flush(1, None, tier), START_S)
+        assert isinstance(flushed, Flushed)
+        return flushed
+
+    def disk_is_open(self) -> bool:
+        """Returns whether the disk tier is open."""
+        return b'"standing":"open"' in (self._observer().status() or b"")
+
+    def until_written(self) -> None:
+        """Waits until all pages in memory are on disk, too, and no write is in progress."""
+
+        def written() -> bool:
+            with self._observing() as (link, _):
+                saved = link.ask(Save(1), START_S)
+            return isinstance(saved, Saved) and saved.synced and not self.header().open_entries
+
+        assert eventually(written, START_S), self.header()
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""

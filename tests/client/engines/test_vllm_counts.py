@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from daemon_with_disk import flush, push_out, running_with_disk, stopped_worker
+from disk_daemon import DiskDaemon, write_through
 from fake_vllm_scheduler import Scheduler
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
@@ -31,7 +31,7 @@ LONG_S = 20.0
 class Scene:
     """A scheduler's half, and the daemon in which it matches."""
 
-    def __init__(self, daemon: RunningDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
+    def __init__(self, daemon: DiskDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
         self.half = SchedulerHalf(client, [self.group], disk_timeout)
@@ -83,20 +83,20 @@ def clock() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
-    with running_with_disk(tmp_path_factory.mktemp("disk") / "disk") as running:
+def daemon() -> Iterator[DiskDaemon]:
+    with write_through() as running:
         yield running
 
 
 @pytest.fixture
-def scene(daemon: RunningDaemon, clock: Any) -> Iterator[Scene]:
+def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
     with daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
-        flush(daemon)
+        daemon.flush()
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8
-        push_out(daemon, client, keys)
+        daemon.push_out(client, keys)
         assert client.prefetch(keys[:4]).wait(LONG_S) == 4
         there.begin()
         yield there
@@ -118,7 +118,7 @@ def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
 
 def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, clock: Any) -> None:
     one = request()
-    with stopped_worker(scene.daemon):
+    with scene.daemon.stopped_worker():
         assert scene.half.matched(one, 0) is None
         clock.now += LONG_S + 1
         assert scene.load(one) == 16
@@ -190,7 +190,7 @@ def small() -> Iterator[RunningDaemon]:
 def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[Any, ...], seed: int) -> None:
     """Requests that share prefixes; some are preempted, and some loads fail."""
     chance = random.Random(seed)
-    flush(small)
+    small.flush()
     before = counted(small)
     with small.client() as client, small.client() as worker_client:
         groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, TroubledDaemon
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
+from bare_engine import Engine
 from disk_corruption.file_anatomy import Anatomy, Part
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from disk_daemon import DiskDaemon, TroubledDaemon
 from file_changes import write_at
 from running_daemon import RunningDaemon
 
@@ -31,7 +32,7 @@ def lost(daemon: RunningDaemon) -> tuple[int, str]:
 def test_a_stop_logs_that_its_time_was_too_short() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "500ms") as daemon:
         with Engine(daemon) as engine:
-            engine.store_through(daemon, PAGES[:20])
+            daemon.store_through(engine, PAGES[:20])
             daemon.kill_worker(signal.SIGSTOP)
             engine.store(PAGES[20:])
         assert daemon.stop() == 0

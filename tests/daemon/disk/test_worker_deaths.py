@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, evicted
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, evicted
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import WAIT_S, DiskDaemon
+from bare_engine import WAIT_S
+from disk_daemon import DiskDaemon
 from eventually import Second
 from in_process_server import Peer, serves
 from open_descriptors import open_descriptors
