@@ -24,7 +24,8 @@ from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, ScreenContext, screen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
-from running_daemon import RunningDaemon, eventually
+from eventually import eventually
+from running_daemon import RunningDaemon
 
 PICTURE = Path(__file__).parents[1] / "docs/top.svg"
 SHOWN_AS = Path("/run/pagetier/pagetier.sock")

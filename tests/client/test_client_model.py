@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from client_world import PAGES, PROMPTS, Held, Room, World, keys_of
+from eventually import eventually
 from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
-from running_daemon import eventually
 
 who = st.integers(0, 2)
 chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))

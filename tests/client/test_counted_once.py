@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from disk_daemon import DiskDaemon, write_through
+from eventually import eventually
 from keyed_pages import TOKENS, prompt, store
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from replay_command import BLOCK, chat, replay_json, write_trace
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 PAGE = 60_000
 PAGES = 10

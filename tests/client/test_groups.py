@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from core_records import increased
 from disk_daemon import write_through
+from eventually import eventually
 from fake_disk import DiskDaemon
 from keyed_pages import assert_exact, prompt, store
 from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
-from running_daemon import eventually, namespace
+from running_daemon import namespace
 
 PAGE = 4000
 FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)

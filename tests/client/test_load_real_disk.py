@@ -12,9 +12,9 @@ import pytest
 
 from disk_daemon import FRAMES, DiskDaemon, write_through
 from elapsed import lasts
+from eventually import eventually
 from keyed_pages import assert_exact, in_memory, prompt, store
 from pagetier.client import Client, Keys
-from running_daemon import eventually
 
 PAGE = 60_000
 TIMEOUT_S = LONG_S = 20.0

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from child_process import ChildProcess
+from eventually import eventually
 from model_ranks import GROUPS, MODELS, PAGES, START_S, Group, serve_rank
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 ONE, TWO, FOUR, EIGHT, STAGES = GROUPS
 Engines = dict[Group, list[ChildProcess]]

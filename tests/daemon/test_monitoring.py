@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from disk_daemon import write_through
+from eventually import eventually
 from metrics_scrape import names_in, sample_names, scrape
-from running_daemon import eventually, namespace
+from running_daemon import namespace
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVENT = re.compile(r'event\(\s*"(\w+)"')

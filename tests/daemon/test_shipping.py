@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import pagetier
-from running_daemon import eventually
+from eventually import eventually
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("shm", "tiers", "kernels", "client", "daemon")

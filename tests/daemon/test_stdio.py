@@ -13,11 +13,12 @@ import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli.resize import resize
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 PROGRAMS = {"pagetier": "pagetier.daemon.cli", "pagetierd": "pagetier.daemon.main"}
 FULL = "Error: the output could not be written: No space left on device\n"

@@ -12,10 +12,11 @@ from unittest import mock
 import pytest
 
 from disk_daemon import write_through
+from eventually import eventually
 from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from vllm_harness import harness
 
 MODELS = ("full", "window", "recurrent", "all") if BY_REQUEST else ("full",)

@@ -14,11 +14,12 @@ from typing import Self
 
 import numpy as np
 
+from eventually import eventually
 from numbered_pages import key_of, keys_of, read_page, write_page
 from pagetier.shm._core import Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach, Fetch, Fetched, FetchOutcome, Reserve, Reserved, Space
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 PAGE = 60_000
 SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from eventually import eventually
 from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
 from pagetier.client.reservation import Reservation
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 FRAMES = 64
 PROMPTS, PAGES = 4, 6

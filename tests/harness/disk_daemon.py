@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from bare_engine import WAIT_S, Engine
+from eventually import eventually
 from pagetier.client import Client, Keys
 from pagetier.daemon.disk.status import DiskReport, Standing
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import Answer, Request, Save, Saved
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
 FRAMES = 16

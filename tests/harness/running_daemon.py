@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from weakref import WeakSet
 
 from click.testing import CliRunner, Result
 
+from eventually import eventually
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.observe import take_snapshot
@@ -192,16 +192,6 @@ class RunningDaemon:
         if error is None:
             assert left == [], "shared memory was left"
             assert code == 0 and "Traceback" not in output, f"exit code {code}: {output}"
-
-
-def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Returns whether a condition becomes true in time."""
-    ends = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > ends:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def namespace(page_tokens: int = 16, **fields: str) -> Namespace:

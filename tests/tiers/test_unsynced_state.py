@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from child_process import kill, spawn
+from eventually import eventually
 from pagetier.shm.process import Process
 from pagetier.tiers.lmdb import files
 from pagetier.tiers.lmdb.recovery import State, prove, read_state
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 from tier_pages import outgoings, small_tier
 
 

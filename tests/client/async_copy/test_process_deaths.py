@@ -13,8 +13,9 @@ import numpy as np
 
 from child_process import in_child, kill, spawn
 from copying_engine import LAYERS, LONG_S, Engine, slots_of
+from eventually import eventually
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 ARENA = "32MiB"
 

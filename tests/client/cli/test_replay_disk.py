@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import write_through
+from eventually import eventually
 from replay_command import (
     BLOCK,
     PAGE,
@@ -22,7 +23,6 @@ from replay_command import (
     until_granted,
     write_trace,
 )
-from running_daemon import eventually
 
 
 def unlimited_hits(chains: list[Chain]) -> int:

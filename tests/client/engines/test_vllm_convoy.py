@@ -9,12 +9,13 @@ from unittest import mock
 import pytest
 
 from disk_daemon import write_through
+from eventually import eventually
 from fake_vllm_requests import RUNNING
 from fake_vllm_scheduler import Turn
 from pagetier.client import Client
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from simulated_engine import SimulatedEngine
 
 REQUESTS = 50

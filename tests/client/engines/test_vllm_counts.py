@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from disk_daemon import DiskDaemon, write_through
+from eventually import eventually
 from fake_vllm_scheduler import Scheduler
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
@@ -20,7 +21,7 @@ from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from vllm_expected_blocks import TrueWorker
 
 PAGE = 4

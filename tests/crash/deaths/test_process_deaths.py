@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from child_process import attached
-from eventually import Second
+from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from child_process import ChildProcess, attached
-from eventually import Second
+from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
 from pagetier.client import Client, Part
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 RANKS = 4

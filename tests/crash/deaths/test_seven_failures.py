@@ -15,7 +15,7 @@ from pathlib import Path
 from bare_engine import Engine
 from child_process import attached
 from disk_daemon import DiskDaemon
-from eventually import Second
+from eventually import Second, eventually
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
 from pagetier.client import Client, Outcome
@@ -34,7 +34,7 @@ from pagetier.shm.protocol import (
     Reserved,
     Space,
 )
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from seeded_random import chance
 
 FRAMES = 64

@@ -11,10 +11,10 @@ import pytest
 from bare_engine import WAIT_S, Engine
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
-from running_daemon import eventually
 from tier_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch

@@ -13,8 +13,9 @@ from typing import Final, Self
 
 import msgspec
 
+from eventually import eventually
 from host_events.engine import Served
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 _WORKS_S: Final = 60.0

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from host_events.clock import Clock
 from host_events.engine import PAGE
 from host_events.engine_group import EngineGroup
 from pagetier.shm.protocol import Save, Saved
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
 DAY_S = 86_400.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from host_events.engine_group import EngineGroup
 from memory_cgroup import Group, limited
-from running_daemon import eventually
 
 LIMIT = 640 << 20
 HOG = """

@@ -13,10 +13,10 @@ import pytest
 
 from bare_engine import WAIT_S, Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from injection.loop_mounts import ext4, mount_again
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.disk.supervisor import LONGEST_PAUSE_S
-from running_daemon import eventually
 
 ON_DISK = range(40)  # more than fits into memory
 

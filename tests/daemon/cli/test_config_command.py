@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from eventually import eventually
 from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ from typing import Any, Self
 from click.testing import CliRunner, Result
 
 from disk_daemon import FRAME, DiskDaemon
+from eventually import eventually
 from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon, eventually, namespace
+from running_daemon import START_S, RunningDaemon, namespace
 
 SLOW = ("--arena-threads", "1")  # populates slowly enough to be watched
 ARENA = "2GiB"

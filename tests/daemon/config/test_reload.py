@@ -11,10 +11,11 @@ import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.disk.status import Standing
 from refused_starts import fill, pagetierd, still_serves
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 16
 

@@ -15,9 +15,9 @@ import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
+from eventually import eventually
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 16
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -11,9 +11,10 @@ import pytest
 
 from bare_engine import SPACE, WAIT_S, Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome, Flush, Flushed
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 FRAMES = 16

@@ -10,11 +10,11 @@ import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
+from eventually import eventually
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd
-from running_daemon import eventually
 
 FRAMES = 32
 STOPPED_AT_ONCE = """

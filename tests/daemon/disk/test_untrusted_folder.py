@@ -14,10 +14,10 @@ import pytest
 
 from bare_engine import Engine, content_of
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from file_changes import flip_bit, write_at
 from pagetier.daemon.disk.status import DiskReport
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 16
 

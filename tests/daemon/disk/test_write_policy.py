@@ -9,9 +9,9 @@ import pytest
 
 from bare_engine import WAIT_S, Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 32
 CLEAN_FRAMES = 8  # a quarter of the frames

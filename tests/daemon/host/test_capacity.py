@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from eventually import eventually
 from memory_cgroup import limited
 from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions, IndexOptions, MetricsOptions
 from pagetier.daemon.host.capacity import Processes, geometry_of, need_of, processes_of, serves, short_index
 from refused_starts import refused
-from running_daemon import START_S, RunningDaemon, eventually, namespace
+from running_daemon import START_S, RunningDaemon, namespace
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT = 720 * MIB

@@ -10,9 +10,10 @@ import pytest
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 TABLE = 8
 IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "2s")

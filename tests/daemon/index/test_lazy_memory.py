@@ -18,7 +18,8 @@ CROWDED = """
 import os, sys
 sys.path[:] = PLACES
 import numpy as np
-from running_daemon import RunningDaemon, eventually, namespace
+from eventually import eventually
+from running_daemon import RunningDaemon, namespace
 
 PAGE, MIB = 64 << 10, 1 << 20
 

@@ -10,10 +10,11 @@ import pytest
 
 from child_process import attached
 from core_records import header_with
+from eventually import eventually
 from pagetier.client import Client
 from pagetier.daemon.index.quotas import StoreQuota
 from pagetier.shm._core import IndexHeader
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 

@@ -16,10 +16,11 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from disk_daemon import write_through
+from eventually import eventually
 from metrics_scrape import ask, sample_names, scrape, value
 from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
-from running_daemon import START_S, RunningDaemon, eventually, namespace
+from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE = 60_000
 FAST_S = 0.02
