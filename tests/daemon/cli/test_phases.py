@@ -30,7 +30,7 @@ def daemon_stats(socket: Path) -> dict[str, Any]:
 
 
 class StartingDaemon(RunningDaemon):
-    """A daemon for whose start nobody waits."""
+    """A daemon that is still starting when the block begins."""
 
     def __enter__(self) -> Self:
         self.launch()
