@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -108,6 +108,13 @@ class ChildProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def all_answers(children: Sequence[ChildProcess], command: object) -> list[Any]:
+    """Returns the result of each child for one command, which they run at the same time."""
+    for child in children:
+        child.send(command)
+    return [child.reported() for child in children]
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,6 +13,7 @@ import pytest
 
 from disk_daemon import DiskDaemon, write_through
 from eventually import eventually
+from fake_vllm_client import PAGE, request
 from fake_vllm_scheduler import Scheduler
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
@@ -24,7 +24,6 @@ from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from running_daemon import RunningDaemon, namespace
 from vllm_expected_blocks import TrueWorker
 
-PAGE = 4
 PAGES = 10
 LONG_S = 20.0
 
@@ -62,13 +61,6 @@ class Scene:
         self.half.allocated(one, blocks(), 0)
         one.num_computed_tokens = one.num_tokens
         self.half.finished(one, [list(range(1, PAGES + 2))])
-
-
-def request(tokens: int = PAGES * PAGE + 1, name: str = "one") -> Any:
-    hashes = [sha256(bytes([at])).digest() for at in range(tokens // PAGE)]
-    return SimpleNamespace(
-        request_id=name, num_tokens=tokens, num_computed_tokens=0, block_hashes=hashes, is_finished=lambda: False
-    )
 
 
 def blocks() -> list[list[Any]]:
@@ -218,8 +210,8 @@ def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[
 
 
 def run_step(engine: Scheduler, worker: TrueWorker, chance: random.Random) -> None:
-    for request in engine.requests.values():
-        worker.know(request.block_hashes, request.future)
+    for each in engine.requests.values():
+        worker.know(each.block_hashes, each.future)
     step = engine.schedule()
     commands = engine.half.build(step)
     engine.advance(step)

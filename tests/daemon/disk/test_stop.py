@@ -58,8 +58,9 @@ def test_a_stop_logs_that_the_disk_is_too_small() -> None:
         assert daemon.stop() == 0
         count, why = lost(daemon)
         assert why == "disk.size is too small for all"
-        daemon.open()
-        assert daemon.snapshot().tiers.disk.pages == len(PAGES) - count
+        assert count < len(PAGES)
+        daemon.open()  # as above, pages that were written without a report count as lost
+        assert daemon.snapshot().tiers.disk.pages >= len(PAGES) - count
 
 
 def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened_and_logs_the_loss() -> None:
