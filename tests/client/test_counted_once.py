@@ -43,7 +43,7 @@ def running() -> Iterator[DiskDaemon]:
 @pytest.fixture
 def daemon(running: DiskDaemon) -> DiskDaemon:
     """Returns the module's daemon without pages."""
-    running.flush()
+    running.drop_all_pages()
     return running
 
 

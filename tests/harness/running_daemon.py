@@ -138,6 +138,16 @@ class RunningDaemon:
         assert isinstance(flushed, Flushed)
         return flushed
 
+    def drop_all_pages(self) -> None:
+        """Flushes until no page is left in memory and on disk: a page that is being read or written is kept."""
+
+        def is_empty() -> bool:
+            self.flush()
+            header = self.header()
+            return not (header.used_frames or header.disk_used_frames or header.open_entries)
+
+        assert eventually(is_empty, START_S), self.header()
+
     def disk_is_open(self) -> bool:
         """Returns whether the disk tier is open."""
         return b'"standing":"open"' in (self._observer().status() or b"")

@@ -86,7 +86,7 @@ def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
     with daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
-        daemon.flush()
+        daemon.drop_all_pages()
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8
         daemon.push_out(client, keys)
@@ -183,7 +183,7 @@ def small() -> Iterator[RunningDaemon]:
 def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[Any, ...], seed: int) -> None:
     """Requests that share prefixes; some are preempted, and some loads fail."""
     chance = random.Random(seed)
-    small.flush()
+    small.drop_all_pages()
     before = counted(small)
     with small.client() as client, small.client() as worker_client:
         groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
