@@ -8,6 +8,10 @@ INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 3
+# Each process takes a row of tests, so that most modules start their daemon once, and helps the others at the end.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+# Tests start hundreds of processes: without kept bytecode each compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 TYPED := src/pagetier $(wildcard tests bench examples)
 ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile Containerfile
@@ -122,7 +126,7 @@ lint: venv
 .PHONY: quick
 quick: lint $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest tests/$(or $(ROOM),client)"
-	@$(BIN)/pytest -q -n $(JOBS) tests/$(or $(ROOM),client)
+	@$(PYTEST) -q tests/$(or $(ROOM),client)
 
 stress:
 ifneq ($(STRESS),)
@@ -137,7 +141,7 @@ fuzz:
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
-	@$(BIN)/pytest -n $(JOBS)
+	@$(PYTEST)
 
 .PHONY: models
 models: $(VENV)/.dev

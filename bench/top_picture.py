@@ -24,8 +24,8 @@ from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, ScreenContext, screen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
-from daemon_with_disk import is_open
-from running_daemon import RunningDaemon, eventually
+from eventually import eventually
+from running_daemon import RunningDaemon
 
 PICTURE = Path(__file__).parents[1] / "docs/top.svg"
 SHOWN_AS = Path("/run/pagetier/pagetier.sock")
@@ -79,7 +79,7 @@ def main() -> None:
     """Runs the engines and draws the picture."""
     over = threading.Event()
     with tempfile.TemporaryDirectory() as folder, daemon_on(Path(folder)) as daemon:
-        assert eventually(lambda: is_open(daemon), 20.0)
+        assert eventually(daemon.disk_is_open, 20.0)
         clients = [daemon.client(name=name) for name in ENGINES]
         threads = [threading.Thread(target=work, args=(client, seed, over)) for seed, client in enumerate(clients)]
         for thread in threads:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from pagetier.daemon.config.schema import Config, Field, fields
+from pagetier.daemon.config.fields import Field, fields
+from pagetier.daemon.config.schema import Config
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -6,16 +6,13 @@ them. `arena.size` is `size` in the file's table `[arena]`, `PAGETIER_ARENA_SIZE
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from pagetier.daemon.config.address import Address, address_setting
 from pagetier.daemon.config.value_types import (
-    Setting,
     arena_setting,
     choice_setting,
     count_setting,
@@ -247,62 +244,3 @@ class Config(Section, frozen=True, kw_only=True):
     def entries(self) -> int:
         """The capacity of the index in pages: by default one for each frame of memory and disk."""
         return self.index.entries or min(MOST_FRAMES, self.arena.frames + self.disk.size // self.arena.frame_size)
-
-
-class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting under all of its names."""
-
-    section: str
-    key: str
-    setting: Setting
-    default: Any  # msgspec.NODEFAULT if the default depends on the host
-
-    @property
-    def path(self) -> str:
-        """Its name in the file: "arena.size", "socket"."""
-        return f"{self.section}.{self.key}" if self.section else self.key
-
-    @property
-    def parameter(self) -> str:
-        """Its name as an identifier: "arena_size"."""
-        return self.path.replace(".", "_")
-
-    @property
-    def variable(self) -> str:
-        """Its environment variable: "PAGETIER_ARENA_SIZE"."""
-        return PREFIX + self.parameter.upper()
-
-    @property
-    def flag(self) -> str:
-        """Its flag: "--arena-size"."""
-        return "--" + self.parameter.replace("_", "-")
-
-
-def value_of(config: Config, field: Field) -> Any:
-    """Returns the value of a setting in a configuration."""
-    return getattr(getattr(config, field.section) if field.section else config, field.key)
-
-
-def replaced(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns the configuration with other values, by `Field.path`. They are not validated."""
-    for field in fields():
-        if field.path in values:
-            table = getattr(config, field.section) if field.section else config
-            table = msgspec.structs.replace(table, **{field.key: values[field.path]})
-            config = msgspec.structs.replace(config, **{field.section: table}) if field.section else table
-    return config
-
-
-@functools.cache
-def fields() -> tuple[Field, ...]:
-    """Returns all settings, in the order of the Structs."""
-    return tuple(_fields_of(Config, ""))
-
-
-def _fields_of(struct: type[msgspec.Struct], section: str) -> Iterator[Field]:
-    for field in msgspec.structs.fields(struct):
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from _fields_of(field.type, field.name)
-        else:
-            setting = next(extra for extra in field.type.__metadata__ if isinstance(extra, Setting))
-            yield Field(section=section, key=field.name, setting=setting, default=field.default)

@@ -8,8 +8,8 @@ from itertools import groupby
 import msgspec
 
 from pagetier.daemon.config.cli_options import table_subject
+from pagetier.daemon.config.fields import Field, fields
 from pagetier.daemon.config.reload import AT_ONCE
-from pagetier.daemon.config.schema import Field, fields
 
 _HEAD = """\
 # Configuration

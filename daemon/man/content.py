@@ -10,8 +10,8 @@ import msgspec
 
 from pagetier.daemon.cli import main as pagetier
 from pagetier.daemon.config.cli_options import options_by_table, table_subject
+from pagetier.daemon.config.fields import Field, fields
 from pagetier.daemon.config.reload import AT_ONCE
-from pagetier.daemon.config.schema import Field, fields
 from pagetier.daemon.main import main as pagetierd
 from pagetier.daemon.man.configuration_page import configuration_page
 from pagetier.daemon.man.roff import Roff

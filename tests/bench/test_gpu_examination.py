@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from gpu_examination import bundle
 from gpu_examination.__main__ import main
 from gpu_examination.runner import ResultsFile, run, summary
 from gpu_examination.steps import ROOT, Step, gpu_steps, gpu_tests, rehearsal_steps
 from measure import REPORTED, Goal, at_least, at_most
-from running_daemon import eventually
 
 PLENTY_S = 60
 # Prints a result and starts a process that would outlive it, whose ID is the result's value.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from daemon_with_disk import flush
+from client_threads import no_client_is_left
+from eventually import eventually
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
+
+__all__ = ["no_client_is_left"]
 
 LONG_S = 20.0
 
@@ -27,9 +28,7 @@ def empty_daemon(daemon: RunningDaemon) -> Iterator[RunningDaemon]:
     """Yields the module's daemon with empty memory, for pytest.mark.usefixtures()."""
     yield daemon
     assert eventually(lambda: not daemon.slots(), LONG_S), "a process is still attached"
-    flush(daemon)
-    header = daemon.header()
-    assert header.used_frames == header.open_entries == 0
+    daemon.drop_all_pages()
 
 
 @pytest.fixture
@@ -37,18 +36,3 @@ def client(request: pytest.FixtureRequest, daemon: RunningDaemon) -> Iterator[Cl
     """Yields a client of the module's daemon, or of its fake, with the module's TIMEOUT_S."""
     with daemon.client(timeout=getattr(request.module, "TIMEOUT_S", 1.0)) as attached:
         yield attached
-
-
-@pytest.fixture(autouse=True)
-def no_client_is_left() -> Iterator[None]:
-    """Asserts that all clients of a test are closed: the thread of another one would look for its daemon forever."""
-    before = reconnecting()
-    yield
-    if reconnecting() - before:
-        gc.collect()  # closes the clients that only a cycle of references keeps
-    assert eventually(lambda: not reconnecting() - before, LONG_S), "a client of the test still looks for its daemon"
-
-
-def reconnecting() -> set[threading.Thread]:
-    """Returns the threads of clients that are not closed, or that still have to return their slot."""
-    return {thread for thread in threading.enumerate() if thread.name == "pagetier-reconnect"}

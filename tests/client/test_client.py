@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forked_child import in_child
+from child_process import in_child
+from eventually import eventually
 from keyed_pages import SPACE, assert_exact, found, in_memory, page_of, pages_of, prompt, store
 from pagetier.client import Client, Keys, MatchHandle, Outcome, Part
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 SIZE, FRAME, FRAMES = 100_000, 65_536, 256
 KEYS, OTHERS = prompt(0, 10), prompt(1, FRAMES)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
-from forked_child import in_child
+from eventually import eventually
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm.daemon_link import LinkError
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 KEYS, MORE = prompt(0, 10), prompt(1, 10)
 AT_ONCE_S = 1.0

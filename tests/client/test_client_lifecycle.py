@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
-from eventually import Second
-from forked_child import in_child
+from eventually import Second, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 SIZE = 100_000
 KEYS, MORE, HELD = prompt(0, 10), prompt(1, 10), prompt(2, 10)

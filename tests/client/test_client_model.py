@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from client_world import PAGES, PROMPTS, Held, Room, World, keys_of
-from daemon_with_disk import flush
+from eventually import eventually
 from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
-from running_daemon import eventually
 
 who = st.integers(0, 2)
 chains = st.builds(keys_of, st.integers(0, PROMPTS - 1), st.integers(1, PAGES))
@@ -169,7 +168,7 @@ class ClientMachine(RuleBasedStateMachine):
         w = self.world
         w.write_all()
         if not w.rooms:
-            answer = flush(w.daemon, "memory")
+            answer = w.daemon.flush("memory")
             assert (answer.dropped, answer.kept) == (len(w.memory - w.pinned), len(w.pinned))
             w.memory &= w.pinned
 
@@ -178,7 +177,7 @@ class ClientMachine(RuleBasedStateMachine):
     def flush_all(self) -> None:
         w = self.world
         w.write_all()
-        flush(w.daemon)
+        w.daemon.flush()
         w.memory, w.disk = set(), set()
 
     # ---- daemons

@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from disk_daemon import DiskDaemon, write_through
+from eventually import eventually
 from keyed_pages import TOKENS, prompt, store
+from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from replay_command import BLOCK, chat, replay_json, write_trace
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 PAGE = 60_000
 PAGES = 10
 TIMEOUT_S = LONG_S = 20.0
 
 
-class Counted(NamedTuple):
-    """The daemon's own counters, in lookups and tokens."""
-
-    lookups: int
-    memory: int
-    disk: int
-    missed: int
-
-    def since(self, before: Counted) -> Counted:
-        return Counted(*(now - then for now, then in zip(self, before, strict=True)))
-
-
-def counted(daemon: RunningDaemon) -> Counted:
-    counts = daemon._observer().counts()
-    return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
-
-
 @contextmanager
-def one_lookup(daemon: RunningDaemon, memory: int = 0, disk: int = 0, missed: int = 0) -> Iterator[None]:
+def one_lookup(daemon: DiskDaemon, memory: int = 0, disk: int = 0, missed: int = 0) -> Iterator[None]:
     """Asserts that the block is counted as one lookup with these numbers of pages."""
     before = counted(daemon)
     yield
@@ -50,22 +34,29 @@ def room(pages: int = PAGES) -> np.ndarray:
     return np.zeros((pages, PAGE), np.uint8)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
-    with running_with_disk(tmp_path / "disk") as running:
+@pytest.fixture(scope="module")
+def running() -> Iterator[DiskDaemon]:
+    with write_through() as running:
         yield running
 
 
 @pytest.fixture
-def on_disk(daemon: RunningDaemon, client: Client) -> Keys:
+def daemon(running: DiskDaemon) -> DiskDaemon:
+    """Returns the module's daemon without pages."""
+    running.drop_all_pages()
+    return running
+
+
+@pytest.fixture
+def on_disk(daemon: DiskDaemon, client: Client) -> Keys:
     """Returns the keys of ten pages that are on disk only."""
     keys = prompt(0, PAGES)
     assert store(client, keys, PAGE, timeout=LONG_S).stored == PAGES
-    push_out(daemon, client, keys)
+    daemon.push_out(client, keys)
     return keys
 
 
-def test_a_page_from_disk_is_counted_once(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_a_page_from_disk_is_counted_once(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.load(match, room()) == PAGES
         assert client.load(match, room()) == PAGES, "the second load of the same request finds them in memory"
@@ -73,7 +64,7 @@ def test_a_page_from_disk_is_counted_once(daemon: RunningDaemon, client: Client,
         assert client.load(match, room()) == PAGES
 
 
-def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_tokens_are_counted_where_they_came_from(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with client.match(on_disk[:4]) as head:
         assert client.load(head, room(4)) == 4
     with one_lookup(daemon, 4, 4, 5), client.match(prompt(0, PAGES + 3)) as match:
@@ -81,9 +72,7 @@ def test_tokens_are_counted_where_they_came_from(daemon: RunningDaemon, client: 
         assert client.load(match, room(PAGES - 2)) == PAGES - 2, "the buffer has no room for two of the pages"
 
 
-def test_a_page_in_memory_after_one_on_disk_counts_as_memory(
-    daemon: RunningDaemon, client: Client, on_disk: Keys
-) -> None:
+def test_a_page_in_memory_after_one_on_disk_counts_as_memory(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     assert client.prefetch(on_disk[4:6]).wait(LONG_S) == 2
     with one_lookup(daemon, 2, PAGES - 2), client.match(on_disk) as match:
         assert (len(match), match.available_pages, match.from_disk) == (0, PAGES, 0)
@@ -91,9 +80,9 @@ def test_a_page_in_memory_after_one_on_disk_counts_as_memory(
         assert match.from_disk == PAGES - 2
 
 
-def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_a_page_that_does_not_come_in_time_is_missed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
-    with stopped_worker(daemon), client.match(on_disk) as match:
+    with daemon.stopped_worker(), client.match(on_disk) as match:
         assert client.load(match, room(), timeout=0.2) == 0
         assert counted(daemon).since(before) == Counted(1, 0, 0, 0), "another load may still succeed"
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
@@ -102,21 +91,19 @@ def test_a_page_that_does_not_come_in_time_is_missed(daemon: RunningDaemon, clie
     assert counted(daemon).since(before) == Counted(1, 0, 0, PAGES * TOKENS)
 
 
-def test_a_second_try_that_succeeds_is_a_hit(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_a_second_try_that_succeeds_is_a_hit(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
-        with stopped_worker(daemon):
+        with daemon.stopped_worker():
             assert client.load(match, room(), timeout=0.2) == 0
         assert eventually(lambda: client.load(match, room()) == PAGES, LONG_S)
 
 
-def test_pages_on_disk_that_are_not_loaded_count_as_missed(
-    daemon: RunningDaemon, client: Client, on_disk: Keys
-) -> None:
+def test_pages_on_disk_that_are_not_loaded_count_as_missed(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, missed=PAGES):
         client.match(on_disk)
 
 
-def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, client: Client, on_disk: Keys) -> None:
+def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     before = counted(daemon)
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.prefetch(on_disk[:6]).wait(LONG_S) == 6
@@ -128,9 +115,7 @@ def test_a_match_after_a_prefetch_is_the_same_lookup(daemon: RunningDaemon, clie
                 assert len(whole) == PAGES
 
 
-def test_a_rematch_of_a_released_match_counts_nothing_more(
-    daemon: RunningDaemon, client: Client, on_disk: Keys
-) -> None:
+def test_a_rematch_of_a_released_match_counts_nothing_more(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, missed=PAGES):
         match = client.match(on_disk)
         match.release()
@@ -140,15 +125,14 @@ def test_a_rematch_of_a_released_match_counts_nothing_more(
 
 @pytest.mark.parametrize("clients", [1, 4])
 @pytest.mark.parametrize("disk", [False, True])
-def test_the_daemon_counts_what_a_replay_counts(tmp_path: Path, disk: bool, clients: int) -> None:
+def test_the_daemon_counts_what_a_replay_counts(daemon: DiskDaemon, tmp_path: Path, disk: bool, clients: int) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(300, seed=6))
-    place = running_with_disk(tmp_path / "disk") if disk else RunningDaemon("1MiB", "64KiB")
-    with place as daemon:
-        before = counted(daemon)
-        report = replay_json(trace, "--socket", daemon.socket, "--clients", clients, "--pace", 150)
+    with nullcontext(daemon) if disk else RunningDaemon("1MiB", "64KiB") as used:
+        before = counted(used)
+        report = replay_json(trace, "--socket", used.socket, "--clients", clients, "--pace", 150)
         asked = report["pages_asked"] * BLOCK
         memory, from_disk = report["hit_tokens_memory"], report["hit_tokens_disk"]
         assert report["wrong_pages"] == 0 and memory > 0 and (from_disk > 0) is disk
         lookups = sum(bool(chain) for chain in chat(300, seed=6))
         expected = Counted(lookups, memory, from_disk, asked - memory - from_disk)
-        assert eventually(lambda: counted(daemon).since(before) == expected, 5), (counted(daemon), expected)
+        assert eventually(lambda: counted(used).since(before) == expected, 5), (counted(used), expected)

@@ -26,28 +26,34 @@ MOST_LINES = 40
 LIMIT_S = 60
 
 
-def run(example: Path, socket: Path) -> subprocess.CompletedProcess[str]:
+def start(example: Path, socket: Path) -> subprocess.Popen[str]:
     environ = {**os.environ, "PAGETIER_SOCKET": str(socket)}
     command = [sys.executable, "-W", "error", str(example)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Returns the exit code, the output and the errors of an example."""
+    with process:
+        output, errors = process.communicate(timeout=LIMIT_S)
+    return process.returncode, output, errors
 
 
 def test_the_code_in_the_readme_loads_what_it_stores(daemon: RunningDaemon, tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
     program = tmp_path / "readme.py"
     program.write_text(f"{code}\nassert result.stored == 4 and cached == len(token_ids)\n")
-    done = run(program, daemon.socket)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert end(start(program, daemon.socket)) == (0, "", "")
 
 
 def test_the_code_in_the_package_loads_what_it_stores(daemon: RunningDaemon, tmp_path: Path) -> None:
     lines = (pagetier.__doc__ or "").split("\n\n")[1].splitlines()
     assert len(lines) == 5
-    code = "\n".join(line.removeprefix("    ") for line in lines)
+    text = "\n".join(line.removeprefix("    ") for line in lines)
     program = tmp_path / "package.py"
-    program.write_text(f"{GIVEN}{code}\nassert cached_tokens == len(token_ids)\n")
-    done = run(program, daemon.socket)
-    assert (done.returncode, done.stderr) == (0, "")
+    program.write_text(f"{GIVEN}{text}\nassert cached_tokens == len(token_ids)\n")
+    code, _, errors = end(start(program, daemon.socket))
+    assert (code, errors) == (0, "")
 
 
 def test_there_are_examples() -> None:
@@ -56,17 +62,19 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_loads_what_it_stored(example: Path, daemon: RunningDaemon) -> None:
-    first, second = (run(example, daemon.socket) for _ in range(2))
-    assert (first.returncode, first.stderr) == (0, ""), first.stdout
-    assert "equal" in first.stdout and " 0 stored" not in first.stdout
-    assert second.returncode == 0 and " 0 stored" in second.stdout, "the pages are found in the second run"
+    code, output, errors = end(start(example, daemon.socket))
+    assert (code, errors) == (0, ""), output
+    assert "equal" in output and " 0 stored" not in output
+    code, output, _ = end(start(example, daemon.socket))
+    assert code == 0 and " 0 stored" in output, "the pages are found in the second run"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_fails_without_a_daemon(example: Path, tmp_path: Path) -> None:
-    done = run(example, tmp_path / "no.sock")
-    assert done.returncode == 1 and done.stderr.endswith("no daemon: start pagetierd first\n")
-    assert not done.stdout
+def test_examples_fail_without_a_daemon(tmp_path: Path) -> None:
+    """Each waits five seconds for a daemon, so they wait at the same time."""
+    for process in [start(example, tmp_path / "no.sock") for example in EXAMPLES]:
+        code, output, errors = end(process)
+        assert code == 1 and errors.endswith("no daemon: start pagetierd first\n"), (process.args, errors)
+        assert not output
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

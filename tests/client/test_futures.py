@@ -10,13 +10,14 @@ from functools import partial
 import numpy as np
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
+from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
-from forked_child import in_child
 from keyed_pages import in_memory, prompt
 from pagetier.client import Client, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 PAGE = 10_000
 pytestmark = pytest.mark.usefixtures("empty_daemon")

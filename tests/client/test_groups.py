@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core_records import increased
-from daemon_with_disk import running_with_disk, until_written
+from disk_daemon import write_through
+from eventually import eventually
 from fake_disk import DiskDaemon
 from keyed_pages import assert_exact, prompt, store
 from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
-from running_daemon import eventually, namespace
+from running_daemon import namespace
 
 PAGE = 4000
 FULL, WINDOW, STATE = FullAttention(16), SlidingWindow(16, 40), Recurrent(48)
@@ -242,14 +243,14 @@ def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Cli
     assert daemon.write_out() == 10 + 10, "no page is pinned any more"
 
 
-def test_a_real_daemon_with_a_real_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
+def test_a_real_daemon_with_a_real_disk() -> None:
+    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
         groups = asked(144)
         for one in groups:
             store_all(client, one.keys)
-            until_written(daemon)
+            daemon.until_written()
         store_all(client, prompt(1, 16))  # these pages evict all others
-        until_written(daemon)  # the disk only reads from here on
+        daemon.until_written()  # the disk only reads from here on
         with client.match_groups(groups) as found:
             assert (found.tokens, found.available_tokens) == (0, 144)
             assert client.prefetch_groups(found).wait(LONG_S) == 9 + 3 + 1

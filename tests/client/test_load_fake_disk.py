@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
-from forked_child import in_child
 from keyed_pages import pages_of, prompt, store
 from pagetier.client import Client
 from pagetier.shm._core import KEY_BYTES, TierFlag

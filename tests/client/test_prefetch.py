@@ -13,15 +13,15 @@ from functools import partial
 
 import pytest
 
+from child_process import in_child
 from elapsed import lasts
+from eventually import eventually
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
-from forked_child import in_child
 from keyed_pages import in_memory, prompt, store
 from pagetier.client import Client, Keys, Prefetch
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved
-from running_daemon import eventually
 
 PAGE = 5000
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from disk_daemon import write_through
 from pagetier.client import Client, IncompleteLoadError, PagetierError, RegisteredCache
 from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
 from running_daemon import RunningDaemon
@@ -190,13 +190,13 @@ def test_without_a_daemon_stores_are_rejected_and_nothing_is_found(tmp_path: Pat
 
 
 @pytest.mark.parametrize("copies", ["host", "device", pytest.param("gpu", marks=pytest.mark.gpu)])
-def test_pages_on_disk_are_loaded_in_time_or_not_at_all(tmp_path: Path, copies: str) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
+def test_pages_on_disk_are_loaded_in_time_or_not_at_all(copies: str) -> None:
+    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
         engine = Engine(client, copies)
         keys = engine.cache.keys(engine.prompt)
         assert engine.cache.store(keys, WRITTEN).stored == 3
-        push_out(daemon, client, keys)
-        with stopped_worker(daemon), engine.cache.match(keys) as hit:
+        daemon.push_out(client, keys)
+        with daemon.stopped_worker(), engine.cache.match(keys) as hit:
             assert (hit.tokens, hit.available_tokens) == (0, 3 * PAGE)
             assert engine.cache.load(hit, READ, timeout=0.2) == 0
         with engine.cache.match(keys) as hit:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk
+from disk_daemon import write_through
 from pagetier.client import (
     NO_BLOCK,
     CacheGroup,
@@ -143,11 +142,11 @@ def test_a_released_match_loads_nothing(engine: Engine) -> None:
         engine.groups.load(hit, tables(24, 3), strict=True)
 
 
-def test_pages_on_disk_are_loaded_for_all_groups(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
+def test_pages_on_disk_are_loaded_for_all_groups() -> None:
+    with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
         engine = Engine(client)
         engine.groups.store(engine.prompt, tables(0, 3))
-        push_out(daemon, client, engine.groups.keys(engine.prompt)[0].keys)
+        daemon.push_out(client, engine.groups.keys(engine.prompt)[0].keys)
         with engine.groups.match(engine.prompt) as hit:
             assert hit.tokens < hit.available_tokens == TOKENS
             assert engine.groups.load(hit, tables(24, 3), timeout=LONG_S) == TOKENS

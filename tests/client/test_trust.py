@@ -21,7 +21,7 @@ pytestmark = as_root
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
 _CLIENT = """
 with Client(*sys.argv[1:]) as client:
-    print("attached" if client.wait_attached(10.0 if expected else 1.5) else "alone")
+    print("attached" if client.wait_attached(10.0 if expected else 0.7) else "alone")
     keys = Namespace(model=os.urandom(8).hex(), dtype="f", page_tokens=16).keys(range(16))
     print(client.store(keys, [bytes(4096)]).stored, "stored")
 """
@@ -134,27 +134,31 @@ def test_a_folder_in_a_folder_of_another_user_is_not_trusted(runtime: Path) -> N
     assert f"{runtime}/user/pagetier belongs to user {MALLORY}" in output
 
 
-@pytest.mark.parametrize("command", ["stats", "flush", "resize", "doctor", "top"])
-def test_commands_do_not_trust_it_either(command: str) -> None:
-    arguments = {"flush": ["--namespace", "m"], "resize": ["--disk-size", "1GiB"], "top": ["--once"]}.get(command, [])
-    imports = f"import pagetier.daemon.cli.render\nfrom pagetier.daemon.cli.{command} import {command} as command"
+@pytest.fixture(scope="module")
+def untrusted() -> Iterator[Path]:
+    """Yields a folder of another user with the socket of that user's daemon."""
     with fallback_of(ALICE) as folder:
         folder_of(MALLORY, folder)
         with daemon_of(MALLORY, folder / "pagetier.sock"):
-            code, output = output_as(ALICE, imports, "command()", *arguments)
+            yield folder
+
+
+@pytest.mark.parametrize("command", ["stats", "flush", "resize", "doctor", "top"])
+def test_commands_do_not_trust_it_either(untrusted: Path, command: str) -> None:
+    arguments = {"flush": ["--namespace", "m"], "resize": ["--disk-size", "1GiB"], "top": ["--once"]}.get(command, [])
+    imports = f"import pagetier.daemon.cli.render\nfrom pagetier.daemon.cli.{command} import {command} as command"
+    code, output = output_as(ALICE, imports, "command()", *arguments)
     assert code == (1 if command == "doctor" else 3), output
-    assert f"{folder} belongs to user {MALLORY}" in output
+    assert f"{untrusted} belongs to user {MALLORY}" in output
     assert "slot" not in output and "ok       daemon" not in output
 
 
-def test_a_replay_does_not_trust_it_either() -> None:
+def test_a_replay_does_not_trust_it_either(untrusted: Path) -> None:
     imports = "from pagetier.client.cli.replay import clients, replay, run"
-    with fallback_of(ALICE) as folder, tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as trace:
         trace.write('{"timestamp": 0, "input_length": 16, "output_length": 1, "hash_ids": [1]}\n')
         trace.flush()
         Path(trace.name).chmod(0o644)
-        folder_of(MALLORY, folder)
-        with daemon_of(MALLORY, folder / "pagetier.sock"):
-            code, output = output_as(ALICE, imports, "replay()", trace.name, "--live")
+        code, output = output_as(ALICE, imports, "replay()", trace.name, "--live")
     assert code == 3, output
-    assert f"{folder} belongs to user {MALLORY}" in output
+    assert f"{untrusted} belongs to user {MALLORY}" in output

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bare_engine import Engine
 from client_threads import no_client_is_left
-from disk_daemon import DiskDaemon, Engine
+from disk_daemon import DiskDaemon
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
 

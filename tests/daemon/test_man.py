@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.cli import COMMANDS
+from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.reload import AT_ONCE
-from pagetier.daemon.config.schema import fields
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit

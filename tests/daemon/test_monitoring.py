@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from daemon_with_disk import running_with_disk
+from disk_daemon import write_through
+from eventually import eventually
 from metrics_scrape import names_in, sample_names, scrape
-from running_daemon import eventually, namespace
+from running_daemon import namespace
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVENT = re.compile(r'event\(\s*"(\w+)"')
@@ -24,7 +25,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Returns the names of the metrics of a daemon with all features."""
     folder = tmp_path_factory.mktemp("monitoring")
     flags = ("--metrics-listen", str(folder / "metrics.sock"), "--disk-budget", "1GiB")
-    with running_with_disk(folder / "disk", *flags) as daemon, daemon.client() as client:
+    with write_through(*flags) as daemon, daemon.client() as client:
         client.store(namespace().keys(range(16)), [bytes(1000)])
         assert eventually(lambda: "pagetier_disk_file_bytes" in sample_names(scrape(folder / "metrics.sock")))
         return sample_names(scrape(folder / "metrics.sock"))

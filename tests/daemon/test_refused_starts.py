@@ -27,7 +27,8 @@ FITS = "import pagetier.daemon.main as m; m.fit = lambda host, need: type('Fit',
 STOPPED_AND_STARTED = """
 import shutil, sys
 sys.path[:] = PLACES
-from running_daemon import RunningDaemon, eventually
+from eventually import eventually
+from running_daemon import RunningDaemon
 from refused_starts import KEYS, fill
 free = shutil.disk_usage("/dev/shm").free
 with RunningDaemon("10MiB") as daemon, daemon.client() as client:

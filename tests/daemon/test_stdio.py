@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine
+from bare_engine import Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli.resize import resize
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 PROGRAMS = {"pagetier": "pagetier.daemon.cli", "pagetierd": "pagetier.daemon.main"}
 FULL = "Error: the output could not be written: No space left on device\n"
@@ -128,7 +130,7 @@ def test_a_daemon_without_stderr_serves_with_its_worker(without: str) -> None:
         assert eventually(daemon.socket.is_socket, 20)
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN)
         with Engine(daemon) as engine:
-            engine.store_through(daemon, range(8))
+            daemon.store_through(engine, range(8))
             assert engine.places(range(8)) == {"memory": 8}
         process.terminate()
         assert process.wait(20) == 0

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, TroubledDaemon
 from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
 from pagetier.daemon.cli.unit import unit
 from pagetier.daemon.server.control_socket import SocketError, open_socket

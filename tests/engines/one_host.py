@@ -13,7 +13,7 @@ from typing import Any
 
 import tiny_model
 from disk_daemon import DiskDaemon
-from running_daemon import eventually
+from eventually import eventually
 from vllm_engine import VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()

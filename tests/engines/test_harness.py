@@ -11,11 +11,12 @@ from unittest import mock
 
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from disk_daemon import write_through
+from eventually import eventually
 from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from vllm_harness import harness
 
 MODELS = ("full", "window", "recurrent", "all") if BY_REQUEST else ("full",)
@@ -263,12 +264,12 @@ def test_requests_are_computed_without_a_daemon(tmp_path: Path, client: Client) 
     engine.scheduler.shutdown()
 
 
-def test_a_request_waits_for_the_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path) as daemon, daemon.client() as client:
+def test_a_request_waits_for_the_disk() -> None:
+    with write_through() as daemon, daemon.client() as client:
         engine = engine_of("full", daemon, client, disk_timeout=20.0)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
-        push_out(daemon, client, _keys(engine, request, 0).keys)
+        daemon.push_out(client, _keys(engine, request, 0).keys)
         engine.step()
         assert not request.num_computed_tokens and not engine.worker.loading, "the request did not wait"
 
@@ -282,14 +283,14 @@ def test_a_request_waits_for_the_disk(tmp_path: Path) -> None:
         assert_nothing_is_left(engine, daemon)
 
 
-def test_a_request_does_not_wait_longer_than_the_deadline(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path) as daemon, daemon.client() as client:
+def test_a_request_does_not_wait_longer_than_the_deadline() -> None:
+    with write_through() as daemon, daemon.client() as client:
         engine = engine_of("full", daemon, client, disk_timeout=0.3)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
-        push_out(daemon, client, _keys(engine, request, 0).keys)
+        daemon.push_out(client, _keys(engine, request, 0).keys)
         with (
-            stopped_worker(daemon),
+            daemon.stopped_worker(),
             mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
         ):
             begun = time.monotonic()

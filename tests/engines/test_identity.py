@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import tiny_model
+from eventually import eventually
 from one_host import MODELS, Scene, ask, ask_after_reset, exact, prompt, scene_of, texts
-from running_daemon import eventually
 from vllm_engine import USER_CACHE
 
 PROMPT = prompt(50)

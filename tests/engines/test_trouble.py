@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from one_host import Scene, ask, ask_after_reset, distance, exact, prompt, texts
-from running_daemon import eventually
 from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(70 + at) for at in range(6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from eventually import eventually
 from one_host import Scene, ask, distance, hybrid, prompt, scene_of, texts
-from running_daemon import eventually
 
 PROMPTS = [prompt(40 + at, 1100) for at in range(3)]
 ANSWER = 500  # with 300 tokens a fast machine completed the last page before the second engine asked

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
-from daemon_with_disk import flush, is_open, until_written
+from eventually import eventually
 from keyed_pages import PAGE, prompt
 from pagetier.client import Client, Keys, Match, Outcome
 from pagetier.client.reservation import Reservation
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 FRAMES = 64
 PROMPTS, PAGES = 4, 6
@@ -65,8 +65,8 @@ class World:
         assert eventually(lambda: len(self.daemon.slots()) == 1, _WAIT_S), (
             "a slot other than the disk worker's is in use"
         )
-        until_written(self.daemon)
-        flush(self.daemon)
+        self.daemon.until_written()
+        self.daemon.flush()
         assert self.daemon.findings() == []
         header = self.daemon.header()
         assert (header.used_frames, header.disk_used_frames, header.open_entries) == (0, 0, 0)
@@ -77,7 +77,7 @@ class World:
 
     def wait_ready(self) -> None:
         """Waits until the daemon serves, the inventory of the disk is loaded, and only the clients are attached."""
-        assert eventually(lambda: is_open(self.daemon), START_S), self.daemon.log.read_text()
+        assert eventually(self.daemon.disk_is_open, START_S), self.daemon.log.read_text()
         assert all(client.wait_attached(_WAIT_S) for client in self.clients)
         assert eventually(lambda: len(self.daemon.slots()) == len(self.clients) + 1, _WAIT_S), (
             "not all clients are attached, or another process is"
@@ -127,7 +127,7 @@ class World:
         """Waits until all complete pages in memory are on disk, too."""
         assert eventually(lambda: self.daemon.header().open_entries == len(self.pending), _WAIT_S)
         if not self.rooms:
-            until_written(self.daemon)
+            self.daemon.until_written()
             self.disk |= self.memory
 
 

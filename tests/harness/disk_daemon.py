@@ -1,51 +1,27 @@
-"""A daemon with a disk tier, and an engine without the client library, whose pages follow from their numbers."""
+"""Daemons with a disk tier."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
-import secrets
 import signal
-import struct
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
-from numbered_pages import key_of, keys_of, read_page, write_page
+from bare_engine import WAIT_S, Engine
+from eventually import eventually
+from pagetier.client import Client, Keys
 from pagetier.daemon.disk.status import DiskReport, Standing
-from pagetier.shm._core import Pins, ReserveOutcome, Session
-from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.protocol import (
-    BUILD,
-    Answer,
-    Attach,
-    Fetch,
-    Fetched,
-    FetchOutcome,
-    Request,
-    Reserve,
-    Reserved,
-    Save,
-    Saved,
-    Space,
-)
-from running_daemon import START_S, RunningDaemon, eventually
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.protocol import Answer, Request, Save, Saved
+from running_daemon import RunningDaemon, namespace
 
-PAGE, FRAME = 60_000, 1 << 16
-SPACE = Space(hashlib.sha256(b"space").digest(), "test/model", 16)
-WAIT_S = 30.0
-
-
-def content_of(number: int) -> bytes:
-    """Returns the content of a page."""
-    return np.random.default_rng(number).bytes(PAGE)
+FRAME = 1 << 16
+FRAMES = 16
+_OTHERS = namespace(salt="others")
 
 
 class DiskDaemon(RunningDaemon):
@@ -54,9 +30,16 @@ class DiskDaemon(RunningDaemon):
     The end of the block asserts that its disk workers have ended.
     """
 
-    def __init__(self, frames: int = 16, size: str = "64MiB", *more: str) -> None:
-        super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more)
-        self.disk = Path(self.folder.name) / "disk"
+    def __init__(
+        self,
+        frames: int = FRAMES,
+        size: str = "64MiB",
+        *more: str,
+        before: Sequence[str] = (),
+        disk: Path | None = None,
+    ) -> None:
+        super().__init__(str(frames * FRAME), str(FRAME), "--disk-environments", "2", *more, before=before)
+        self.disk = disk or Path(self.folder.name) / "disk"
         self.frames = frames
         self._size = size
         self._workers: set[int] = set()
@@ -151,7 +134,37 @@ class DiskDaemon(RunningDaemon):
     def fill(self, pages: int) -> range:
         """Stores pages and waits until they are on disk."""
         with Engine(self) as engine:
-            return engine.store_through(self, range(pages))
+            return self.store_through(engine, range(pages))
+
+    def store_through(self, engine: Engine, numbers: range) -> range:
+        """Stores many pages in small batches, waits for each batch until it is on disk, and returns the pages."""
+        batch = self.frames // 2
+        for first in range(0, len(numbers), batch):
+            assert ReserveOutcome.REFUSED_FULL not in engine.store(numbers[first : first + batch])
+            assert not self.save().trouble, self.reported()
+        return numbers
+
+    def push_out(self, client: Client, keys: Keys) -> None:
+        """Stores other pages until these are no longer in memory. The daemon writes all pages at once."""
+        self.until_written()
+        for prompt in range(10):
+            others = _OTHERS.keys(range(prompt << 20, (prompt << 20) + 16 * self.frames))
+            client.reserve(others, FRAME, timeout=WAIT_S).publish()
+            self.until_written()
+            with client.match(keys) as match:
+                if not len(match):
+                    return
+        raise AssertionError("the pages stay in memory")
+
+    @contextmanager
+    def stopped_worker(self) -> Iterator[int]:
+        """Stops the disk worker for the duration of the block, and yields its PID."""
+        pid = self.kill_worker(signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def close_with(self, pages: int) -> range:
         """Stores pages, waits until they are on disk, and stops the daemon."""
@@ -179,118 +192,21 @@ class TroubledDaemon(DiskDaemon):
         return self.start()
 
 
+def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> range:
+    """Returns pages that are on disk and not in memory."""
+    numbers = daemon.store_through(engine, range(first, first + pages))
+    daemon.store_through(engine, range(first + 5000, first + 5000 + daemon.frames))  # evicts them from memory
+    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
+    return numbers
+
+
+def write_through(*more: str, before: Sequence[str] = (), disk: Path | None = None) -> DiskDaemon:
+    """Returns a daemon that writes all pages at once."""
+    return DiskDaemon(FRAMES, "64MiB", "--disk-write", "through", *more, before=before, disk=disk)
+
+
 def _is_worker(pid: int) -> bool:
     try:
         return b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-class Engine:
-    """An attached process that compares each page that it finds with the page's only content."""
-
-    def __init__(self, daemon: RunningDaemon) -> None:
-        self._numbers = itertools.count(1)
-        self._token = secrets.randbits(63)
-        self._path = daemon.socket
-        self.attach()
-
-    def attach(self) -> None:
-        """Attaches to this daemon or its successor."""
-        assert eventually(self._attached, START_S)
-
-    def _attached(self) -> bool:
-        try:
-            self.link = Link(self._path, START_S)
-        except LinkError:
-            return False
-        try:
-            greeting = self.link.greet(Attach(BUILD, self._token, "engine"), START_S)
-        except LinkError:
-            self.link.close()
-            return False
-        index, locks, arena = greeting.descriptors
-        self.session = Session(index, locks, arena, greeting.welcome.slot)
-        for descriptor in greeting.descriptors:
-            os.close(descriptor)
-        return True
-
-    def store(self, numbers: Iterable[int]) -> bytes:
-        """Stores a chain of pages and returns the outcomes."""
-        pages = list(numbers)
-        sizes = struct.pack(f"<{len(pages)}Q", *[PAGE] * len(pages))
-        answer = self.link.ask(Reserve(next(self._numbers), SPACE, 0, 1, keys_of(pages), sizes), WAIT_S)
-        assert isinstance(answer, Reserved)
-        for at, number in enumerate(pages):
-            if answer.outcomes[at] == ReserveOutcome.GRANTED:
-                entry = answer.entries[4 * at : 4 * at + 4]
-                write_page(self.session, entry, content_of(number))
-                assert self.session.publish(entry, answer.serials[8 * at : 8 * at + 8], 0) == b"\1"
-        return answer.outcomes
-
-    def ask_fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> None:
-        """Sends a fetch request without waiting for the response."""
-        self.link.send(Fetch(next(self._numbers), keys_of(numbers), timeout), WAIT_S)
-
-    def answer(self) -> Fetched:
-        """Returns the next response to a fetch request."""
-        ends = time.monotonic() + 2 * WAIT_S
-        while time.monotonic() < ends:
-            for answer in self.link.read(1.0):
-                assert isinstance(answer, Fetched)
-                return answer
-        raise AssertionError("a fetch is not answered")
-
-    def fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> list[int]:
-        """Fetches pages from disk into memory and returns the outcomes."""
-        self.ask_fetch(numbers, timeout)
-        return list(self.answer().outcomes)
-
-    def where(self, number: int) -> str:
-        """Returns "memory" (after comparing the content), "disk" or "nowhere"."""
-        with self.session.match(Pins, None, key_of(number)) as pins:
-            if not len(pins):
-                return "disk" if pins.available_pages else "nowhere"
-            assert read_page(self.session, pins, PAGE) == content_of(number), f"page {number} has other bytes"
-            return "memory"
-
-    def places(self, numbers: Iterable[int]) -> Counter[str]:
-        """Returns the number of pages in each place."""
-        return Counter(map(self.where, numbers))
-
-    def available_pages(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """Returns how many pages of a chain are in memory, and how many in memory or on disk."""
-        with self.session.match(Pins, None, keys_of(numbers)) as pins:
-            return len(pins), pins.available_pages
-
-    def store_through(self, daemon: DiskDaemon, numbers: range) -> range:
-        """Stores many pages in small batches, waits for each batch until it is on disk, and returns the pages."""
-        for first in range(0, len(numbers), 8):
-            assert ReserveOutcome.REFUSED_FULL not in self.store(numbers[first : first + 8])
-            assert not daemon.save().trouble, daemon.reported()
-        return numbers
-
-    def goes_on(self, first: int) -> None:
-        """Asserts that stores and matches in memory work as usual."""
-        for start in range(first, first + 60, 6):
-            assert ReserveOutcome.REFUSED_FULL not in self.store(range(start, start + 6))
-            assert self.places(range(start, start + 6)) == {"memory": 6}
-        assert self.fetch([first + 54, 99_999], 2) == [FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT]
-
-    def close(self) -> None:
-        self.session.retire()
-        self.link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> range:
-    """Returns pages that are on disk and not in memory."""
-    numbers = engine.store_through(daemon, range(first, first + pages))
-    engine.store_through(daemon, range(first + 5000, first + 5000 + daemon.frames))  # evicts them from memory
-    assert eventually(lambda: engine.places(numbers)["disk"] == pages), engine.places(numbers)
-    return numbers

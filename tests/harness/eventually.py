@@ -1,4 +1,4 @@
-"""Timeouts of one second for tests on a machine whose cores other processes use, too."""
+"""Waits for conditions, up to a timeout or within a second of a machine whose cores other processes use, too."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from running_daemon import RunningDaemon
+if TYPE_CHECKING:
+    from running_daemon import RunningDaemon
 
 _SECOND_S = 1.0
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
+
+
+def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Returns whether a condition becomes true in time."""
+    ends = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > ends:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 class Second:

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from pagetier.kernels.pinning.pinning import Pinning
 
 WAIT_S = 20.0
 SMALL = 4 << 10
 BASE = 1 << 30
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    """Waits until a condition that other threads fulfil is true."""
-    ends = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < ends, "the condition did not become true"
-        time.sleep(0.0002)
 
 
 class PinningDriver:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from bare_python import installed
-from running_daemon import eventually
+from eventually import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/store_and_load.py"
 LIMIT_S = 300

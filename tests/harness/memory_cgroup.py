@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from running_daemon import eventually
+from eventually import eventually
 
 # Version 1 has a separate hierarchy for memory, version 2 one for all controllers.
 _TOPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +17,14 @@ from weakref import WeakSet
 
 from click.testing import CliRunner, Result
 
+from eventually import eventually
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import BUILD, Check, Findings, Observe
+from pagetier.shm.protocol import BUILD, Check, Findings, Flush, Flushed, Observe, Save, Saved
 from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
@@ -131,6 +131,37 @@ class RunningDaemon:
         """Returns the snapshot that `pagetier stats` shows."""
         return take_snapshot(self._observer())
 
+    def flush(self, tier: str | None = None) -> Flushed:
+        """Drops all unused pages from one tier, or from both for None."""
+        with self._observing() as (link, _):
+            flushed = link.ask(Flush(1, None, tier), START_S)
+        assert isinstance(flushed, Flushed)
+        return flushed
+
+    def drop_all_pages(self) -> None:
+        """Flushes until no page is left in memory and on disk: a page that is being read or written is kept."""
+
+        def is_empty() -> bool:
+            self.flush()
+            header = self.header()
+            return not (header.used_frames or header.disk_used_frames or header.open_entries)
+
+        assert eventually(is_empty, START_S), self.header()
+
+    def disk_is_open(self) -> bool:
+        """Returns whether the disk tier is open."""
+        return b'"standing":"open"' in (self._observer().status() or b"")
+
+    def until_written(self) -> None:
+        """Waits until all pages in memory are on disk, too, and no write is in progress."""
+
+        def written() -> bool:
+            with self._observing() as (link, _):
+                saved = link.ask(Save(1), START_S)
+            return isinstance(saved, Saved) and saved.synced and not self.header().open_entries
+
+        assert eventually(written, START_S), self.header()
+
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""
         return sorted(path.name for path in Path("/dev/shm").glob(f"{self.name}.*"))
@@ -175,16 +206,6 @@ class RunningDaemon:
         if error is None:
             assert left == [], "shared memory was left"
             assert code == 0 and "Traceback" not in output, f"exit code {code}: {output}"
-
-
-def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Returns whether a condition becomes true in time."""
-    ends = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > ends:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def namespace(page_tokens: int = 16, **fields: str) -> Namespace:

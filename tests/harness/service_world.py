@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from running_daemon import eventually
+from eventually import eventually
 from systemd_machine import PYTHON, Machine
 
 UNIT = "pagetierd"

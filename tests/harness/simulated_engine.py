@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from secrets import token_hex
 
+from eventually import eventually
 from fake_vllm_requests import FINISHED, LOADING, Request
 from fake_vllm_scheduler import Scheduler, Turn
 from pagetier.client import Client
@@ -12,7 +13,7 @@ from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import Group
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from vllm_expected_blocks import Tokens, TrueWorker
 
 HASHED = 4

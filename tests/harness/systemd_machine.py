@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from running_daemon import eventually
+from eventually import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOT = REPOSITORY / "tests/systemd/boot.sh"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from eventually import eventually
 from pagetier.client import Client
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
@@ -14,7 +15,6 @@ from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf,
 from pagetier.client.keys import Keys, Namespace
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard
-from running_daemon import eventually
 from vllm_caches import HEADS, TOKENS, Cache
 
 COPYING = CopySettings()

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from anonymous_segments import Memory, attach
+from eventually import eventually
 from fake_device import FakeDevice, FakeEvent
-from fake_pinning_driver import PinningDriver, eventually
+from fake_pinning_driver import WAIT_S, PinningDriver
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
@@ -63,7 +64,7 @@ class World:
     def pin(self) -> None:
         """Pins the first session's arena."""
         self.lease.begin(self.first)
-        eventually(lambda: self.arenas.progress == 1.0)
+        assert eventually(lambda: self.arenas.progress == 1.0, WAIT_S)
 
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
@@ -88,7 +89,7 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> N
     assert world.arenas.state == "nothing is pinned" and world.arenas.progress == 0.0
     world.copy(world.first)
     world.complete()
-    eventually(lambda: world.lease.ready(frames_in(world.first)))
+    assert eventually(lambda: world.lease.ready(frames_in(world.first)), WAIT_S)
     assert world.driver.registered == {world.first.arena_address: FRAME * FRAMES} and world.arenas.progress == 1.0
     assert not world.first.retire(), "the session was unmapped while its arena is pinned"
     assert world.lease.end(LONG_S)
@@ -101,13 +102,13 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> 
         world.copy(world.first)
     world.turn(world.second)
     new = world.copy(world.second)
-    eventually(lambda: world.lease.ready(frames_in(world.second)))
+    assert eventually(lambda: world.lease.ready(frames_in(world.second)), WAIT_S)
     world.complete()
     settled()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
     world.complete()
-    eventually(lambda: world.pinned() == [world.second.arena_address])
-    eventually(world.first.retire)
+    assert eventually(lambda: world.pinned() == [world.second.arena_address], WAIT_S)
+    assert eventually(world.first.retire, WAIT_S)
     assert not new.came and world.lease.ready(frames_in(world.second))
     world.complete()
     assert world.lease.end(LONG_S) and world.driver.wrong == []
@@ -125,7 +126,7 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World
 
 def test_what_was_enqueued_counts_before_anything_is_recorded(world: World) -> None:
     world.enqueue(frames_in(world.first))
-    eventually(lambda: world.arenas.progress == 1.0)
+    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
     assert not world.lease.end(0.1) and len(world.pinned()) == 1
     world.stream.record()
     world.complete()
@@ -149,17 +150,17 @@ def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str)
 def test_without_a_current_session_the_arena_goes_by_itself(world: World) -> None:
     world.copy(world.first)
     world.complete()
-    eventually(lambda: world.arenas.progress == 1.0)
+    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
     world.current = None
-    eventually(lambda: world.pinned() == [])
-    eventually(world.first.retire)
+    assert eventually(lambda: world.pinned() == [], WAIT_S)
+    assert eventually(world.first.retire, WAIT_S)
 
 
 def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> None:
     other = world.leased()
     world.lease.begin(world.first)
     other.begin(world.first)
-    eventually(lambda: world.arenas.progress == 1.0)
+    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
     assert world.lease.end(LONG_S)
     settled()
     assert other.ready(frames_in(world.first)) and world.driver.wrong == []
@@ -175,8 +176,8 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) ->
     settled()
     assert len(world.pinned()) == 1, "the arena was unpinned while a stream can use it"
     del world.stream
-    eventually(lambda: world.pinned() == [])
-    eventually(world.first.retire)
+    assert eventually(lambda: world.pinned() == [], WAIT_S)
+    assert eventually(world.first.retire, WAIT_S)
 
 
 def test_the_end_of_a_lease_keeps_its_timeout() -> None:
@@ -201,9 +202,9 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
             return True
         return False
 
-    eventually(refused)
-    eventually(lambda: world.pinned() == [])
-    eventually(lambda: threading.active_count() == threads)
+    assert eventually(refused, WAIT_S)
+    assert eventually(lambda: world.pinned() == [], WAIT_S)
+    assert eventually(lambda: threading.active_count() == threads, WAIT_S)
     world.copy(world.first)
     assert not world.lease.ready(frames_in(world.first)), "an arena that is being unpinned is ready"
 
@@ -211,7 +212,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
 def test_memory_that_cannot_be_pinned_is_never_ready(world: World) -> None:
     world.driver.fails = (0,)
     world.lease.begin(world.first)
-    eventually(lambda: "failed" in world.arenas.state)
+    assert eventually(lambda: "failed" in world.arenas.state, WAIT_S)
     assert not world.lease.ready(frames_in(world.first))
     assert world.lease.end(LONG_S) and world.first.retire()
 
@@ -222,7 +223,7 @@ def test_memory_that_cannot_be_unpinned_stays_mapped(world: World) -> None:
 
     lease = world.arenas.lease(world.driver.register, refuse)
     lease.begin(world.first)
-    eventually(lambda: lease.ready(frames_in(world.first)))
+    assert eventually(lambda: lease.ready(frames_in(world.first)), WAIT_S)
     assert world.lease.end(LONG_S) and lease.end(LONG_S)
     assert not world.first.retire()
 

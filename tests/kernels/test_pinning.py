@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fake_pinning_driver import BASE, SMALL, WAIT_S, GatedDriver, PinningDriver, eventually, pinning, ready_chunks
+from eventually import eventually
+from fake_pinning_driver import BASE, SMALL, WAIT_S, GatedDriver, PinningDriver, pinning, ready_chunks
 from pagetier.kernels.layout.frames import Arena, frames_of
 from pagetier.kernels.pinning.pinning import CHUNK, LARGEST_CHUNK, Pinning
 
@@ -82,12 +83,12 @@ def test_chunks_are_a_power_of_two_and_no_larger_than_a_driver_takes() -> None:
 def test_pinned_chunks_are_ready_before_the_others() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 4 * SMALL)
-    eventually(lambda: len(driver.waiting) == 4)
+    assert eventually(lambda: len(driver.waiting) == 4, WAIT_S)
     assert not pinned.wait(0)
     assert pinned.state.startswith("pinning: 0 GiB of ")
     driver.let(BASE + 1 * SMALL)
     driver.let(BASE + 2 * SMALL)
-    eventually(lambda: pinned.progress == 0.5)
+    assert eventually(lambda: pinned.progress == 0.5, WAIT_S)
     assert ready_chunks(pinned, 4) == [False, True, True, False]
     assert pinned.ready(SMALL, 2 * SMALL)
     assert pinned.ready(SMALL + 1, 1)
@@ -119,7 +120,7 @@ def test_frames_are_ready_where_their_bytes_are(
         if at in pinned_chunks:
             driver.let(BASE + at * chunk)
     here = sum(tail if at == 5 else chunk for at in pinned_chunks)
-    eventually(lambda: pinned.progress == here / nbytes)
+    assert eventually(lambda: pinned.progress == here / nbytes, WAIT_S)
     count = nbytes // frame
     table = np.array([frame_at % count for frame_at in wanted]).reshape(-1, 1 + (len(wanted) % 2 == 0))
     frames = frames_of(Arena(BASE, nbytes, frame), table.astype(np.int64))
@@ -187,13 +188,13 @@ def test_a_chunk_that_cannot_be_unpinned_does_not_keep_the_others(logged: pytest
 def test_close_waits_for_running_calls_and_begins_no_other() -> None:
     driver = GatedDriver()
     pinned = pinning(driver, 9 * SMALL, threads=2)
-    eventually(lambda: len(driver.waiting) == 2)
+    assert eventually(lambda: len(driver.waiting) == 2, WAIT_S)
     driver.let(BASE)
-    eventually(lambda: pinned.ready(0, SMALL) and len(driver.waiting) == 2)
+    assert eventually(lambda: pinned.ready(0, SMALL) and len(driver.waiting) == 2, WAIT_S)
     closers = [threading.Thread(target=pinned.close) for _ in range(3)]
     for closer in closers:
         closer.start()
-    eventually(lambda: not pinned.ready(0, SMALL))
+    assert eventually(lambda: not pinned.ready(0, SMALL), WAIT_S)
     assert any(closer.is_alive() for closer in closers)
     driver.let(BASE + 1 * SMALL)
     driver.let(BASE + 2 * SMALL, "too late")
@@ -208,10 +209,10 @@ def test_close_waits_for_running_calls_and_begins_no_other() -> None:
 def test_a_failure_after_close_is_not_logged(logged: pytest.LogCaptureFixture) -> None:
     driver = GatedDriver()
     pinned = pinning(driver, SMALL)
-    eventually(lambda: len(driver.waiting) == 1)
+    assert eventually(lambda: len(driver.waiting) == 1, WAIT_S)
     closer = threading.Thread(target=pinned.close)
     closer.start()
-    eventually(lambda: pinned.state == "closed")
+    assert eventually(lambda: pinned.state == "closed", WAIT_S)
     driver.let(BASE, "too late")
     closer.join(WAIT_S)
     assert not logged.records
@@ -240,7 +241,7 @@ class PinningMachine(RuleBasedStateMachine):
             return
         address = sorted(self.driver.waiting)[which % len(self.driver.waiting)]
         self.driver.let(address, how)
-        eventually(lambda: address not in self.driver.waiting)
+        assert eventually(lambda: address not in self.driver.waiting, WAIT_S)
         self.ended += 1
         self.failed |= bool(how)
         if not how:
@@ -252,15 +253,15 @@ class PinningMachine(RuleBasedStateMachine):
         self._wait_for_calls()
         self.closed = True
         self.closer.start()
-        eventually(lambda: self.pinned.state.startswith(("closed", "unpinning")))
+        assert eventually(lambda: self.pinned.state.startswith(("closed", "unpinning")), WAIT_S)
 
     @invariant()
     def what_ended_well_is_ready_until_close(self) -> None:
         expected = [at in self.well and not self.closed for at in range(self.count)]
-        eventually(lambda: ready_chunks(self.pinned, self.count) == expected)
+        assert eventually(lambda: ready_chunks(self.pinned, self.count) == expected, WAIT_S)
         if not self.closed:
             assert self.pinned.progress == len(self.well) / self.count
-            eventually(lambda: ("no more" in self.pinned.state) == self.failed)
+            assert eventually(lambda: ("no more" in self.pinned.state) == self.failed, WAIT_S)
 
     def teardown(self) -> None:
         if not self.closed:
@@ -277,7 +278,7 @@ class PinningMachine(RuleBasedStateMachine):
     def _wait_for_calls(self) -> None:
         """Asserts that all threads are in a call as long as there was no error."""
         if not (self.failed or self.closed):
-            eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended))
+            assert eventually(lambda: len(self.driver.waiting) == min(self.threads, self.count - self.ended), WAIT_S)
 
 
 TestPinning = PinningMachine.TestCase

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from eventually import eventually
 from installed_wheel import run, serving, store_and_load
 from other_pythons import pip, python_in, unpack_packages
-from running_daemon import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMONSET = ROOT / "docs/kubernetes/daemonset.yaml"

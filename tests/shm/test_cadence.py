@@ -93,7 +93,7 @@ def test_pages_that_return_stay_where_lru_would_evict_them() -> None:
             for prompt in range(4):
                 total += engine.use([prompt, *range(9)])
             for number in range(60):
-                engine.use([-1, turn, number][:1] + [turn * 60 + number])
+                engine.use([-1, turn * 60 + number])
         hits[learns] = total
         engine.check()
     assert hits[True] > 3 * hits[False] + 4000, hits

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from forked_child import in_child
+from child_process import in_child
 from link_fixtures import BIG, HELLO, SLACK_S, hang_up, linked, read_nothing, wait_for_end
 from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError

@@ -7,8 +7,8 @@ import mmap
 import pytest
 
 from anonymous_segments import DAY_NS
+from child_process import kill, spawn
 from core_records import lock_words
-from forked_child import kill, spawn
 from index_with_disk import FRAME, GEOMETRY, Place, ints, key, u32, u64
 from pagetier.shm._core import KEY_BYTES, STATUS_BYTES, Observer, Pins, ReserveOutcome, TierFlag, WriteResult, WriteRule
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_child import kill, spawn
+from child_process import kill, spawn
 from open_descriptors import open_descriptors
 from pagetier.shm.process import Process
 

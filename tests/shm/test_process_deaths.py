@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from anonymous_segments import attach
-from forked_child import deaths, kill, spawn
+from child_process import deaths, kill, spawn
 from named_segments import files, sound
 from numbered_pages import GEOMETRY, frames_of, held, holds, key_of, leave_pages, reserve, session_of, store, write
 from pagetier.shm._core import Owner, Pins

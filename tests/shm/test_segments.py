@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from anonymous_segments import attach
-from forked_child import in_child
+from child_process import in_child
 from named_segments import KINDS, files, fresh, path_of, sound
 from numbered_pages import GEOMETRY, held, leave_pages, session_of
 from pagetier.shm._core import Observer, Owner, Session, ShmError

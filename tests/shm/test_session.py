@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forked_child import in_child
+from child_process import in_child
 from pagetier.shm._core import Pins, WriteRule
 from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from anonymous_segments import DAY_NS
+from child_process import in_child
 from copy_oracle import Bytes
-from forked_child import in_child
 from pagetier.shm._core import KEY_BYTES, Observer, Pins, Session, TierFlag, miss
 from session_world import KEYS, World
 from strided_tables import FRAME, Shape, Tables

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from keyed_pages import found, prompt, store
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from systemd_machine import BOOT, ENVIRON, PYTHON, REPOSITORY, skip_reason
 
 STRANGER = 4712

@@ -15,11 +15,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from disk_corruption.file_anatomy import Anatomy, Part
 from file_changes import flip_bit, write_at
-from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
+from pagetier.tiers.base import DoubtError, Outgoing, ReadOutcome, TierError
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
@@ -206,3 +207,16 @@ def test_a_broken_tree_is_verified_by_the_next_worker(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+
+
+def test_a_file_that_was_deleted_as_damaged_is_reported_with_the_damage(tmp_path: Path) -> None:
+    """A thread that finds the file missing may report first."""
+    tier = small_tier(tmp_path / "tier", environments=1)
+    (environment,) = tier._environments
+    environment.proven = True
+    why = environment.broke(lmdb.CorruptedError("a page has another number"))
+    assert "which verification does not detect" in why
+    for check in (tier.state, tier.sync, tier.close):
+        with pytest.raises(DoubtError) as raised:
+            check()
+        assert str(raised.value) == why

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from child_process import DIED, in_child
 from file_changes import write_at
-from forked_child import DIED, in_child
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, compaction, files
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from forked_child import kill, spawn
+from child_process import kill, spawn
+from eventually import eventually
 from pagetier.shm.process import Process
 from pagetier.tiers.lmdb import files
 from pagetier.tiers.lmdb.recovery import State, prove, read_state
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 from tier_pages import outgoings, small_tier
 
 

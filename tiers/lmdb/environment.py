@@ -90,6 +90,7 @@ class Environment:
         self.shape = shape
         self.used = 0  # frames
         self.proven = False
+        self._deleted = ""  # why its data file was deleted
         self._spaces: dict[Space, int] = {}
         self._new_spaces: dict[Space, int] = {}
         self._one_changes = threading.Lock()
@@ -208,6 +209,8 @@ class Environment:
 
         Raises OSError if it is gone.
         """
+        if self._deleted:
+            return self._deleted
         data, length = self.folder / files.DATA, self._length  # read first, since the file may grow at any time
         if not files.is_still(self._file, data):
             return f"{data} was replaced while it was open"
@@ -243,13 +246,14 @@ class Environment:
 
         A verification does not find everything that LMDB stumbles over. If the files were verified just before, the
         next verification would not find the damage either, so the file is deleted and the next process starts with an
-        empty one.
+        empty one. The reason is kept first, for other threads that find the file missing.
         """
         if not self.proven:
             return f"{self.folder} is damaged ({error}): the next disk worker verifies it"
+        self._deleted = f"{self.folder} is damaged ({error}), which verification does not detect: it is rebuilt empty"
         with contextlib.suppress(OSError):
             (self.folder / files.DATA).unlink()
-        return f"{self.folder} is damaged ({error}), which verification does not detect: it is rebuilt empty"
+        return self._deleted
 
     def close(self) -> None:
         """Closes the environment. May be called again."""

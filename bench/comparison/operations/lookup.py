@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,8 @@ from daemon_setup import Stage, settle
 from full_index import ENTRIES, FILL, FRAME, SIZES, SPACE, all_keys, fill, find, some_of
 from pagetier.client import Client, Keys
 
-_TURNS, _SAMPLES = 20, 100
+_TURNS = int(os.environ.get("BENCH_TURNS", "20"))
+_SAMPLES = 5 * _TURNS
 _STORED, _CALLS = 512, 100
 
 

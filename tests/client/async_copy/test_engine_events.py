@@ -10,8 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from copying_engine import LAYERS, LONG_S, Engine, release_arena, slots_of
+from eventually import eventually
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 ARENA = "32MiB"
 

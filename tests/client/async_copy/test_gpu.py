@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from copying_engine import Engine, slots_of
+from eventually import eventually
 from pagetier.client import Client, Keys, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 LAYERS, BLOCKS, TOKENS, HEADS, DIM, PAGE_TOKENS = 4, 64, 16, 4, 128, 32
 LONG_S = 60.0

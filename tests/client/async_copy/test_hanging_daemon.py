@@ -13,13 +13,14 @@ from functools import partial
 import pytest
 
 from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, release_arena, slots_of
+from eventually import eventually
 from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
 from pagetier.client.async_copy import stream_queue
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 PATIENCE_S = 4.0
 COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)

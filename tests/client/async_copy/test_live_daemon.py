@@ -10,13 +10,14 @@ import time
 import numpy as np
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from eventually import eventually
 from pagetier.client import AsyncCopier, Client, Namespace, Outcome
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 ARENA = "32MiB"
 

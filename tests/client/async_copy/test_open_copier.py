@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from copying_engine import COPYING, LAYERS, Engine, slots_of
-from fake_pinning_driver import PinningDriver, eventually
+from eventually import eventually
+from fake_pinning_driver import WAIT_S, PinningDriver
 from pagetier.client import Client, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.client.async_copy.copier import copier_pinning
@@ -111,18 +112,18 @@ def test_after_the_daemon_has_stopped_its_arena_is_unpinned_and_unmapped_when_th
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
-        eventually(lambda: client.arenas.progress == 1.0)
+        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
         assert engine.store(1) == 4 and arenas_mapped(daemon) == 1
         load = engine.load(engine.keys(1, 4), slots_of(4, 2), after=after)
         daemon.stop()
-        eventually(lambda: client.session is None)
+        assert eventually(lambda: client.session is None, WAIT_S)
         assert not load.wait_ended(0.2) and len(driver.registered) == 1
         after.set()
         assert load.wait_ended(LONG_S) and load.wait(LAYERS - 1, 0.0)
-        eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+        assert eventually(lambda: not driver.registered and not arenas_mapped(daemon), WAIT_S)
         daemon.start()
         assert client.wait_attached(LONG_S) and engine.store(2) == 4
-        eventually(lambda: client.arenas.progress == 1.0)
+        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
         assert engine.copier.close(LONG_S) and not driver.registered and driver.wrong == []
 
 
@@ -134,16 +135,16 @@ def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() ->
         with client.match(engine.keys(1, 4)) as old:
             load = engine.copier.load(old, slots_of(4, 2), after=after)
             daemon.stop()
-            eventually(lambda: client.session is None)
+            assert eventually(lambda: client.session is None, WAIT_S)
             daemon.start()
             assert client.wait_attached(LONG_S) and engine.store(2) == 4
-            eventually(lambda: len(driver.registered) == 2)
+            assert eventually(lambda: len(driver.registered) == 2, WAIT_S)
             assert engine.copier.load(old, slots_of(4, 3)).pages == 4
             assert not load.wait_ended(0.2) and len(driver.registered) == 2
         del old  # a released match would keep the segments mapped too
         after.set()
         assert load.wait_ended(LONG_S) and not load.failed
-        eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1)
+        assert eventually(lambda: len(driver.registered) == 1 and arenas_mapped(daemon) == 1, WAIT_S)
         assert engine.copier.close(LONG_S) and not driver.registered
         assert len(driver.began) == 2 and driver.wrong == []
 
@@ -152,7 +153,7 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
     driver = PinningDriver()
     one, other = PinningEngine(client, driver), PinningEngine(client, driver)
     assert one.store(1) == 4 and other.store(2) == 4
-    eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
     assert one.copier.close(LONG_S) and one.copier.close(LONG_S)
     assert other.store(3) == 4 and len(driver.registered) == 1
     assert other.copier.close(LONG_S) and not driver.registered
@@ -162,7 +163,7 @@ def test_copiers_of_a_client_pin_the_arena_once_and_until_the_last_one_is_closed
 def test_closing_a_copier_does_not_wait_longer_for_the_driver_than_its_timeout(client: Client) -> None:
     driver = PinningDriver(seconds=0.5)
     engine = PinningEngine(client, driver)
-    eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
     assert not engine.copier.close(0.05) and len(driver.registered) == 1
     assert engine.copier.close(LONG_S) and not driver.registered
 
@@ -171,12 +172,12 @@ def test_a_copier_that_is_dropped_unpins_and_its_client_can_be_closed(client: Cl
     driver = PinningDriver()
     engine = PinningEngine(client, driver)
     assert engine.store(4) == 4
-    eventually(lambda: client.arenas.progress == 1.0)
+    assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
     del engine
     gc.collect()
-    eventually(lambda: not driver.registered)
+    assert eventually(lambda: not driver.registered, WAIT_S)
     client.close()
-    eventually(lambda: not daemon.slots() and not arenas_mapped(daemon))
+    assert eventually(lambda: not daemon.slots() and not arenas_mapped(daemon), WAIT_S)
 
 
 def test_a_client_that_is_closed_before_its_copier_releases_the_arena(client: Client, daemon: RunningDaemon) -> None:
@@ -184,5 +185,5 @@ def test_a_client_that_is_closed_before_its_copier_releases_the_arena(client: Cl
     engine = PinningEngine(client, driver)
     assert engine.store(5) == 4
     client.close()
-    eventually(lambda: not driver.registered and not arenas_mapped(daemon))
+    assert eventually(lambda: not driver.registered and not arenas_mapped(daemon), WAIT_S)
     assert engine.copier.close(LONG_S)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from child_process import in_child, kill, spawn
 from copying_engine import LAYERS, LONG_S, Engine, slots_of
-from forked_child import in_child, kill, spawn
+from eventually import eventually
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 ARENA = "32MiB"
 

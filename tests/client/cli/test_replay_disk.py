@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon_with_disk import running_with_disk, worker_of
+from disk_daemon import write_through
+from eventually import eventually
 from replay_command import (
     BLOCK,
     PAGE,
@@ -22,7 +23,6 @@ from replay_command import (
     until_granted,
     write_trace,
 )
-from running_daemon import eventually
 
 
 def unlimited_hits(chains: list[Chain]) -> int:
@@ -73,7 +73,7 @@ def test_a_disk_that_is_kept_is_reused(tmp_path: Path) -> None:
 def test_a_running_daemon_with_a_disk_has_disk_hits(tmp_path: Path) -> None:
     chains = chat(200, seed=3)
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chains)
-    with running_with_disk(tmp_path / "disk") as daemon:
+    with write_through() as daemon:
         report = replay_json(trace, "--socket", daemon.socket, "--clients", 3, "--pace", 100)
     assert report["wrong_pages"] == report["clients_died"] == 0
     assert report["pages_loaded_disk"] > 0
@@ -81,10 +81,10 @@ def test_a_running_daemon_with_a_disk_has_disk_hits(tmp_path: Path) -> None:
 
 def test_a_replay_survives_the_death_of_the_disk_worker(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(400, seed=4))
-    with running_with_disk(tmp_path / "disk") as daemon, observing(daemon.socket) as observer:
+    with write_through() as daemon, observing(daemon.socket) as observer:
         with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--pace", 200) as process:
             until_granted(200, observer, process)
-            os.kill(worker_of(daemon), signal.SIGKILL)
+            os.kill(daemon.worker(), signal.SIGKILL)
             report = report_of(process)
             assert process.returncode == 0
         assert report["requests"] == 400 and report["wrong_pages"] == report["clients_died"] == 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk
+from disk_daemon import write_through
 from running_daemon import RunningDaemon
 
 torch = pytest.importorskip("torch")
@@ -87,18 +86,18 @@ def test_a_cached_run_gives_exactly_the_logits_of_an_uncached_one(client: Client
         assert torch.equal(ours.values, theirs.values)
 
 
-def test_evicted_pages_are_loaded_from_disk(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=20) as client:
+def test_evicted_pages_are_loaded_from_disk() -> None:
+    with write_through() as daemon, daemon.client(timeout=20) as client:
         prompts = prompts_of(client, model_of())
         prompt = prompt_of(5 * PAGE + 3, seed=11)
         expected, _ = uncached(prompts, prompt)
         stored(prompts, prompt)
         cached = prompts.load(prompt)
         assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 5, 0)
-        push_out(daemon, client, prompts.namespace.keys(prompt))
+        daemon.push_out(client, prompts.namespace.keys(prompt))
         assert prompts.load(prompt, timeout=0).pages_from_memory == 0
         client.prefetch(prompts.namespace.keys(prompt[: 5 * PAGE])).wait(20)
-        push_out(daemon, client, prompts.namespace.keys(prompt))
+        daemon.push_out(client, prompts.namespace.keys(prompt))
         cached = prompts.load(prompt)
         assert (cached.tokens, cached.pages_from_memory, cached.pages_from_disk) == (5 * PAGE, 0, 5)
         (*_, last) = prompts.prefill(prompt, cached.cache, logits_to_keep=0)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk
+from disk_daemon import write_through
+from eventually import eventually
 from fake_vllm_requests import RUNNING
 from fake_vllm_scheduler import Turn
 from pagetier.client import Client
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from simulated_engine import SimulatedEngine
 
 REQUESTS = 50
@@ -294,12 +294,12 @@ def test_preempted_requests_wait_for_their_prefix(host: Host) -> None:
     assert engine.loaded_pages == 2 * len(PREFIX) // PAGE + 8, "each has stored a page of its own"
 
 
-def test_pages_from_disk_are_loaded_once(tmp_path: Path) -> None:
-    with running_with_disk(tmp_path) as daemon, daemon.client() as scheduler, daemon.client() as worker:
+def test_pages_from_disk_are_loaded_once() -> None:
+    with write_through() as daemon, daemon.client() as scheduler, daemon.client() as worker:
         engine = SimulatedEngine(daemon, (scheduler, worker), FULL, disk_timeout=20.0)
         engine.store_elsewhere(PREFIX[: 6 * PAGE])
         names = submit_many(engine, 10, PREFIX[: 6 * PAGE])
-        push_out(daemon, worker, engine.half._groups[0].keys(engine.vllm.requests["r0"].block_hashes[:6]))
+        daemon.push_out(worker, engine.half._groups[0].keys(engine.vllm.requests["r0"].block_hashes[:6]))
         assert not engine.step() and engine.vllm.delayed == names
         assert eventually(lambda: bool(engine.step(loads_end=False)), 20.0)
         engine.run()

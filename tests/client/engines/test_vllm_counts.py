@@ -5,57 +5,44 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from hashlib import sha256
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from daemon_with_disk import push_out, running_with_disk, stopped_worker
+from disk_daemon import DiskDaemon, write_through
+from eventually import eventually
+from fake_vllm_client import PAGE, request
 from fake_vllm_scheduler import Scheduler
+from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from vllm_expected_blocks import TrueWorker
 
-PAGE = 4
 PAGES = 10
 LONG_S = 20.0
-
-
-class Counted(NamedTuple):
-    """The daemon's own counters, in lookups and tokens."""
-
-    lookups: int
-    memory: int
-    disk: int
-    missed: int
 
 
 class Scene:
     """A scheduler's half, and the daemon in which it matches."""
 
-    def __init__(self, daemon: RunningDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
+    def __init__(self, daemon: DiskDaemon, client: Client, disk_timeout: float = LONG_S) -> None:
         self.daemon, self.client = daemon, client
         self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)
         self.half = SchedulerHalf(client, [self.group], disk_timeout)
-        self.before = self._now()
-
-    def _now(self) -> Counted:
-        counts = self.daemon._observer().counts()
-        return Counted(counts.lookups, counts.memory_tokens, counts.disk_tokens, counts.missed_tokens)
+        self.begin()
 
     def begin(self) -> None:
         """Starts counting for counted()."""
-        self.before = self._now()
+        self.before = counted(self.daemon)
 
     def counted(self) -> Counted:
-        return Counted(*(now - then for now, then in zip(self._now(), self.before, strict=True)))
+        return counted(self.daemon).since(self.before)
 
     def keys(self) -> Keys:
         return self.group.keys(request().block_hashes)
@@ -76,13 +63,6 @@ class Scene:
         self.half.finished(one, [list(range(1, PAGES + 2))])
 
 
-def request(tokens: int = PAGES * PAGE + 1, name: str = "one") -> Any:
-    hashes = [sha256(bytes([at])).digest() for at in range(tokens // PAGE)]
-    return SimpleNamespace(
-        request_id=name, num_tokens=tokens, num_computed_tokens=0, block_hashes=hashes, is_finished=lambda: False
-    )
-
-
 def blocks() -> list[list[Any]]:
     return [[SimpleNamespace(block_id=at, is_null=False, block_hash=None) for at in range(1, PAGES + 2)]]
 
@@ -95,14 +75,21 @@ def clock() -> Iterator[Any]:
         yield clock
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DiskDaemon]:
+    with write_through() as running:
+        yield running
+
+
 @pytest.fixture
-def scene(tmp_path: Path, clock: Any) -> Iterator[Scene]:
+def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
-    with running_with_disk(tmp_path / "disk") as daemon, daemon.client(timeout=LONG_S) as client:
+    with daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
+        daemon.drop_all_pages()
         keys = there.keys()[:8]
         assert client.store(keys, [b"x"] * 8).stored == 8
-        push_out(daemon, client, keys)
+        daemon.push_out(client, keys)
         assert client.prefetch(keys[:4]).wait(LONG_S) == 4
         there.begin()
         yield there
@@ -124,7 +111,7 @@ def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
 
 def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, clock: Any) -> None:
     one = request()
-    with stopped_worker(scene.daemon):
+    with scene.daemon.stopped_worker():
         assert scene.half.matched(one, 0) is None
         clock.now += LONG_S + 1
         assert scene.load(one) == 16
@@ -183,14 +170,22 @@ def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
     assert scene.counted() == Counted(0, 0, 0, 0)
 
 
+@pytest.fixture(scope="module")
+def small() -> Iterator[RunningDaemon]:
+    with RunningDaemon("512KiB", "4KiB") as running:
+        yield running
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "kinds", [(FullAttention(4),), (SlidingWindow(4, 6), FullAttention(4)), (Recurrent(4), FullAttention(4))], ids=repr
 )
-def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) -> None:
+def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[Any, ...], seed: int) -> None:
     """Requests that share prefixes; some are preempted, and some loads fail."""
     chance = random.Random(seed)
-    with RunningDaemon("512KiB", "4KiB") as daemon, daemon.client() as client, daemon.client() as worker_client:
+    small.drop_all_pages()
+    before = counted(small)
+    with small.client() as client, small.client() as worker_client:
         groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
         half, worker = SchedulerHalf(client, groups, 0.0), TrueWorker(worker_client, groups)
         engine = Scheduler(half, kinds, hash_tokens=4, blocks=48, budget=24, offers=False)
@@ -207,16 +202,16 @@ def test_three_counts_of_many_requests_agree(kinds: tuple[Any, ...], seed: int) 
         while engine.requests:
             run_step(engine, worker, chance)
         reported.update(half.counters.taken())
-        counts = daemon._observer().counts()
+        counts = counted(small).since(before)
         assert engine.queries == 40 == counts.lookups
-        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory_tokens
-        assert counts.disk_tokens == 0 < counts.missed_tokens
+        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory
+        assert counts.disk == 0 < counts.missed
         half.close()
 
 
 def run_step(engine: Scheduler, worker: TrueWorker, chance: random.Random) -> None:
-    for request in engine.requests.values():
-        worker.know(request.block_hashes, request.future)
+    for each in engine.requests.values():
+        worker.know(each.block_hashes, each.future)
     step = engine.schedule()
     commands = engine.half.build(step)
     engine.advance(step)

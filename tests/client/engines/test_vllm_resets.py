@@ -7,12 +7,13 @@ import time
 
 import pytest
 
+from eventually import eventually
 from fake_vllm_client import PAGE, nothing_scheduled, request
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, SlidingWindow
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 
 def store(half: SchedulerHalf, client: Client) -> Keys:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
@@ -16,7 +17,7 @@ from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.groups import FullAttention
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 
 class Clock:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from eventually import eventually
 from fake_vllm_requests import FINISHED, LOADING, Step
 from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client
@@ -26,7 +27,7 @@ from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from vllm_expected_blocks import Tokens, TrueWorker
 
 MODELS: dict[str, tuple[int, tuple[Group, ...]]] = {

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from eventually import eventually
 from fake_vllm_client import PAGE, request
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
@@ -24,7 +25,7 @@ from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.setup import ConnectorSettings, namespaces_of, open_scheduler
 from pagetier.client.reconnect import LinkEvent, LinkState
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 from vllm_caches import TOKENS, heads_first
 from vllm_worker_world import ends, worker_of
 

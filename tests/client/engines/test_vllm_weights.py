@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pagetier.client.engines.vllm import file_digests
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.weights import (
     UnidentifiedError,
@@ -22,6 +23,7 @@ from pagetier.client.engines.vllm.weights import (
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SETTLED_NS = 2_050_000_000
 OTHER_COMMIT = COMMIT[::-1]
 CONTENT = {
     "config.json": b"{}",
@@ -87,9 +89,16 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "files.json"
 
 
-def settled() -> None:
-    """Waits until digests of files that were just written are remembered."""
-    time.sleep(2.05)
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Returns a function that advances the clock until digests of files that were just written are remembered."""
+    later = SimpleNamespace(time_ns=lambda: time.time_ns() + SETTLED_NS)
+
+    def advance() -> None:
+        time.sleep(0.05)  # the times of files that are changed from now on differ
+        monkeypatch.setattr(file_digests, "time", later)
+
+    return advance
 
 
 # --- Contents
@@ -157,7 +166,9 @@ def test_one_file_of_weights_is_identified_with_its_vision_model(tmp_path: Path,
 # --- Changes in place
 
 
-def test_weights_that_are_changed_in_place_get_another_identity(tmp_path: Path, memory: Path) -> None:
+def test_weights_that_are_changed_in_place_get_another_identity(
+    tmp_path: Path, memory: Path, settled: Callable[[], None]
+) -> None:
     folder = plain(tmp_path / "one")
     file = folder / "a.safetensors"
     settled()
@@ -181,7 +192,7 @@ def test_weights_that_are_changed_after_the_start_are_not_identified(tmp_path: P
 
 @pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o666), lambda path: os.chown(path, 12345, -1)])
 def test_a_memory_that_another_user_could_have_written_is_not_believed(
-    spoil: Callable[[Path], object], tmp_path: Path, memory: Path
+    spoil: Callable[[Path], object], tmp_path: Path, memory: Path, settled: Callable[[], None]
 ) -> None:
     folder = plain(tmp_path / "one")
     settled()
@@ -236,7 +247,7 @@ def test_links_into_the_hubs_cache_are_identified_by_its_names(tmp_path: Path, m
     assert identity_of(links, memory) == identity_of(copy, memory)
 
 
-def test_a_changed_file_of_the_hubs_cache_is_noticed(tmp_path: Path, memory: Path) -> None:
+def test_a_changed_file_of_the_hubs_cache_is_noticed(tmp_path: Path, memory: Path, settled: Callable[[], None]) -> None:
     snapshot = cached(tmp_path)
     settled()
     before = identity_of(snapshot, memory)
@@ -284,7 +295,7 @@ def test_a_folder_without_weights_is_not_identified(tmp_path: Path, memory: Path
 
 def test_files_are_read_once(tmp_path: Path, memory: Path) -> None:
     folder, digests = plain(tmp_path / "one"), FileDigests(memory)
-    settled()
+    time.sleep(SETTLED_NS / 1e9)  # the only test that waits for the clock itself
     source = source_of(config_of(folder), "", time.time_ns())
     assert bytes_to_read(source, digests) == sum(len(data) for name, data in CONTENT.items() if name != "README.md")
     first = identify(source, digests)
@@ -302,7 +313,9 @@ def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, memory: 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"1:2": "x"}', b"[]", b"\xff"])
-def test_a_damaged_memory_is_ignored_and_replaced(content: bytes, tmp_path: Path, memory: Path) -> None:
+def test_a_damaged_memory_is_ignored_and_replaced(
+    content: bytes, tmp_path: Path, memory: Path, settled: Callable[[], None]
+) -> None:
     folder = plain(tmp_path / "one")
     settled()
     expected = identity_of(folder, tmp_path / "fresh.json")

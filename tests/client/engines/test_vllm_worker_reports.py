@@ -10,11 +10,12 @@ from unittest import mock
 import pytest
 import torch
 
+from eventually import eventually
 from pagetier.client import Client
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StoreCommand
 from pagetier.client.engines.vllm.worker import WorkerHalf
 from pagetier.client.match import MatchHandle
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from vllm_caches import aliased, heads_first
 from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from eventually import eventually
 from host_events.engine import PAGES, Engine, Served
 from pagetier.client import Keys
-from running_daemon import eventually, namespace
+from running_daemon import namespace
 
 _TIMEOUT_S: Final = 10.0
 _REST_S: Final = 0.002

@@ -9,7 +9,8 @@ import pytest
 
 from adversarial.control_client import Honest
 from adversarial.processes import harm
-from running_daemon import RunningDaemon, eventually, namespace
+from eventually import eventually
+from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS, SERVED_S, SHARE = 30, 15.0, 0.9

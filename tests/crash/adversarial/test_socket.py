@@ -14,9 +14,10 @@ from adversarial.control_client import Honest
 from adversarial.processes import NOBODY, harm
 from adversarial.resource_cost import Sampled, cost_of
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.daemon.common.log_throttle import LINES
 from pagetier.daemon.server.limits import MOST_SILENT
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FRAME, FRAMES = 64 << 10, 1024

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.client import Client
 from pagetier.shm.exit_codes import Exit
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 FORMAT_AT = 8
 OTHER_FORMAT = 99

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eventually import Second
+from child_process import attached
+from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
-from killable_process import attached
 from pagetier.client import Client
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 

@@ -15,11 +15,11 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
-from eventually import Second
+from child_process import ChildProcess, all_answers, attached
+from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, pages_of, prompt, store
-from killable_process import Mortal, attached
 from pagetier.client import Client, Part
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 64
 RANKS = 4
@@ -47,12 +47,6 @@ def rank_life(rank: int) -> Callable[[Client, Connection], object]:
     return live
 
 
-def ask_all(ranks: list[Mortal], command: object) -> list[int]:
-    for rank in ranks:
-        rank.send(command)
-    return [rank.reported() for rank in ranks]
-
-
 @pytest.mark.parametrize("progress", ["reserved", "half written", "written"])
 def test_a_rank_may_die_while_others_write_the_same_page(daemon: RunningDaemon, progress: str) -> None:
     """The page is never found, its frames wait for the surviving ranks, and then it can be stored again."""
@@ -60,15 +54,15 @@ def test_a_rank_may_die_while_others_write_the_same_page(daemon: RunningDaemon, 
         reader = stack.enter_context(daemon.client())
         ranks = [stack.enter_context(attached(daemon.socket, rank_life(rank))) for rank in range(RANKS)]
         keys = prompt(1)
-        assert ask_all(ranks, 1) == [8] * RANKS
+        assert all_answers(ranks, 1) == [8] * RANKS
         for _ in range(["reserved", "half written", "written"].index(progress)):
-            ask_all(ranks[:1], None)
-        ask_all(ranks[1:], None)
+            all_answers(ranks[:1], None)
+        all_answers(ranks[1:], None)
         ranks[0].kill()
         assert Second(daemon).sees(lambda: daemon.header().doomed == 8)
         assert daemon.header().used_frames == 8, "the other ranks still write to the frames"
-        ask_all(ranks[1:], None)
-        assert ask_all(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
+        all_answers(ranks[1:], None)
+        assert all_answers(ranks[1:], None) == [0] * (RANKS - 1), "the other ranks learn that their page was dropped"
         assert Second(daemon).sees(lambda: daemon.header().used_frames == 0)
         assert found(reader, keys) == 0
         assert store(reader, keys).stored == 8
@@ -79,14 +73,14 @@ def test_a_rank_that_died_after_its_part_was_stored_costs_no_page(daemon: Runnin
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
         ranks = [stack.enter_context(attached(daemon.socket, rank_life(rank))) for rank in range(RANKS)]
-        assert ask_all(ranks, 1) == [8] * RANKS
+        assert all_answers(ranks, 1) == [8] * RANKS
         for _ in range(2):
-            ask_all(ranks, None)
-        assert ask_all(ranks[:1], None) == [8]
+            all_answers(ranks, None)
+        assert all_answers(ranks[:1], None) == [8]
         ranks[0].kill()
         time.sleep(0.5)  # longer than the quarantine
         assert found(reader, prompt(1)) == 0
-        assert ask_all(ranks[1:], None) == [8] * (RANKS - 1)
+        assert all_answers(ranks[1:], None) == [8] * (RANKS - 1)
         assert found(reader, prompt(1)) == 8
 
 
@@ -103,12 +97,12 @@ def store_part(client: Client, pipe: Connection) -> None:
     pipe.send("detached")
 
 
-def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[Mortal]:
+def storing(stack: ExitStack, daemon: RunningDaemon, count: int) -> list[ChildProcess]:
     """Returns attached processes that store parts of pages."""
     return [stack.enter_context(attached(daemon.socket, store_part)) for _ in range(count)]
 
 
-def kill_all(ranks: list[Mortal]) -> None:
+def kill_all(ranks: list[ChildProcess]) -> None:
     """Kills all ranks before it waits for any of them."""
     for rank in ranks:
         rank.signal(signal.SIGKILL)
@@ -212,7 +206,7 @@ def test_workers_finish_their_copies_after_the_death_of_the_scheduler(daemon: Ru
         for number in range(FRAMES // 8):
             assert store(other, prompt(number)).stored == 8
         handover = scheduler.ask(0)
-        assert ask_all(workers, (0, handover)) == [8, 8]
+        assert all_answers(workers, (0, handover)) == [8, 8]
         scheduler.kill()
         for number in range(100, 110):
             assert eventually(lambda number=number: store(other, prompt(number)).stored == 8)  # type: ignore[misc]

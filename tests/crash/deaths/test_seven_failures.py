@@ -12,11 +12,12 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from disk_daemon import DiskDaemon, Engine
-from eventually import Second
+from bare_engine import Engine
+from child_process import attached
+from disk_daemon import DiskDaemon
+from eventually import Second, eventually
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
-from killable_process import attached
 from pagetier.client import Client, Outcome
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
@@ -33,7 +34,7 @@ from pagetier.shm.protocol import (
     Reserved,
     Space,
 )
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from seeded_random import chance
 
 FRAMES = 64
@@ -100,7 +101,7 @@ def test_an_error_gets_a_response_and_delays_no_later_request(daemon: RunningDae
 
 def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
     with DiskDaemon(16) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(40))
+        daemon.store_through(engine, range(40))
         daemon.kill_worker(signal.SIGSTOP)
         engine.ask_fetch(range(4))
         time.sleep(0.1)
@@ -211,7 +212,7 @@ def test_a_corrupt_page_on_disk_is_a_miss() -> None:
     """Every 64 KiB of the disk have a flipped bit, with pages of 60,000 bytes: some pages are intact and served."""
     seed = int(chance().integers(1 << 32))
     with DiskDaemon(16) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(96))
+        daemon.store_through(engine, range(96))
         _scramble(daemon.data_files(), random.Random(seed))
         served = []
         for number in range(96 - 17):

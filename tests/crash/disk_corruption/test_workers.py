@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bare_engine import WAIT_S, Engine
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
-from disk_daemon import WAIT_S, DiskDaemon, Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
-from running_daemon import eventually
 from tier_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
@@ -103,7 +104,7 @@ def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
 def test_a_page_with_misplaced_frames_gets_a_response() -> None:
     """Dropping the page makes LMDB fail; its request gets a response, and the other pages are read."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(2 * FRAMES))
+        daemon.store_through(engine, range(2 * FRAMES))
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
                 overwrite(file, page, random.Random(page).randbytes(PAGE))

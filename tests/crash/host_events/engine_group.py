@@ -13,8 +13,9 @@ from typing import Final, Self
 
 import msgspec
 
+from eventually import eventually
 from host_events.engine import Served
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 _FOLDERS: Final = [str(folder) for folder in (Path(__file__).parents[1], Path(__file__).parents[2] / "harness")]
 _WORKS_S: Final = 60.0
@@ -85,8 +86,14 @@ class EngineGroup:
             assert member.wait_for(rounds), f"{member.output.read_text()[-2000:]}\n{self._daemon.log.read_text()}"
 
     def leave(self) -> list[Served]:
-        """Ends all engines and returns how each was served."""
-        return [member.leave() for member in self.members]
+        """Ends all engines and returns how each was served.
+
+        Asserts that no page had other bytes, and that none was missed but those that the disk was too slow to write.
+        """
+        served = [member.leave() for member in self.members]
+        missed, lost = sum(one.missed for one in served), self._daemon.header().disk_lost
+        assert not any(one.wrong for one in served) and missed <= lost, (served, lost, self._daemon.log.read_text())
+        return served
 
     def __enter__(self) -> Self:
         return self

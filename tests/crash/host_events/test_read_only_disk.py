@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import WAIT_S, DiskDaemon, Engine
+from bare_engine import WAIT_S, Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from injection.loop_mounts import ext4, mount_again
 from pagetier.daemon.disk.status import Standing
 from pagetier.daemon.disk.supervisor import LONGEST_PAUSE_S
-from running_daemon import eventually
 
 ON_DISK = range(40)  # more than fits into memory
 
@@ -46,7 +47,7 @@ def make_read_only(mount: Path) -> None:
 
 def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: Path) -> None:
     with OnMount(mount) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, ON_DISK)
+        daemon.store_through(engine, ON_DISK)
         make_read_only(mount)
         for first in range(100, 160, 4):
             assert engine.store(range(first, first + 4)) == bytes(4)
@@ -61,7 +62,7 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}
         assert engine.fetch(range(8)) == [0] * 8
         assert engine.places(range(8)) == {"memory": 8}
-        engine.store_through(daemon, range(200, 210))
+        daemon.store_through(engine, range(200, 210))
         assert not daemon.report().trouble
 
 

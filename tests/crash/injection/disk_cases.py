@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -23,7 +24,7 @@ from injection.verdicts import (
 from oracle.checker import Losses
 from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Save, Saved
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 
 SLACK_S: Final = 1.5
 """The delay that a busy machine may add to a timeout, in seconds; a disk that hangs would add much more."""

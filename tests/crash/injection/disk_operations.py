@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Final
 
+from eventually import eventually
 from injection.colliding_pages import FRAME, PAGE, PAGES, SEED, key_of
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
 from oracle.page_contents import words
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 
 SMALL: Final = "1MiB"
 """12 frames, 6 in each part."""

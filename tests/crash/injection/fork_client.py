@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from running_daemon import eventually
+from eventually import eventually
 
 ROLES: Final = "injection.roles"
 _CHUNK: Final = 1 << 20

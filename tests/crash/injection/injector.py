@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections import Counter
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
-
-from mapped_file import MappedFile
 
 VARIABLE: Final = "PT_INJECT"
 ANYBODY: Final = 0
@@ -120,11 +119,17 @@ class Met(msgspec.Struct, frozen=True):
     pid: int = ANYBODY
 
 
-class Injector(MappedFile):
-    """The control file of a test, used by one case at a time. Processes find it by $PT_INJECT when they start."""
+class Injector:
+    """The control file of a test, used by one case at a time. Processes find it by $PT_INJECT when they start.
+
+    This process and the tested ones map it, so that each sees what the others write. `memory` is valid until close().
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _BYTES)
+        self.path = path
+        with path.open("w+b") as file:
+            file.truncate(_BYTES)
+            self.memory = mmap.mmap(file.fileno(), _BYTES)
         self._folder = b""
 
     def watch(self, folder: Path) -> None:
@@ -178,4 +183,10 @@ class Injector(MappedFile):
     def close(self) -> None:
         """Unmaps the file; the caller removes it."""
         self.disarm()
-        super().close()
+        self.memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -6,12 +6,12 @@ import os
 import shutil
 import signal
 
+from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
 from injection.scene import Scene
-from running_daemon import eventually
 
 
 def served_and_attached(scene: Scene) -> bool:

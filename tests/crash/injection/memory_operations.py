@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
-from running_daemon import eventually
 
 _WAIT_S: Final = 5.0
 

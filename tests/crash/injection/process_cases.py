@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
+from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -24,7 +25,7 @@ from injection.verdicts import (
 )
 from oracle.checker import Losses
 from pagetier.client import Outcome
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 
 SLACK_S: Final = 0.5
 """The delay that a machine with two shared cores may add to a timeout, in seconds."""

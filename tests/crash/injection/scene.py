@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from eventually import eventually
 from injection.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
 from injection.forked_processes import Engine, ForkedDaemon, Stage
 from oracle.checker import Losses, findings
@@ -17,7 +18,7 @@ from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
 from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Flush
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 
 QUARANTINE: Final = "50ms"
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from eventually import eventually
 from injection.disk_cases import run_disk_case
 from injection.forked_processes import Stage
 from injection.injector import POINTS, Case, Role, Site
@@ -20,7 +21,6 @@ from injection.operation import Operation
 from injection.process_cases import end_process_case, run_process_case
 from injection.scene import Scene
 from injection.verdicts import DONE_S, QUIET_S
-from running_daemon import eventually
 
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 """With it, an operation is swept at all failpoints that it meets, and its disk calls go wrong in all ways."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from injection import disk_operations, lifecycle_operations
 from injection.call_cases import Part, call_cases
 from injection.disk_cases import SLACK_S, STOP_S, begun, recover, settle, store_and_reload
@@ -27,7 +28,6 @@ from injection.scene import Scene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
 from pagetier.shm.protocol import Flush
-from running_daemon import eventually
 
 # All that a worker does with its disk, and whether it is always tested.
 SCENARIO: dict[type[Operation], bool] = {

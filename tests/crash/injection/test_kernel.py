@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from lmdb.verify import verify
 
+from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.disk_cases import SLACK_S, begun, end_disk_case, recover, settle, store_and_reload
 from injection.disk_operations import WriteBehind
@@ -25,7 +26,7 @@ from injection.strace import calls_in, injected, recorded
 from injection.sweep import EVERYTHING
 from injection.verdicts import check_engines, check_index, check_load_timeout
 from pagetier.shm.protocol import Save, Saved
-from running_daemon import START_S, eventually
+from running_daemon import START_S
 
 _STOPS_S = 8.0
 _LOGGED_WITHIN_S = 20.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from lmdb.verify import verify
 
-from forked_child import in_child
+from child_process import in_child
 from injection.loop_mounts import SmallDevice, small_device
 from pagetier.tiers.base import DoubtError, ReadOutcome
 from pagetier.tiers.lmdb import LmdbTier

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from eventually import eventually
 from injection.operation import Operation
 from injection.scene import Scene, timed
 from pagetier.shm._core import IndexHeader
-from running_daemon import eventually
 
 SHORT_S: Final = 0.1
 DONE_S: Final = 30.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forked_child import kill, spawn
+from child_process import kill, spawn
 from oracle.journal import Journal, Reported, read_journal, read_journals
 from pagetier.shm._core import KEY_BYTES
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eventually import eventually
 from oracle.checker import Kind, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.samples import Caps, end_of, segments_bytes, taken
 from oracle.witness import Verified, Witness
 from pagetier.client import Client, Part
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 PAGE = 64 << 10
 SEED = 3

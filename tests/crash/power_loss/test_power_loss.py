@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daemon_with_disk import FRAME, running_with_disk, until_written
+from disk_daemon import FRAME, write_through
 from oracle.journal import Journal
 from oracle.witness import Witness
 from power_loss.disk_model import History
@@ -104,13 +104,13 @@ def test_power_losses_of_a_real_worker_break_no_promise(tmp_path: Path, monkeypa
     for name, value in recording(folder / "tier", folder / "stream").items():
         monkeypatch.setenv(name, value)
     pages = namespace().keys(range(16 * 40))
-    with running_with_disk(folder / "tier", "--disk-environments", "2") as daemon:
+    with write_through(disk=folder / "tier") as daemon:
         monkeypatch.undo()
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)
             for first in range(0, len(pages), 8):
                 witness.store(pages[first : first + 8], timeout=20)
-                until_written(daemon)
+                daemon.until_written()
     (folder / "keys").write_bytes(pages.data)
     terms = Terms(cap=64 << 20, frame=FRAME)
     tally = tried(folder / "stream", OF_A_DAEMON, keys=str(folder / "keys"), terms=terms)

@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from eventually import eventually
 from injection.fork_client import ForkClient
 from injection.forked_processes import ForkedDaemon
 from pagetier.shm.exit_codes import Exit
-from running_daemon import eventually
 from segment_corruption import engine
 from segment_corruption.corruptions import Image, Injury, injure
 from segment_corruption.engine import Seen

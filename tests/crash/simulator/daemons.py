@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from eventually import eventually
 from pagetier.daemon import main as daemon_main
 from pagetier.shm._core import Observer
 from pagetier.shm.exit_codes import Exit
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 from simulator.children import Child, ChildProcesses
 from simulator.leftovers import prefix_of_this_process
 from simulator.scenes import Scene

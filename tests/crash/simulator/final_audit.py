@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from eventually import eventually
 from oracle.checker import WORKER_NAME, Kind, Losses, Violation, findings, missing
 from oracle.journal import SUFFIX, Journal, Record, Reported, read_journal, read_journals
 from oracle.promises import losses, seen
@@ -19,7 +20,6 @@ from oracle.samples import Caps, Sample, end_of, segments_bytes
 from oracle.witness import Witness
 from pagetier.client import Client, Keys
 from pagetier.shm.protocol import Save, Saved
-from running_daemon import eventually
 from simulator.chapters import Verdict, responses
 from simulator.cluster import Cluster
 from simulator.scenes import Chain, Scene, chain_of

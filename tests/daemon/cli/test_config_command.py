@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon_with_disk import is_open, until_written
+from eventually import eventually
 from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
     file.write_text('[evict]\nlow = "1%"\nhigh = 0.02\n')
     disk = ("--disk-path", str(folder), "--disk-size", "64MiB", "--disk-write", "through", "--config", str(file))
     with RunningDaemon("16MiB", "64KiB", *disk) as running:
-        assert eventually(lambda: is_open(running), 20.0)
+        assert eventually(running.disk_is_open, 20.0)
         yield running
 
 
@@ -79,13 +79,13 @@ def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
 
 def test_frames_that_are_far_too_large_are_reported(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
-        until_written(daemon)
+        daemon.until_written()
         pagetier("flush", daemon, "--all", "--yes")
         client.store(namespace(lora="tiny").keys(range(16 * 20)), [bytes(5000)] * 20)
     advice = 'arena.frame_size = "4KiB" fits better'
     assert advice in pagetier("stats", daemon).output.replace("\n", " ")
     assert advice in pagetier("doctor", daemon).output
-    until_written(daemon)
+    daemon.until_written()
     pagetier("flush", daemon, "--all", "--yes")
     assert advice not in pagetier("stats", daemon).output
 

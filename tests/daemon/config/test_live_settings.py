@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import Changes, LiveSettings
-from pagetier.daemon.config.schema import (
-    AccessOptions,
-    ArenaOptions,
-    Config,
-    DiskOptions,
-    EvictOptions,
-    LogOptions,
-    replaced,
-)
+from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config, DiskOptions, EvictOptions, LogOptions
 
 WITH_DISK = Config(disk=DiskOptions(path=Path("/d"), size=1 << 30))
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine
+from bare_engine import Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.disk.status import Standing
 from refused_starts import fill, pagetierd, still_serves
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 16
 
@@ -116,7 +118,7 @@ def as_nobody(daemon: RunningDaemon) -> str:
 
 def test_a_larger_evict_share_frees_memory(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
-        engine.store_through(disk, range(FRAMES))
+        disk.store_through(engine, range(FRAMES))
         assert disk.snapshot().tiers.memory.pages >= FRAMES - 1
         reported = disk.pagetier("resize", "--evict-low", "0.5", "--evict-high", "0.75")
         assert reported.exit_code == 0, reported.output
@@ -128,7 +130,7 @@ def test_a_larger_evict_share_frees_memory(disk: DiskDaemon) -> None:
 def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
     pages = range(60)
     with Engine(disk) as engine:
-        engine.store_through(disk, pages)
+        disk.store_through(engine, pages)
         assert engine.places(pages)["nowhere"] == 0
         assert re.fullmatch(r"disk.size = 4MiB \(room for .* MiB in \d+ frames\)\n", resize(disk, 4))
         assert disk.report().restarts == 0
@@ -137,7 +139,7 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
         assert engine.where(59) == "memory"
         resize(disk, 64)
         assert engine.places(pages)["disk"] == left["disk"]
-        engine.store_through(disk, range(100, 160))
+        disk.store_through(engine, range(100, 160))
         assert engine.places(range(100, 160))["nowhere"] == 0
 
 
@@ -159,7 +161,7 @@ def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
 def test_the_smallest_possible_disk_tier_works(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
         resize(disk, 2)
-        engine.store_through(disk, range(8))
+        disk.store_through(engine, range(8))
         assert disk.snapshot().disk_work.written == 8
     assert disk.lines("disk_down") == []
     assert len(disk.lines("level=info name=pagetierd.disk event=disk_resized")) == 1
@@ -204,7 +206,7 @@ def test_a_reload_reports_a_disk_tier_too_large_for_the_index(tmp_path: Path) ->
 
 def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
     with Engine(disk) as engine:
-        engine.store_through(disk, range(8))
+        disk.store_through(engine, range(8))
         disk.kill()
         engine.link.close()
         disk.start("--disk-size", "32MiB")

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, TroubledDaemon
+from eventually import eventually
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 16
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
@@ -67,7 +68,7 @@ def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
     (tmp_path / "sitecustomize.py").write_text(_LATE.format(seconds=late_s))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(8))
+        daemon.store_through(engine, range(8))
         with faults(daemon.worker(), of_files("error=EIO")):
             engine.goes_on(100)
             assert daemon.until(lambda disk: "Input/output error" in disk.trouble), daemon.reported()
@@ -88,7 +89,7 @@ def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
 
 def test_reads_that_fail_are_misses() -> None:
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(4 * FRAMES))
+        daemon.store_through(engine, range(4 * FRAMES))
         worker = daemon.worker()
         with faults(worker, "preadv,preadv2,pread64:error=EIO"):
             outcomes = engine.fetch(range(8), 5)
@@ -104,7 +105,7 @@ def test_reads_that_fail_are_misses() -> None:
 
 def test_a_stalled_disk_delays_no_engine() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(4 * FRAMES))
+        daemon.store_through(engine, range(4 * FRAMES))
         with faults(daemon.worker(), "pwrite64,pwritev,preadv,pread64,fdatasync,msync:delay_enter=3000000"):
             began = time.monotonic()
             engine.ask_fetch(range(8), 0.2)

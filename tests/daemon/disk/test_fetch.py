@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, evicted
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, evicted
+from eventually import eventually
 from numbered_pages import keys_of
 from pagetier.shm._core import Pins
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FRAMES = 32
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import SPACE, WAIT_S, DiskDaemon, Engine
+from bare_engine import SPACE, WAIT_S, Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome, Flush, Flushed
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 FRAMES = 16
@@ -31,7 +33,7 @@ def nothing_there(daemon: DiskDaemon) -> None:
 
 
 def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     result = daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
     assert (result.exit_code, engine.places(numbers)) == (0, {"disk": 8})
     assert "all namespaces: 8 pages, 468.8 KiB\n8 pages dropped" in result.output
@@ -39,8 +41,8 @@ def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: E
 
 
 def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = engine.store_through(daemon, range(8))
-    time.sleep(4)  # a daemon that writes all pages stops this when no client polls any more
+    numbers = daemon.store_through(engine, range(8))
+    time.sleep(2.5)  # a daemon that writes all pages stops this when no client polls any more
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
     assert f"{SPACE.name}: 8 pages on disk" in result.output
@@ -52,7 +54,7 @@ def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engin
 
 
 def test_flushed_pages_are_not_back_after_a_restart(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     result = daemon.pagetier("flush", "--namespace", SPACE.digest.hex()[:8], "--yes")
     assert "8 pages, 468.8 KiB; 8 pages on disk, 468.8 KiB" in result.output
     assert "8 pages dropped" in result.output
@@ -141,7 +143,7 @@ def test_a_flush_to_a_disk_smaller_than_memory_reports_the_rest() -> None:
 def test_pages_flushed_while_the_disk_is_down_do_not_come_back(
     daemon: DiskDaemon, engine: Engine, which: list[str]
 ) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     with daemon.away():
         result = daemon.pagetier("flush", *which, "--yes")
         assert result.exit_code == Exit.WRONG
@@ -156,7 +158,7 @@ def test_pages_flushed_while_the_disk_is_down_do_not_come_back(
 
 
 def test_a_flush_of_memory_while_the_disk_is_down_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     with daemon.away():
         assert daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
     assert engine.places(numbers) == {"disk": 8}
@@ -165,7 +167,7 @@ def test_a_flush_of_memory_while_the_disk_is_down_keeps_the_pages_on_disk(daemon
 def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
     daemon: DiskDaemon, engine: Engine
 ) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     with daemon.client() as client, daemon.away():
         client.store(namespace().keys(range(16)), [bytes(1)])
         assert "1 page dropped" in daemon.pagetier("flush", "--namespace", namespace().name, "--yes").output
@@ -173,7 +175,7 @@ def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
 
 
 def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemon, engine: Engine) -> None:
-    numbers = engine.store_through(daemon, range(8))
+    numbers = daemon.store_through(engine, range(8))
     restarts = daemon.report().restarts
     stopped = daemon.kill_worker(signal.SIGSTOP)
     with daemon._observing() as (first, _), daemon._observing() as (second, _):

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, TroubledDaemon
+from eventually import eventually
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd
-from running_daemon import eventually
 
 FRAMES = 32
 STOPPED_AT_ONCE = """

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, content_of
+from bare_engine import Engine, content_of
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from file_changes import flip_bit, write_at
 from pagetier.daemon.disk.status import DiskReport
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 16
 
@@ -63,7 +64,7 @@ def test_a_file_damaged_while_it_was_closed_is_rebuilt(harm: Callable[[Path], No
 
 def test_a_file_truncated_while_it_is_open_is_rebuilt() -> None:
     with DiskDaemon(64) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(160))
+        daemon.store_through(engine, range(160))
         restarts, worker = daemon.report().restarts, daemon.worker()
         for data in daemon.data_files():
             os.truncate(data, 40_000)
@@ -138,7 +139,7 @@ def flip(daemon: DiskDaemon, number: int) -> None:
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(6 + 2 * FRAMES))
+        daemon.store_through(engine, range(6 + 2 * FRAMES))
         if not alive:
             daemon.stop()
         flip(daemon, 3)
@@ -156,13 +157,13 @@ def test_a_flipped_bit_is_a_miss_and_is_counted(alive: bool) -> None:
         assert "the device may be failing" in daemon.doctor()
         assert len(daemon.lines("cannot read a page")) == 1
         assert engine.store([3]) == b"\0"
-        engine.store_through(daemon, range(1000, 1000 + 2 * FRAMES))
+        daemon.store_through(engine, range(1000, 1000 + 2 * FRAMES))
         assert engine.fetch([3]) == [FetchOutcome.IN_MEMORY]
         assert engine.where(3) == "memory"
 
 
 def test_a_lowered_cap_holds_at_once() -> None:
-    with DiskDaemon(FRAMES, "32MiB") as daemon:
+    with DiskDaemon(64, "32MiB") as daemon:
         numbers = daemon.close_with(300)
         before = sum(data.stat().st_size for data in daemon.data_files())
         daemon.open("--disk-size", "8MiB", "--fresh")
@@ -180,7 +181,7 @@ def test_a_lowered_cap_holds_at_once() -> None:
 def test_an_error_that_a_worker_cannot_record_is_passed_to_the_next_one() -> None:
     """Its files were replaced, and the state file that should record this cannot be opened."""
     with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
-        engine.store_through(daemon, range(8))
+        daemon.store_through(engine, range(8))
         restarts = daemon.report().restarts
         resource.prlimit(daemon.worker(), resource.RLIMIT_NOFILE, (0, 0))
         data = daemon.data_files()[0]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, TroubledDaemon
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, TroubledDaemon
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm.protocol import FetchOutcome
 
@@ -84,7 +85,7 @@ def test_another_daemon_has_the_folder() -> None:
         with Engine(other) as engine, Engine(daemon) as owner:
             assert_reported(other, str(daemon.disk), "in use")
             engine.goes_on(0)
-            owner.store_through(daemon, range(8))
+            daemon.store_through(owner, range(8))
         daemon.stop()
         other.wait_open()
         assert other.snapshot().tiers.disk.pages >= 8

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine, evicted
+from bare_engine import Engine
+from disk_daemon import DiskDaemon, evicted
+from eventually import eventually
 from pagetier.daemon.disk.status import Standing
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 32
 

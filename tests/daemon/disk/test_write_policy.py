@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from disk_daemon import WAIT_S, DiskDaemon, Engine
+from bare_engine import WAIT_S, Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
-from running_daemon import eventually
 
 FRAMES = 32
 CLEAN_FRAMES = 8  # a quarter of the frames
@@ -111,7 +112,7 @@ def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -
 def test_a_full_disk_drops_the_coldest_pages() -> None:
     with DiskDaemon(FRAMES, "8MiB") as daemon, Engine(daemon) as engine:
         numbers = range(300)
-        engine.store_through(daemon, numbers)
+        daemon.store_through(engine, numbers)
         snapshot = daemon.snapshot()
         assert snapshot.tiers.disk.evictions > 100
         assert snapshot.disk.file_bytes <= snapshot.disk.cap == 8 << 20

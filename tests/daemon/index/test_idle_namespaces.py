@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import DiskDaemon, Engine
+from bare_engine import Engine
+from disk_daemon import DiskDaemon
+from eventually import eventually
 from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 TABLE = 8
 IDLE = ("--index-namespaces", str(TABLE), "--index-namespace-idle", "2s")
@@ -88,7 +90,7 @@ def test_pages_of_a_dropped_namespace_are_not_back_after_a_restart() -> None:
     daemon = DiskDaemon(16, "64MiB", "--index-namespaces", "1")
     daemon.config.touch()
     with daemon, Engine(daemon) as engine, daemon.client() as client:
-        engine.store_through(daemon, range(8))
+        daemon.store_through(engine, range(8))
         assert daemon.snapshot().tiers.disk.pages == 8
         daemon.reload('[index]\nnamespace_idle = "1ms"\n')
         assert eventually(lambda: not daemon.snapshot().tiers.disk.pages, 20), daemon.reported()

@@ -18,7 +18,8 @@ CROWDED = """
 import os, sys
 sys.path[:] = PLACES
 import numpy as np
-from running_daemon import RunningDaemon, eventually, namespace
+from eventually import eventually
+from running_daemon import RunningDaemon, namespace
 
 PAGE, MIB = 64 << 10, 1 << 20
 
@@ -59,7 +60,6 @@ with RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy") as daemon, daem
         match.release()
 """
 READS = """
-from daemon_with_disk import is_open, until_written
 import tempfile
 DISK = ("--disk-size", "64MiB", "--disk-write", "through")
 with (
@@ -67,13 +67,13 @@ with (
     RunningDaemon("10MiB", "64KiB", "--arena-prefault", "lazy", "--disk-path", folder, *DISK) as daemon,
     daemon.client() as client,
 ):
-    assert eventually(lambda: is_open(daemon), 20)
+    assert eventually(daemon.disk_is_open, 20)
     assert [client.store(prompt(number), pages(number)).stored for number in range(4)] == [32] * 4
-    until_written(daemon)
+    daemon.until_written()
     assert daemon.stop() == 0
     crowd(12 * MIB)
     daemon.start()
-    assert client.wait_attached(9) and eventually(lambda: is_open(daemon), 20)
+    assert client.wait_attached(9) and eventually(daemon.disk_is_open, 20)
     crowd(3 * MIB)
     print("read", [found(client, number) for number in (0, 1, 2, 3)])
     assert "SIGBUS" not in daemon.log.read_text()

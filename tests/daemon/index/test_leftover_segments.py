@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from file_changes import write_at
 from keyed_pages import store
 from named_segments import KINDS, SHM
@@ -27,7 +28,7 @@ from refused_starts import (
     shared_memory,
     still_serves,
 )
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 FORMAT_AT = 8
 

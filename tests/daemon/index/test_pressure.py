@@ -9,11 +9,12 @@ import pytest
 
 from advanced_clock import Clock
 from core_records import attachment_with, counts_with, header_with
+from eventually import eventually
 from pagetier.client import Client, Keys
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.pressure import PinQuota
 from pagetier.shm._core import AttachmentRecord, IndexHeader
-from running_daemon import RunningDaemon, eventually, namespace
+from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 PAGES, PROMPTS = 64, 15  # of 64 frames each: some stay free, so that no page is evicted ahead of need

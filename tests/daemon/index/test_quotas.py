@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 
+from child_process import attached
 from core_records import header_with
-from pagetier.client import Client, Part
+from eventually import eventually
+from pagetier.client import Client
 from pagetier.daemon.index.quotas import StoreQuota
 from pagetier.shm._core import IndexHeader
-from running_daemon import RunningDaemon, eventually, namespace
-from spawned_process import elsewhere, write_part
+from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 
@@ -104,10 +106,19 @@ def daemon() -> Iterator[RunningDaemon]:
 
 def granted_elsewhere(daemon: RunningDaemon, salt: str, pages: int) -> int:
     """Returns how many of these pages another process may reserve; it then publishes them."""
-    pipe = elsewhere(write_part, daemon.socket, namespace(salt=salt).keys(range(16 * pages)), FRAME, Part(0, 1))
-    granted = int(pipe.recv())
-    pipe.send(None)
-    assert pipe.recv() == granted
+    keys = namespace(salt=salt).keys(range(16 * pages))
+
+    def reserve_and_publish(client: Client, pipe: Connection) -> None:
+        with client.reserve(keys, FRAME) as reservation:
+            pipe.send(len(reservation.granted))
+            pipe.recv()
+            for page in range(len(keys)):
+                reservation.write(page, bytes(FRAME))
+            pipe.send(reservation.publish().stored)
+
+    with attached(daemon.socket, reserve_and_publish) as child:
+        granted = int(child.reported())
+        assert child.ask(None) == granted
     return granted
 
 

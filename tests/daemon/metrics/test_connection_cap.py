@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from eventually import eventually
 from metrics_scrape import ask
 from pagetier.daemon.common.log_throttle import SAME
 from pagetier.daemon.metrics.http import MOST
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 CROWD = 400
 FEW_FILES = 48

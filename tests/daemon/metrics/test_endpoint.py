@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from daemon_with_disk import push_out, running_with_disk, until_written
+from disk_daemon import write_through
+from eventually import eventually
 from metrics_scrape import ask, sample_names, scrape, value
 from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
-from running_daemon import START_S, RunningDaemon, eventually, namespace
+from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
 FAST_S = 0.02
@@ -74,12 +75,12 @@ def test_the_numbers_match_the_work_done(tmp_path: Path) -> None:
 
 def test_the_numbers_of_the_disk_match_the_work_done(tmp_path: Path) -> None:
     place, keys = tmp_path / "metrics.sock", namespace(lora="numbers").keys(range(16 * 6))
-    with running_with_disk(tmp_path / "disk", "--metrics-listen", str(place)) as daemon, daemon.client() as client:
+    with write_through("--metrics-listen", str(place)) as daemon, daemon.client() as client:
         client.store(keys, pages(6))
-        push_out(daemon, client, keys)
+        daemon.push_out(client, keys)
         with client.match(keys) as match:
             client.load(match, pages(6), timeout=20.0)
-        until_written(daemon)
+        daemon.until_written()
         seen = scrape(place)
     written = value(seen, "pagetier_transfer_bytes_total", source="memory", destination="disk")
     assert written >= 6 * PAGE

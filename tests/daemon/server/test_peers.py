@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from disk_daemon import WAIT_S, DiskDaemon
-from eventually import Second
+from bare_engine import WAIT_S
+from disk_daemon import DiskDaemon
+from eventually import Second, eventually
 from in_process_server import Peer, serves
 from open_descriptors import open_descriptors
 from other_users import NOBODY, as_root, output_as
@@ -39,7 +40,7 @@ from pagetier.shm.protocol import (
     Space,
     Welcome,
 )
-from running_daemon import START_S, RunningDaemon, eventually
+from running_daemon import START_S, RunningDaemon
 
 SLOTS = 56
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from eventually import eventually
 from pagetier.shm._core import Observer
-from running_daemon import RunningDaemon, eventually
+from running_daemon import RunningDaemon
 
 _SHM = Path("/dev/shm")
 _BLOCK = 512

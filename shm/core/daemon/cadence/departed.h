@@ -1,7 +1,7 @@
 /* departed.h - what is remembered of pages that left: enough to know them when they return, and to learn that they did.
  *
  * A table of sets with four records each. A new record replaces the one in its set that was seen least recently. Two keys
- * are told apart by 32 bits of a hash: a mistake costs a wrong guess about one page. */
+ * differ by 32 bits of a hash: a mistake costs a wrong guess about one page. */
 #pragma once
 
 #include <stdbool.h>
