@@ -98,7 +98,7 @@ def _command(
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
     data = keys.data[first * KEY_BYTES : (first + len(blocks)) * KEY_BYTES]
-    return StoreCommand(one.request.request_id, at, first, data, blocks, retains_blocks, salt=keys.namespace.salt)
+    return StoreCommand(one.request.request_id, at, first, data, blocks, keys.namespace.salt, retains_blocks)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:
