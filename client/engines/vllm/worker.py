@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
@@ -268,11 +269,14 @@ def _batches(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
     A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
     """
     batches: dict[tuple[int, str], list[StoreCommand]] = {}
+    pages: Counter[tuple[int, str]] = Counter()
     for command in stores:
-        batch = batches.setdefault((command.group, command.salt), [])
-        batch.append(command)
-        if sum(len(one.blocks) for one in batch) >= _BATCH_PAGES:
-            yield batches.pop((command.group, command.salt))
+        group = command.group, command.salt
+        batches.setdefault(group, []).append(command)
+        pages[group] += len(command.blocks)
+        if pages[group] >= _BATCH_PAGES:
+            del pages[group]
+            yield batches.pop(group)
     yield from batches.values()
 
 
