@@ -23,7 +23,7 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     cached = output.scheduled_cached_reqs
     for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
         if blocks is not None:
-            written.update(block for row in blocks for block in row)
+            written.update(*blocks)
             if (one := tracked.get(request)) is not None:
                 _extend(one, blocks, resumed=request in cached.resumed_req_ids)
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
