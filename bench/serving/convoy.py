@@ -25,7 +25,7 @@ PREFIX = 128 * BLOCK
 TAIL = BLOCK - 1  # no page of its own
 BRANCH = 32 * BLOCK
 
-AGAIN = 3  # runs of each case in a round, because a round spends most of its time on storing
+AGAIN = 7  # runs of each case in a round, because a round spends most of its time on storing
 
 
 class Run(msgspec.Struct, frozen=True):
