@@ -23,7 +23,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
-_SYNC_LOAD_BYTES: Final = 32 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
+_SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
 _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 _READABLE: Final = (Outcome.STORED, Outcome.PRESENT)
