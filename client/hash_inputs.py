@@ -165,8 +165,10 @@ def mixed_into(hashes: object, digest: bytes) -> bytes:
 
     Raises TypeError and ValueError as Namespace.keys_of_hashes() does.
     """
+    if isinstance(hashes, (list, tuple)):
+        return keys_of_hashes(hashes, digest)
     if is_sequence(hashes):
-        return keys_of_hashes(hashes if isinstance(hashes, (list, tuple)) else list(hashes), digest)
+        return keys_of_hashes(list(hashes), digest)
     data = _buffer(hashes)
     pattern = np.frombuffer(digest * (len(data) // KEY_BYTES), np.uint64)
     return (np.frombuffer(data, np.uint64) ^ pattern).tobytes()

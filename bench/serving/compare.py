@@ -18,6 +18,7 @@ ALONE, NATIVE, OURS = "vllm", "native", "pagetier"
 EVERYONE, CACHING = (ALONE, NATIVE, OURS), (NATIVE, OURS)
 MODEL = {"hidden": 256, "layers": 4, "length": LENGTH}
 HOST_BYTES = 1 << 30
+FRAME_BYTES = 128 << 10  # a page: 32 tokens of 4 layers with 256 keys and 256 values of 2 bytes
 
 
 class Contest:
@@ -99,8 +100,10 @@ def contest(folder: Path) -> Iterator[Contest]:
     """Runs the engines until the context ends."""
     model = make(folder / "model", **MODEL)
     sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
+    # A page fills a frame: with larger frames the arena has too few of them for the pages of a round.
+    frames = ("--arena-frame-size", str(FRAME_BYTES))
     # Pages written ahead of eviction would be written while the other engines compute.
-    with Scene(folder, *sizes, "--disk-write-behind", "0") as scene:
+    with Scene(folder, *sizes, *frames, "--disk-write-behind", "0") as scene:
         scene.client().close()
         until("disk", scene.disk_open)
         engines: dict[str, Engine] = {}

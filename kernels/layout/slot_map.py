@@ -101,6 +101,8 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
 
     def narrowed(self, tokens: range) -> SlotMap:
         """Returns the same map, with each page restricted to `tokens`, counted from its token 0."""
+        if tokens.start <= 0 and tokens.stop >= self.page_tokens:
+            return self
         least, most = np.clip((tokens.start, tokens.stop), 0, self.page_tokens)
         first, end = (self.pages[edge].clip(least, most) for edge in ("first", "end"))
         return msgspec.structs.replace(self, pages=token_rows(self.pages["position"], first, end))

@@ -47,7 +47,7 @@ def store_command(
     worker: WorkerHalf, group: int, blocks: Sequence[int], *, held: bool = False, prompt: int = 0
 ) -> StoreCommand:
     keys = keys_of(worker, group, len(blocks), prompt)
-    return StoreCommand("storing", group, 0, keys.data, tuple(blocks), held, salt=keys.namespace.salt)
+    return StoreCommand("storing", group, 0, keys.data, tuple(blocks), keys.namespace.salt, held)
 
 
 def load_command(worker: WorkerHalf, client: Client, *wanted: tuple[int, Sequence[int]]) -> LoadCommand:

@@ -60,6 +60,7 @@ def test_a_map_can_be_narrowed_to_tokens_of_each_page(case: tuple[SlotMap, Any],
     slots, wanted = case
     some = range(first, first + count)
     assert copied(slots.narrowed(some)) == [one for one in wanted if one[1] in some]
+    assert slots.narrowed(range(slots.page_tokens)) is slots
     assert copied(slots) == wanted
 
 

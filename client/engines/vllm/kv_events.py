@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -81,7 +80,7 @@ class Announcer:
         """Returns the same command with a number, under which workers report its result."""
         number = next(self._numbers)
         self._planned[number] = _announcement(command, tracked, self._of_groups[command.group])
-        return replace(command, number=number)
+        return msgspec.structs.replace(command, number=number)
 
     def report(self, results: Mapping[int, Sequence[bytes]], workers: int) -> None:
         """Processes the results of workers: a page is stored when all of them have stored their part.

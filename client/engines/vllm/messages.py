@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from pagetier.client.match import MatchHandle
 
 
-@dataclass(frozen=True)
-class GroupLoad:
+class GroupLoad(msgspec.Struct, frozen=True):
     """Pages of one group to load, one for each block."""
 
     group: int
@@ -16,16 +15,14 @@ class GroupLoad:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class LoadCommand:
+class LoadCommand(msgspec.Struct, frozen=True):
     """The pages of one request to load. If one of them fails, the whole load fails."""
 
     request: str
     groups: tuple[GroupLoad, ...]
 
 
-@dataclass(frozen=True)
-class StoreCommand:
+class StoreCommand(msgspec.Struct, frozen=True):
     """Pages of one group to store. They are complete once this step is computed.
 
     Attributes:
@@ -34,11 +31,11 @@ class StoreCommand:
         first: The index of the first page in the request.
         keys: 32 bytes for each page.
         blocks: The block of each page; a page with block 0 is left out.
+        salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
+            separates tenants.
         retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from
             the next step on.
         number: The number under which the workers report the result; 0 if it is not reported.
-        salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
-            separates tenants.
     """
 
     request: str
@@ -46,13 +43,15 @@ class StoreCommand:
     first: int
     keys: bytes
     blocks: tuple[int, ...]
+    salt: str
     retains_blocks: bool = False
     number: int = 0
-    salt: str = field(kw_only=True, repr=False)
+
+    def __repr__(self) -> str:
+        return f"<StoreCommand {self.request}: {len(self.blocks)} pages from {self.first} on, group {self.group}>"
 
 
-@dataclass(frozen=True)
-class StepCommands:
+class StepCommands(msgspec.Struct, frozen=True):
     """The commands of one step.
 
     Attributes:
@@ -63,4 +62,4 @@ class StepCommands:
 
     loads: tuple[LoadCommand, ...] = ()
     stores: tuple[StoreCommand, ...] = ()
-    written: frozenset[int] = field(default_factory=frozenset)
+    written: frozenset[int] = frozenset()

@@ -151,14 +151,9 @@ class Tracked:
 
     def mark_planned(self, ends: int) -> None:
         """Records that all pages that are complete at `ends` tokens have store commands, if they could have them."""
-        kinds = [group.kind for group in self.groups]
-        behind = any(
-            stored < ends // kind.page_tokens
-            for kind, stored in zip(kinds, self.stored, strict=True)
-            if not isinstance(kind, Recurrent)
-        )
-        self._planned_until = ends
-        self._completes_next = 0 if behind else min((ends // kind.page_tokens + 1) * kind.page_tokens for kind in kinds)
+        self._planned_until, self._completes_next = ends, _NEVER
+        for group, stored in zip(self.groups, self.stored, strict=True):
+            self._completes_next = min(self._completes_next, _next_store(group.kind, stored, ends))
 
     @property
     def is_stale(self) -> bool:
@@ -194,6 +189,12 @@ class Tracked:
         group = self.groups[at]
         more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
         return Keys(group.namespace, keys.data + group.keys(more).data)
+
+
+def _next_store(kind: Group, stored: int, ends: int) -> int:
+    """Returns the number of tokens from which a group has a page to store; 0 if one that is complete was not stored."""
+    pages = ends // kind.page_tokens
+    return (pages + 1) * kind.page_tokens if stored >= pages or isinstance(kind, Recurrent) else 0
 
 
 def _common_prefix(one: Keys, other: Keys) -> int:

@@ -23,7 +23,7 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     cached = output.scheduled_cached_reqs
     for request, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
         if blocks is not None:
-            written.update(block for row in blocks for block in row)
+            written.update(*blocks)
             if (one := tracked.get(request)) is not None:
                 _extend(one, blocks, resumed=request in cached.resumed_req_ids)
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
@@ -98,7 +98,7 @@ def _command(
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
     data = keys.data[first * KEY_BYTES : (first + len(blocks)) * KEY_BYTES]
-    return StoreCommand(one.request.request_id, at, first, data, blocks, retains_blocks, salt=keys.namespace.salt)
+    return StoreCommand(one.request.request_id, at, first, data, blocks, keys.namespace.salt, retains_blocks)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:

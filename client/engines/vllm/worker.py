@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final
@@ -22,7 +23,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
-_SYNC_LOAD_BYTES: Final = 32 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
+_SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
 _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 _READABLE: Final = (Outcome.STORED, Outcome.PRESENT)
@@ -268,11 +269,14 @@ def _batches(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:
     A batch ends when it has enough pages, so that a store that is cancelled loses few of them.
     """
     batches: dict[tuple[int, str], list[StoreCommand]] = {}
+    pages: Counter[tuple[int, str]] = Counter()
     for command in stores:
-        batch = batches.setdefault((command.group, command.salt), [])
-        batch.append(command)
-        if sum(len(one.blocks) for one in batch) >= _BATCH_PAGES:
-            yield batches.pop((command.group, command.salt))
+        group = command.group, command.salt
+        batches.setdefault(group, []).append(command)
+        pages[group] += len(command.blocks)
+        if pages[group] >= _BATCH_PAGES:
+            del pages[group]
+            yield batches.pop(group)
     yield from batches.values()
 
 

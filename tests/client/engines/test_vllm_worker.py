@@ -88,7 +88,7 @@ def test_small_loads_complete_in_the_call_and_others_in_the_background(
     ends(storing)
     command = load_command(loading, client, (0, BLOCKS_TO_LOAD))
     monkeypatch.setattr(half, "_SYNC_LOAD_BYTES", len(BLOCKS_TO_LOAD) * loading.rank_groups[0].cache.page.nbytes)
-    loading.load([command, replace(command, request="beside")])
+    loading.load([command, msgspec.structs.replace(command, request="beside")])
     assert [bool(one.loads) for one in loading._loading.values()] == [False, True]
     assert "loading" in loading.finished(False).loaded
     assert not ends(loading).failed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from secrets import token_hex
 from unittest import mock
 
+import msgspec
 import pytest
 import torch
 
@@ -48,7 +48,7 @@ def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> Non
 
 
 def numbered(worker: WorkerHalf, number: int, blocks: tuple[int, ...]) -> StoreCommand:
-    return replace(store_command(worker, 0, blocks, prompt=number), request=f"r{number}", number=number)
+    return msgspec.structs.replace(store_command(worker, 0, blocks, prompt=number), request=f"r{number}", number=number)
 
 
 def test_commands_of_a_step_are_stored_together_and_reported_apart(client: Client) -> None:
@@ -73,7 +73,7 @@ def test_commands_of_a_step_are_stored_together_and_reported_apart(client: Clien
 
 def test_a_page_that_two_requests_complete_in_a_step_is_stored_once(client: Client) -> None:
     worker = worker_of(client, heads_first(), salt=token_hex(8))
-    one, other = (replace(store_command(worker, 0, (block,)), number=block) for block in (5, 6))
+    one, other = (msgspec.structs.replace(store_command(worker, 0, (block,)), number=block) for block in (5, 6))
     worker.store([one, other])
     ends(worker)
     assert worker.store_results() == {5: b"\1", 6: b"\0"}
