@@ -34,7 +34,7 @@ core = Extension(
     include_dirs=["src/pagetier/shm"],
     define_macros=[("Py_LIMITED_API", PYTHON_ABI)],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-pthread", *WARNINGS],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", "-lm"],
     py_limited_api=True,
 )
 

@@ -166,6 +166,16 @@ def test_continuing_in_another_namespace() -> None:
 # ---- Keys
 
 
+def test_a_slice_knows_the_page_before_it() -> None:
+    keys = NS.keys(range(NS.page_tokens * 4))
+    assert keys.prompts == ((0, b""),)
+    assert keys[1:].prompts == ((0, keys[0]),) and keys[1:][2:].prompts == ((0, keys[2]),)
+    joined = Keys(NS, keys.data, ((0, b"x"), (2, b"y")))
+    assert joined[1:].prompts == ((0, keys[0]), (1, b"y")) and joined[2:].prompts == ((0, b"y"),)
+    assert joined == keys and hash(joined) == hash(keys)
+    assert Keys(NS, keys.data, ())[1:].prompts == ()
+
+
 def test_keys_are_a_sequence_of_bytes() -> None:
     keys = NS.keys(range(12))
     assert len(keys) == 3

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import msgspec
 
 from pagetier.client.match import MatchHandle
@@ -36,6 +39,7 @@ class StoreCommand(msgspec.Struct, frozen=True):
         retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from
             the next step on.
         number: The number under which the workers report the result; 0 if it is not reported.
+        before: The key of the page before the first one, b"" if there is none; None if a page is useful on its own.
     """
 
     request: str
@@ -46,9 +50,17 @@ class StoreCommand(msgspec.Struct, frozen=True):
     salt: str
     retains_blocks: bool = False
     number: int = 0
+    before: bytes | None = None
 
     def __repr__(self) -> str:
         return f"<StoreCommand {self.request}: {len(self.blocks)} pages from {self.first} on, group {self.group}>"
+
+
+def prompts_of(commands: Sequence[StoreCommand]) -> tuple[tuple[int, bytes], ...]:
+    """Returns `Keys.prompts` of the pages of all commands, one after the other."""
+    begins = accumulate((len(command.blocks) for command in commands), initial=0)
+    pairs = zip(begins, commands, strict=False)
+    return tuple((begin, command.before) for begin, command in pairs if command.before is not None)
 
 
 class StepCommands(msgspec.Struct, frozen=True):

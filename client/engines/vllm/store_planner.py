@@ -97,8 +97,10 @@ def _command(
     one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
-    data = keys.data[first * KEY_BYTES : (first + len(blocks)) * KEY_BYTES]
-    return StoreCommand(one.request.request_id, at, first, data, blocks, keys.namespace.salt, retains_blocks)
+    begin, end = first * KEY_BYTES, (first + len(blocks)) * KEY_BYTES
+    before = keys.data[max(0, begin - KEY_BYTES) : begin] if isinstance(one.groups[at].kind, FullAttention) else None
+    data, salt = keys.data[begin:end], keys.namespace.salt
+    return StoreCommand(one.request.request_id, at, first, data, blocks, salt, retains_blocks, before=before)
 
 
 def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:

@@ -15,7 +15,7 @@ from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.kv_tensors import slots_of
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
+from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand, prompts_of
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
 from pagetier.client.reservation import Outcome
@@ -157,7 +157,8 @@ class WorkerHalf:
         for commands in _batches(stores):
             first, blocks = commands[0], [block for command in commands for block in command.blocks]
             rank_group = self.rank_groups[first.group]
-            keys = Keys(self._namespace_of(first), b"".join(command.keys for command in commands))
+            data = b"".join(command.keys for command in commands)
+            keys = Keys(self._namespace_of(first), data, prompts_of(commands))
             store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), after=event)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
         if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:

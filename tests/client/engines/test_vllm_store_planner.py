@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagetier.client.engines.vllm.messages import StoreCommand, prompts_of
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
@@ -53,7 +54,16 @@ def planned_stores(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]
     for command in commands:
         keys = one.keys[command.group]
         assert command.keys == keys[command.first : command.first + len(command.blocks)].data
+        before = keys[command.first - 1] if command.first else b""
+        assert command.before == (before if isinstance(one.groups[command.group].kind, FullAttention) else None)
     return [(command.first, command.blocks) for command in commands]
+
+
+def test_pages_of_several_requests_name_the_page_before_each_of_them() -> None:
+    first = StoreCommand("a", 0, 0, b"", (1, 2), "", before=b"")
+    second = StoreCommand("b", 0, 5, b"", (3,), "", before=b"k")
+    assert prompts_of([first, second]) == ((0, b""), (2, b"k"))
+    assert prompts_of([StoreCommand("a", 0, 0, b"", (1,), "")]) == ()
 
 
 def test_complete_pages_are_stored_once() -> None:

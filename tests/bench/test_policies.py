@@ -1,0 +1,132 @@
+"""Tests the replay of traces against the eviction policies: with simple models, and on a trace that LRU misses."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import policies
+from policies import Trace
+
+Prompts = Sequence[Sequence[int]]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return policies.compile_core(tmp_path_factory.mktemp("eviction"))
+
+
+def trace_of(prompts: Prompts, step: float = 0.1) -> Trace:
+    """Returns a trace in which a request arrives every `step` seconds. A page is a prefix of a prompt."""
+    numbers: dict[tuple[int, ...], int] = {}
+    pages = [
+        numbers.setdefault(tuple(prompt[: end + 1]), len(numbers)) for prompt in prompts for end in range(len(prompt))
+    ]
+    starts = np.cumsum([0, *map(len, prompts)])
+    seconds = np.arange(len(prompts), dtype=np.float64) * step
+    return Trace(starts.astype(np.int64), np.array(pages, np.int32), seconds, len(numbers))
+
+
+def prompts_of(trace: Trace) -> list[list[int]]:
+    return [trace.pages[begin:end].tolist() for begin, end in zip(trace.starts, trace.starts[1:], strict=False)]
+
+
+def most_hits(prompts: Prompts, room: int) -> int:
+    """Returns the most hits, by trying every content of the cache after each request."""
+    best = {frozenset[int](): 0}
+    for prompt in prompts:
+        after: dict[frozenset[int], int] = {}
+        for cache, hits in best.items():
+            found = hits + next((at for at, page in enumerate(prompt) if page not in cache), len(prompt))
+            candidates = cache | set(prompt)
+            for kept in map(frozenset, combinations(candidates, min(room, len(candidates)))):
+                after[kept] = max(after.get(kept, 0), found)
+        best = after
+    return max(best.values())
+
+
+def lru_hits(prompts: Prompts, room: int) -> int:
+    """Returns the hits of an LRU: the tail of a prompt is older than its head, the match older than the store."""
+    cache: dict[int, int] = {}
+    hits = clock = 0
+    for prompt in prompts:
+        clock += 1000
+        used = prompt[:room]
+        found = next((at for at, page in enumerate(used) if page not in cache), len(used))
+        hits += found
+        times = {page: clock - at if at < found else clock + 500 - at for at, page in enumerate(used)}
+        cache.update({page: time for page, time in times.items() if page in cache})
+        for page, time in times.items():
+            if page not in cache and len(cache) == room:
+                del cache[min(cache, key=cache.__getitem__)]
+            cache[page] = time
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_optimum_is_what_the_best_of_all_caches_hits(core: ctypes.CDLL, seed: int) -> None:
+    dice = random.Random(seed)
+    trace = trace_of([[dice.randrange(3) for _ in range(dice.randrange(1, 4))] for _ in range(12)])
+    for room in (2, 3, 4):
+        assert policies.optimum(core, trace, room) == most_hits(prompts_of(trace), room)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lru_in_the_index_hits_what_a_simple_lru_hits(core: ctypes.CDLL, seed: int) -> None:
+    dice = random.Random(seed)
+    trace = trace_of([[dice.randrange(6) for _ in range(dice.randrange(1, 6))] for _ in range(400)])
+    for room in (8, 16, 40):
+        assert policies.replay(core, trace, room, "lru").hits == lru_hits(prompts_of(trace), room)
+
+
+def sessions(seed: int, requests: int) -> list[list[int]]:
+    """Returns prompts of sessions that return soon and grow, among prompts that never return."""
+    dice = random.Random(seed)
+    running = [[number] for number in range(40)]
+    prompts = []
+    for number in range(requests):
+        if number % 2:
+            prompts.append([-number, *range(20)])
+            continue
+        prompt = dice.choice(running)
+        prompt.append(1000 + number)
+        prompts.append(list(prompt))
+    return prompts
+
+
+@pytest.mark.parametrize("speed", [0.25, 1.0, 60.0])
+def test_cadence_keeps_sessions_that_lru_evicts(core: ctypes.CDLL, speed: float) -> None:
+    trace, room = trace_of(sessions(5, 3000)), 700
+    best = policies.optimum(core, trace, room)
+    lru, cadence = (policies.replay(core, trace, room, policy, speed).hits for policy in ("lru", "cadence"))
+    assert lru < 0.5 * best and cadence > 0.75 * best, (lru, cadence, best)
+
+
+def test_cadence_follows_lru_where_that_hits_more(core: ctypes.CDLL) -> None:
+    """The prompts drift: what was used often never returns, and what is new returns once, soon."""
+    dice = random.Random(3)
+    trace = trace_of([[number // 40, dice.randrange(8) + number // 5, 1, 2] for number in range(6000)])
+    lru, cadence = (policies.replay(core, trace, 60, policy).hits for policy in ("lru", "cadence"))
+    assert cadence > 0.97 * lru, (cadence, lru)
+
+
+def test_the_command_prints_a_cell_for_each_policy_and_size(tmp_path: Path) -> None:
+    file = tmp_path / "small.jsonl"
+    lines = [{"timestamp": 10 * at, "input_length": 40, "hash_ids": [at % 7, 100 + at % 50, 9]} for at in range(300)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [sys.executable, policies.__file__, f"{file}:16", "--shares", "10", "50", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    cells = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(cell["share"], cell["policy"]) for cell in cells] == [
+        (10, "lru"), (10, "cadence"), (50, "lru"), (50, "cadence")
+    ]  # fmt: skip
+    assert all(0 <= cell["percent"] <= 100 for cell in cells)
