@@ -154,9 +154,9 @@ DISK_CASE(a_written_page_is_evicted_before_an_unwritten_one, 8, 8, 8, PT_WRITE_E
     pt_stamp(&s->owner, unwritten.entry, noon);
     pt_stamp(&s->owner, ready.entry, noon + 100);
     pt_disk_set_rule(&s->owner, PT_WRITE_EVICTED, noon + 1000); /* lists them again */
-    EXPECT(pt_next_to_leave(&s->owner, noon + 197).entry == unwritten.entry);
-    EXPECT(pt_next_to_leave(&s->owner, noon + 200).entry == ready.entry);
-    EXPECT(pt_next_to_leave(&s->owner, noon + 50).entry == unwritten.entry); /* no overflow */
+    EXPECT(pt_least_recently_used(&s->owner, noon + 197).entry == unwritten.entry);
+    EXPECT(pt_least_recently_used(&s->owner, noon + 200).entry == ready.entry);
+    EXPECT(pt_least_recently_used(&s->owner, noon + 50).entry == unwritten.entry); /* no overflow */
 }
 
 DISK_CASE(frames_before_unwritten_counts_frames_that_can_become_free, 8, 8, 8, PT_WRITE_EVICTED)

@@ -69,8 +69,9 @@ static inline pt_cadence *pt_cadence_create(uint32_t entries, pt_lock *locks)
     pt_returns_begin(&c->returns);
     c->pages = calloc(entries, sizeof *c->pages);
     c->leaves = malloc(entries * sizeof *c->leaves);
-    bool rest = pt_departed_begin(&c->departed, entries) & pt_shadow_begin(&c->shadow, entries / PT_SHADOW_SHARE + 1);
-    if (!c->pages || !c->leaves || !rest) {
+    bool remembers = pt_departed_begin(&c->departed, entries);
+    bool shadows = pt_shadow_begin(&c->shadow, entries / PT_SHADOW_SHARE + 1);
+    if (!c->pages || !c->leaves || !remembers || !shadows) {
         pt_cadence_destroy(c);
         return NULL;
     }
