@@ -563,7 +563,8 @@ class Owner:
         sizes: Array,
         division: int = 0,
         chain: ChainKind = ...,
-        parent: bytes = b"",
+        begins: Array = ...,
+        parents: Array = ...,
         /,
     ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
@@ -578,7 +579,8 @@ class Owner:
             sizes: u64, the bytes of each page.
             division: How a page is cut into its parts; all writers of a page must pass the same number.
             chain: How the pages depend on each other. LEFT_OUT is answered only to PROMPT.
-            parent: The key of the page before the first one; empty if there is none, or it is not known.
+            begins: u32, the first page of each prompt, ascending from 0; without them all pages are one prompt.
+            parents: KEY_BYTES each, the key of the page before each prompt; zeros if there is none, or it is not known.
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""

@@ -42,7 +42,7 @@ static bool open_index(pt_owner *o, uint32_t pages, bool learns)
     if (!pt_owner_begin(o, pt_view_of(index, locks, NULL), &pt_lru) || !pt_adopt(o, 0))
         return false;
     o->view.spaces[0].used = 1;
-    return !learns || pt_learn_returns(o);
+    return !learns || pt_learn_returns(o, 88172645463325252ull);
 }
 
 static void key_of(int32_t page, uint8_t *key)
@@ -73,8 +73,9 @@ static void store(pt_owner *o, const uint8_t *keys, uint32_t hits, uint32_t coun
     uint32_t missing = count - hits;
     uint64_t *sizes = malloc(missing * sizeof *sizes);
     pt_answer *answers = malloc(missing * sizeof *answers);
+    pt_prompt prompt = {.parent = hits ? keys + (hits - 1) * (size_t)PT_KEY_BYTES : NULL};
     pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
-                    .parent = hits ? keys + (hits - 1) * (size_t)PT_KEY_BYTES : NULL};
+                    .prompts = &prompt, .prompt_count = 1};
     struct timespec from, to;
     for (uint32_t i = 0; i < missing; i++)
         sizes[i] = 4096;

@@ -29,33 +29,61 @@ static bool request_sound(Owner *self, const pt_request *r)
     return false;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, parent) -> (outcomes, entries, serials) */
+/* Reads where prompts begin among `pages` pages, with the keys of the pages before them. Returns false with an exception set. */
+static bool prompts_of(PyObject *begins, PyObject *parents, uint32_t pages, pt_request *r, array *in)
+{
+    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}}, 2, in))
+        return false;
+    r->prompt_count = (uint32_t)in[0].count;
+    r->prompts = malloc(((size_t)r->prompt_count + 1) * sizeof *r->prompts);
+    bool sound = r->prompts && r->prompt_count;
+    for (uint32_t i = 0; sound && i < r->prompt_count; i++) {
+        memcpy(&r->prompts[i].begin, (char *)in[0].view.buf + 4 * (size_t)i, 4);
+        r->prompts[i].parent = (uint8_t *)in[1].view.buf + PT_KEY_BYTES * (size_t)i;
+        sound = r->prompts[i].begin <= pages && (i ? r->prompts[i].begin > r->prompts[i - 1].begin : !r->prompts[i].begin);
+    }
+    if (sound)
+        return true;
+    PyErr_SetString(r->prompts ? PyExc_ValueError : PyExc_MemoryError, "the prompts do not divide the pages");
+    free(r->prompts);
+    arrays_close(in, 2);
+    return false;
+}
+
+static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in)
+{
+    pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);
+    if (!answers)
+        return PyErr_NoMemory();
+    self->shared.last_chain = r->chain;
+    pt_reserve(&self->shared, r, in[0].view.buf, in[1].view.buf, (uint32_t)in[0].count, answers);
+    PyObject *packed = answers_pack(answers, in[0].count);
+    free(answers);
+    return packed;
+}
+
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents) -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
     unsigned long long ttl;
     unsigned int chain = PT_CHAIN_UNKNOWN;
-    const char *parent = NULL;
-    Py_ssize_t parent_bytes = 0;
-    PyObject *keys, *sizes, *packed = NULL;
-    array in[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIy#", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division, &chain, &parent, &parent_bytes))
+    PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *packed = NULL;
+    array in[2], prompts[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division, &chain, &begins, &parents))
         return NULL;
     r.expires_ns = r.now + ttl;
     r.chain_kind = (enum pt_chain)chain;
-    r.parent = parent_bytes == PT_KEY_BYTES ? (const uint8_t *)parent : NULL;
     if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
         return NULL;
-    pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);
-    if (answers) {
-        self->shared.last_chain = r.chain;
-        pt_reserve(&self->shared, &r, in[0].view.buf, in[1].view.buf, (uint32_t)in[0].count, answers);
-        packed = answers_pack(answers, in[0].count);
-    } else {
-        PyErr_NoMemory();
+    if (!parents) {
+        packed = reserve_pages(self, &r, in);
+    } else if (prompts_of(begins, parents, (uint32_t)in[0].count, &r, prompts)) {
+        packed = reserve_pages(self, &r, in);
+        free(r.prompts);
+        arrays_close(prompts, 2);
     }
-    free(answers);
     arrays_close(in, 2);
     return packed;
 }

@@ -111,7 +111,10 @@ static PyObject *owner_learn_returns(Owner *self, PyObject *unused)
     (void)unused;
     if (!owner_ready(self))
         return NULL;
-    if (!pt_learn_returns(&self->shared))
+    uint64_t seed;
+    if (getentropy(&seed, sizeof seed))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    if (!pt_learn_returns(&self->shared, seed))
         return PyErr_NoMemory();
     Py_RETURN_NONE;
 }

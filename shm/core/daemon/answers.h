@@ -13,6 +13,20 @@ enum pt_chain {
     PT_CHAIN_NONE, /* each page is useful on its own: windows and recurrent states */
 };
 
+/* The place of a page in its prompt. */
+typedef struct {
+    uint32_t parent, life; /* the page before it, or PT_NONE, and its life then: while room is made, it may leave */
+    uint8_t cadence; /* of the page before it */
+    uint8_t growth; /* of the request */
+} pt_place;
+
+/* The pages of one prompt in a request: from `begin` to the next prompt. */
+typedef struct {
+    uint32_t begin;
+    const uint8_t *parent; /* the key of the page before the first one; NULL: none, or not known */
+    pt_place place; /* of the first page; set by pt_reserve */
+} pt_prompt;
+
 typedef struct {
     uint32_t slot, space;
     uint32_t part, parts, division;
@@ -20,7 +34,8 @@ typedef struct {
     uint32_t chain; /* the run number of the pages that are granted */
     uint64_t most_frames; /* limit of the frames that a fetch may be granted; 0: no limit */
     enum pt_chain chain_kind; /* how the pages depend on each other */
-    const uint8_t *parent; /* the key of the page before the first one; NULL: none, or not known */
+    pt_prompt *prompts; /* ascending from page 0; NULL: one prompt, and the page before it is not known */
+    uint32_t prompt_count;
 } pt_request;
 
 typedef struct {

@@ -206,12 +206,13 @@ static inline void pt_forget_returns(pt_owner *o)
     o->cadence = NULL;
 }
 
-/* Lets the policy that learns when pages return choose what leaves the arena. Returns false if memory is short. */
-static inline bool pt_learn_returns(pt_owner *o)
+/* Lets the policy that learns when pages return choose what leaves the arena. `seed` is a secret number. Returns false if
+ * memory is short. */
+static inline bool pt_learn_returns(pt_owner *o, uint64_t seed)
 {
     if (o->cadence)
         return true;
-    o->cadence = pt_cadence_create(o->view.entry_count, o->view.locks);
+    o->cadence = pt_cadence_create(o->view.entry_count, o->view.locks, seed);
     for (uint32_t entry = 0; o->cadence && entry < o->view.entry_count; entry++)
         if (pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY)
             pt_cadence_enter(o->cadence, entry);
@@ -243,7 +244,7 @@ static inline void pt_reclaim(pt_owner *o, uint32_t entry)
     PT_POINT("reclaim.frames");
     e->marks = 0;
     if (o->cadence)
-        pt_cadence_forget(o->cadence, entry, pt_key_hash(e->key));
+        pt_cadence_forget(o->cadence, entry, pt_key_hash(o->cadence, e->key));
     pt_entry_put(&o->view, entry);
 }
 

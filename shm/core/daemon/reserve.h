@@ -166,26 +166,50 @@ static inline void pt_stamp_all(pt_owner *o, const uint8_t *keys, uint32_t count
     }
 }
 
-/* Responds to a chain of keys, head first. The recency of pages that exist or are granted falls from head to tail. */
-static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
-                              pt_answer *answers)
+/* Responds to the pages of one prompt, head first. `tick` is the recency of the first one. */
+static inline void pt_reserve_prompt(pt_owner *o, const pt_request *r, const pt_prompt *prompt, const uint8_t *keys,
+                                     const uint64_t *sizes, uint32_t count, uint64_t tick, pt_answer *answers)
 {
-    o->settled = false;
-    pt_settle_some(o, r->now, 64);
-    pt_place place = pt_note_store(o, r, keys, count);
-    pt_stamp_all(o, keys, count, r->now);
-    PT_POINT("reserve.stamped");
+    pt_place place = pt_place_of(o, r, prompt);
     uint32_t worth = pt_worth_storing(o, r, keys, sizes, count, &place);
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *key = pt_nth_key(keys, i);
         bool left_out = i >= worth && pt_entry_of(o, key) == PT_NONE;
         answers[i] = left_out ? pt_leave_out(o, r, key, &place) : pt_reserve_one(o, r, key, sizes[i]);
         if (answers[i].entry != PT_NONE)
-            pt_stamp(o, answers[i].entry, r->now + count - i);
+            pt_stamp(o, answers[i].entry, tick - i);
         if (!r->part)
             pt_note_answer(o, r, key, answers[i], &place);
         pt_tally(&o->view.header->counters, answers[i].outcome);
         PT_POINT("reserve.answered");
+    }
+}
+
+/* Returns how many pages of a batch belong to one of its prompts. */
+static inline uint32_t pt_pages_of(const pt_prompt *prompts, uint32_t prompt_count, uint32_t at, uint32_t count)
+{
+    return (at + 1 < prompt_count ? prompts[at + 1].begin : count) - prompts[at].begin;
+}
+
+/* Responds to a chain of keys, head first. The recency of pages that exist or are granted falls from head to tail, also
+ * from one prompt to the next: they are one batch, which never evicts its own pages. */
+static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
+                              pt_answer *answers)
+{
+    pt_prompt whole = {0}, *prompts = r->prompts ? r->prompts : &whole;
+    uint32_t prompt_count = r->prompts ? r->prompt_count : 1;
+    o->settled = false;
+    pt_settle_some(o, r->now, 64);
+    if (o->cadence)
+        o->cadence->climb = PT_CLIMB + count;
+    for (uint32_t i = 0; i < prompt_count; i++)
+        pt_note_store(o, r, &prompts[i], pt_nth_key(keys, prompts[i].begin), pt_pages_of(prompts, prompt_count, i, count));
+    pt_stamp_all(o, keys, count, r->now);
+    PT_POINT("reserve.stamped");
+    for (uint32_t i = 0; i < prompt_count; i++) {
+        uint32_t at = prompts[i].begin;
+        pt_reserve_prompt(o, r, &prompts[i], pt_nth_key(keys, at), sizes + at, pt_pages_of(prompts, prompt_count, i, count),
+                          r->now + count - at, answers + at);
     }
     if (o->cadence)
         pt_cadence_sweep(o->cadence, r->now);

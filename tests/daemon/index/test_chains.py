@@ -1,50 +1,74 @@
-"""Tests how the pages of a request are divided into prompts."""
+"""Tests how a request says which page is before which in its prompt."""
 
 from __future__ import annotations
 
+import os
+import time
+
+import numpy as np
 import pytest
 
-from pagetier.daemon.index.chains import Chain, chains_of, wrong_chains
-from pagetier.shm._core import KEY_BYTES, ChainKind
-from pagetier.shm.protocol import Reserve, Space
+from anonymous_segments import DAY_NS
+from learning_index import FRAME, Engine
+from pagetier.daemon.index.chains import reserve_chains, wrong_chains
+from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm.protocol import REQUEST_LIMIT, Reserve, Space, pack
 
-PARENT = b"p" * KEY_BYTES
-
-
-def request(chains: tuple[tuple[int, bytes], ...] | None, pages: int = 5) -> Reserve:
-    return Reserve(1, Space(bytes(KEY_BYTES), "s", 16), 0, 1, bytes(KEY_BYTES * pages), bytes(8 * pages), 0, chains)
-
-
-def test_each_prompt_is_a_chain() -> None:
-    both = request(((0, b""), (3, PARENT)))
-    whole, first = (
-        [Chain(0, 3, ChainKind.PROMPT), Chain(3, 5, ChainKind.PROMPT, PARENT)],
-        [Chain(0, 2, ChainKind.PROMPT)],
-    )
-    assert (list(chains_of(both, 5)), list(chains_of(both, 2))) == (whole, first)
-    assert not list(chains_of(both, 0)) and not wrong_chains(both)
+SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
+PARENT = bytes(KEY_BYTES)
+Chains = tuple[tuple[int, bytes], ...] | None
 
 
-def test_without_prompts_pages_stand_alone_or_are_unknown() -> None:
-    assert list(chains_of(request(()), 5)) == [Chain(0, 5, ChainKind.NONE)]
-    assert list(chains_of(request(None), 5)) == [Chain(0, 5, ChainKind.UNKNOWN)]
+def request(pages: int, chains: Chains) -> Reserve:
+    sizes = np.full(pages, FRAME, np.uint64).tobytes()
+    return Reserve(1, SPACE, 0, 1, os.urandom(pages * KEY_BYTES), sizes, 0, chains)
+
+
+def answer(engine: Engine, asked: Reserve, pages: int) -> bytes:
+    """Reserves the first pages of a request. Returns their outcomes."""
+    space = engine.owner.space(SPACE.digest, "test", 16, 0, 0)
+    outcomes, entries, serials = reserve_chains(engine.owner, engine.slot, space, DAY_NS, asked, pages)
+    assert len(entries) == 4 * len(outcomes) and len(serials) == 8 * len(outcomes)
+    return outcomes
 
 
 @pytest.mark.parametrize(
     "chains",
     [
         ((1, b""),),
+        ((-1, b""),),
         ((0, b""), (0, b"")),
-        ((0, b""), (5, b"")),
-        ((0, b""), (-1, b"")),
-        ((0, b"short"),),
         ((0, b""), (3, b""), (2, b"")),
+        ((0, b""), (4, b"")),
+        ((0, b"x"),),
     ],
-    ids=str,
 )
-def test_wrong_prompts_are_rejected(chains: tuple[tuple[int, bytes], ...]) -> None:
-    assert wrong_chains(request(chains))
+def test_wrong_chains_are_rejected(chains: Chains) -> None:
+    assert wrong_chains(request(4, chains))
 
 
-def test_a_request_without_pages_may_name_a_prompt() -> None:
-    assert not wrong_chains(request(((0, b""),), pages=0))
+def test_the_reason_of_a_rejection_is_short() -> None:
+    assert len(wrong_chains(request(4, ((0, b""), *((1, b""),) * 100_000)))) < 200
+
+
+@pytest.mark.parametrize("chains", [None, (), ((0, b""),), ((0, PARENT), (3, b""))])
+@pytest.mark.parametrize("pages", [0, 1, 3, 4])
+def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -> None:
+    asked = request(4, chains)
+    assert not wrong_chains(asked)
+    assert answer(Engine(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
+
+
+def test_a_request_without_pages_is_answered() -> None:
+    asked = request(0, ((0, PARENT),))
+    assert not wrong_chains(asked) and answer(Engine(32), asked, 0) == b""
+
+
+def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> None:
+    engine = Engine(16384)
+    answer(engine, request(16384, None), 16384)  # all are being written
+    asked = request(300_000, tuple((page, b"") for page in range(300_000)))
+    assert REQUEST_LIMIT * 0.8 < len(pack(asked)) < REQUEST_LIMIT
+    began = time.thread_time()
+    assert not wrong_chains(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
+    assert time.thread_time() - began < 5

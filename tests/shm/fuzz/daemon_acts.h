@@ -22,6 +22,19 @@ static inline bool grants_hold(const void *context, uint64_t serial)
     return false;
 }
 
+/* Switches the policy that learns when pages return on and off, and lets it choose without having learned. */
+static inline void learn_sometimes(place *p, uint32_t run)
+{
+    if (run % 16 == 15)
+        pt_forget_returns(&p->owner);
+    else if (run % 4)
+        pt_learn_returns(&p->owner, run);
+    if (!p->owner.cadence)
+        return;
+    pt_cadence_is_full(&p->owner);
+    p->owner.cadence->learned = p->owner.cadence->full_pages;
+}
+
 static inline pt_request choose_request(place *p, uint32_t engine, uint32_t parts)
 {
     uint64_t now = pt_now_ns();
@@ -30,6 +43,8 @@ static inline pt_request choose_request(place *p, uint32_t engine, uint32_t part
     r.division = choose_one_in(&p->choices, 8);
     r.expires_ns = now + 1000000 * choose(&p->choices, 256);
     r.chain = ++p->owner.last_chain;
+    learn_sometimes(p, r.chain); /* not a choice, as the kind of chain: it would change the meaning of the corpora */
+    r.chain_kind = r.chain % 8 ? PT_CHAIN_PROMPT : (enum pt_chain)(r.chain / 8 % 3);
     return r;
 }
 
@@ -53,6 +68,9 @@ static inline void daemon_reserve(place *p)
         page_key(id, keys + i * PT_KEY_BYTES);
         sizes[i] = choose_one_in(&p->choices, 16) ? choose_odd(&p->choices) : page_size(id);
     }
+    pt_prompt prompts[] = {{.parent = keys + (count - 1) * PT_KEY_BYTES}, {.begin = count / 2, .parent = keys}};
+    r.prompts = prompts;
+    r.prompt_count = count > 1 ? 2 : 1;
     pt_reserve(&p->owner, &r, keys, sizes, count, answers);
     grants_add(p, engine, r.part, answers, count);
 }

@@ -29,7 +29,8 @@ typedef struct {
     uint32_t seen; /* the moment when a store last used it; 0: never */
     uint32_t stamped; /* the low bits of its tick then */
     uint8_t class, cadence, uses;
-    bool in_memory;
+    bool in_memory : 1;
+    bool named : 1; /* a page named it as its parent in this life */
 } pt_cadence_page;
 _Static_assert(sizeof(pt_cadence_page) == 32, "two pages to a cache line");
 
@@ -37,7 +38,9 @@ typedef struct {
     pt_cadence_page *pages;
     uint32_t *leaves, leaf_count, entries;
     pt_lock *locks;
+    uint64_t seed; /* of the hash of keys: no client can choose keys that meet in one bucket */
     uint64_t random;
+    uint32_t climb; /* steps up the trees that the present request may still take */
     uint32_t newest; /* the last page of the newest prompt */
     uint64_t stored, next_slice; /* pages */
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
@@ -60,12 +63,12 @@ static inline void pt_cadence_destroy(pt_cadence *c)
 }
 
 /* Returns NULL if memory is short. */
-static inline pt_cadence *pt_cadence_create(uint32_t entries, pt_lock *locks)
+static inline pt_cadence *pt_cadence_create(uint32_t entries, pt_lock *locks, uint64_t seed)
 {
     pt_cadence *c = calloc(1, sizeof *c);
     if (!c)
         return NULL;
-    *c = (pt_cadence){.entries = entries, .locks = locks, .random = 88172645463325252ull, .newest = PT_NONE};
+    *c = (pt_cadence){.entries = entries, .locks = locks, .seed = seed, .random = seed | 1, .newest = PT_NONE};
     pt_returns_begin(&c->returns);
     c->pages = calloc(entries, sizeof *c->pages);
     c->leaves = malloc(entries * sizeof *c->leaves);
@@ -80,13 +83,17 @@ static inline pt_cadence *pt_cadence_create(uint32_t entries, pt_lock *locks)
     return c;
 }
 
-/* Returns a hash of a key, for tables that any key may enter. */
-static inline uint64_t pt_key_hash(const uint8_t *key)
+static inline uint64_t pt_mixed(uint64_t x)
 {
-    uint64_t x = pt_key_word(key, 0) ^ pt_key_word(key, 1) * 0x9e3779b97f4a7c15ull;
     x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
     x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
     return x ^ x >> 33;
+}
+
+/* Returns a hash of a key, for tables that any key may enter. */
+static inline uint64_t pt_key_hash(const pt_cadence *c, const uint8_t *key)
+{
+    return pt_mixed(pt_mixed(pt_key_word(key, 0) ^ c->seed) + (pt_key_word(key, 1) ^ pt_mixed(~c->seed)));
 }
 
 /* ---- times ---- */
@@ -145,12 +152,26 @@ static inline void pt_child_leaves(pt_cadence *c, uint32_t parent)
         pt_leaf_add(c, parent);
 }
 
-/* Records which page comes before this one. */
+/* Returns whether `entry` is above `below` in its tree, or may be: a request takes a limited number of steps. */
+static inline bool pt_may_be_above(pt_cadence *c, uint32_t entry, uint32_t below)
+{
+    while (below != PT_NONE && below != entry && c->climb) {
+        below = pt_parent_of(c, below);
+        c->climb--;
+    }
+    return below != PT_NONE;
+}
+
+/* Records which page comes before this one. A client may say that two pages are before each other: the second link is
+ * ignored, because pages in a circle are no leaves and would never leave. */
 static inline void pt_cadence_link(pt_cadence *c, uint32_t entry, uint32_t parent)
 {
     pt_cadence_page *p = &c->pages[entry];
     if (parent == PT_NONE || parent == entry || pt_parent_of(c, entry) != PT_NONE)
         return;
+    if (p->named && pt_may_be_above(c, entry, parent))
+        return;
+    c->pages[parent].named = true;
     p->parent = parent;
     p->parent_life = c->pages[parent].life;
     if (p->in_memory)

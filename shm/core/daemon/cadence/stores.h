@@ -5,15 +5,8 @@
 #include "../answers.h"
 #include "../evict.h"
 
-#define PT_CHAIN_LIMIT 65536u /* pages before a store that are looked at */
+#define PT_CLIMB 65536u /* steps up the trees that a request may take, beyond the number of its pages */
 #define PT_CUT 8u /* pages that are left out together */
-
-/* The place of a page in its prompt. */
-typedef struct {
-    uint32_t parent; /* the page before it, or PT_NONE */
-    uint8_t cadence; /* of the page before it */
-    uint8_t growth; /* of the request */
-} pt_place;
 
 static inline const uint8_t *pt_nth_key(const uint8_t *keys, uint32_t at) { return keys + at * (uint64_t)PT_KEY_BYTES; }
 
@@ -27,7 +20,7 @@ static inline uint32_t pt_appended(const pt_owner *o, const uint8_t *keys, uint3
 {
     uint32_t appended = 0;
     while (appended < count && pt_entry_of(o, pt_nth_key(keys, count - 1 - appended)) == PT_NONE &&
-           !pt_departed_find(&o->cadence->departed, pt_key_hash(pt_nth_key(keys, count - 1 - appended))))
+           !pt_departed_find(&o->cadence->departed, pt_key_hash(o->cadence, pt_nth_key(keys, count - 1 - appended))))
         appended++;
     return appended;
 }
@@ -40,42 +33,74 @@ static inline bool pt_was_used(const pt_cadence *c, uint32_t entry)
 
 static inline void pt_note_use_of(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now)
 {
-    pt_cadence_use(o->cadence, entry, pt_key_hash(o->view.entries[entry].key), growth, now);
+    pt_cadence_use(o->cadence, entry, pt_key_hash(o->cadence, o->view.entries[entry].key), growth, now);
     o->cadence->pages[entry].stamped = (uint32_t)pt_tick_of(o->cadence, entry);
 }
 
 /* Learns from the pages before the first one of a store. Their recency rises from `tick`, as that of one prompt. */
 static inline void pt_note_ancestors(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now, uint64_t tick)
 {
-    for (uint32_t most = PT_CHAIN_LIMIT; entry != PT_NONE && most && pt_was_used(o->cadence, entry); most--) {
+    for (; entry != PT_NONE && o->cadence->climb && pt_was_used(o->cadence, entry); o->cadence->climb--) {
         pt_stamp(o, entry, ++tick);
         pt_note_use_of(o, entry, growth, now);
         entry = pt_parent_of(o->cadence, entry);
     }
 }
 
-/* Learns from the pages of a store that exist, before they are stamped. Only the first part of a page counts: the other
- * parts are stores of the same prompt. Returns the place of the first page. */
-static inline pt_place pt_note_store(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count)
+/* The next page comes after this one, PT_NONE if it is not known. */
+static inline void pt_place_after(const pt_cadence *c, pt_place *place, uint32_t entry)
 {
-    pt_place place = {.parent = PT_NONE};
+    place->parent = entry;
+    place->life = entry == PT_NONE ? 0 : c->pages[entry].life;
+}
+
+/* Links a page to the one before it, if that one is still there. */
+static inline void pt_link_at(pt_cadence *c, uint32_t entry, const pt_place *place)
+{
+    if (place->parent != PT_NONE && c->pages[place->parent].life == place->life)
+        pt_cadence_link(c, entry, place->parent);
+}
+
+/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it. */
+static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *prompt, uint32_t count)
+{
+    uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
+    pt_place_after(o->cadence, &prompt->place, parent);
+    pt_note_ancestors(o, parent, prompt->place.growth, r->now, r->now + count);
+    if (parent == PT_NONE)
+        return;
+    prompt->place.cadence = o->cadence->pages[parent].cadence;
+    pt_stamp(o, parent, r->now + count + 1);
+    o->cadence->pages[parent].stamped = (uint32_t)pt_tick_of(o->cadence, parent);
+}
+
+/* Returns the place of a prompt when its pages are stored: the page before it may be of an earlier prompt of the batch. */
+static inline pt_place pt_place_of(const pt_owner *o, const pt_request *r, const pt_prompt *prompt)
+{
+    pt_place place = prompt->place;
+    if (o->cadence && !r->part && r->chain_kind == PT_CHAIN_PROMPT && prompt->parent && place.parent == PT_NONE)
+        pt_place_after(o->cadence, &place, pt_entry_of(o, prompt->parent));
+    return place;
+}
+
+/* Learns from the pages of a prompt that exist, before they are stamped, and finds the place of the first one. Only the
+ * first part of a page counts: the other parts are stores of the same prompt. */
+static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *prompt, const uint8_t *keys, uint32_t count)
+{
+    prompt->place = (pt_place){.parent = PT_NONE};
     if (!o->cadence || r->part)
-        return place;
-    if (r->parent && r->chain_kind == PT_CHAIN_PROMPT)
-        place.parent = pt_entry_of(o, r->parent);
-    place.growth = pt_growth_of(pt_appended(o, keys, count));
-    pt_note_ancestors(o, place.parent, place.growth, r->now, r->now + count);
-    for (uint32_t i = 0, before = place.parent; i < count; i++) {
+        return;
+    prompt->place.growth = pt_growth_of(pt_appended(o, keys, count));
+    pt_find_parent(o, r, prompt, count);
+    for (uint32_t i = 0, before = prompt->place.parent; i < count; i++) {
         uint32_t entry = pt_entry_of(o, pt_nth_key(keys, i));
         if (entry != PT_NONE) {
             pt_cadence_link(o->cadence, entry, before);
             if (o->view.entries[entry].on_list != PT_LIST_OPEN)
-                pt_note_use_of(o, entry, place.growth, r->now);
+                pt_note_use_of(o, entry, prompt->place.growth, r->now);
         }
         before = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
     }
-    place.cadence = place.parent == PT_NONE ? 0 : o->cadence->pages[place.parent].cadence;
-    return place;
 }
 
 /* Learns from the answer to one page, after it was stamped, and moves on to the place of the next page. */
@@ -84,15 +109,15 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
     pt_cadence *c = o->cadence;
     if (!c)
         return;
-    uint64_t hash = pt_key_hash(key);
+    uint64_t hash = pt_key_hash(c, key);
     uint32_t entry = answer.entry;
     if (answer.outcome == PT_GRANTED && !c->pages[entry].seen) {
         pt_departed_page page = pt_cadence_arrival(c, hash, place->cadence, place->growth, r->now);
         pt_cadence_missed(c, hash, r->now);
-        pt_cadence_link(c, entry, place->parent);
+        pt_link_at(c, entry, place);
         pt_cadence_become(c, entry, hash, &page);
     }
-    place->parent = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
+    pt_place_after(c, place, r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry);
     if (entry == PT_NONE)
         return;
     place->cadence = c->pages[entry].cadence;
@@ -116,7 +141,7 @@ static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys,
 static inline float pt_worth_of_arrival(pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
 {
     float usual = o->cadence->returns.usual;
-    pt_departed_page page = pt_cadence_arrival(o->cadence, pt_key_hash(key), place->cadence, place->growth, r->now);
+    pt_departed_page page = pt_cadence_arrival(o->cadence, pt_key_hash(o->cadence, key), place->cadence, place->growth, r->now);
     o->cadence->returns.usual = usual; /* it did not arrive yet */
     return o->cadence->returns.index[page.class][0];
 }
@@ -138,8 +163,10 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
             other = pt_least_leaf(o, r->now, r->now);
         if (o->view.header->free_frames >= need)
             break;
-        count -= count < PT_CUT ? count : PT_CUT;
-        need = pt_frames_missing(o, keys, sizes, count);
+        uint32_t cut = count < PT_CUT ? count : PT_CUT;
+        count -= cut;
+        uint64_t less = pt_frames_missing(o, pt_nth_key(keys, count), sizes + count, cut);
+        need -= less < need ? less : need;
     }
     return count;
 }
@@ -147,7 +174,7 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
 /* Remembers a page that was left out. */
 static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uint8_t *key, pt_place *place)
 {
-    uint64_t hash = pt_key_hash(key);
+    uint64_t hash = pt_key_hash(o->cadence, key);
     pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
     pt_cadence_missed(o->cadence, hash, r->now);
     pt_departed_put(&o->cadence->departed, hash, page);

@@ -20,9 +20,9 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
 }
 
 /* Returns whether a leaf may leave: it is evictable, loses nothing by it, was last used before `before` and is not pinned. */
-static inline bool pt_may_leave(const pt_owner *o, uint32_t entry, uint64_t before)
+static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
-    return o->kind->lists(o->ready, entry) && pt_tick_of(o->cadence, entry) < before &&
+    return o->kind->lists(o->ready, entry) && pt_true_tick(o, entry, now) < before &&
            !(atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS);
 }
 
@@ -39,9 +39,9 @@ typedef struct {
     float worth;
 } pt_offer;
 
-static inline void pt_offer_leaf(const pt_owner *o, uint32_t entry, uint64_t before, uint64_t now, pt_offer *best)
+static inline void pt_offer_leaf(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now, pt_offer *best)
 {
-    if (!pt_may_leave(o, entry, before))
+    if (!pt_may_leave(o, entry, before, now))
         return;
     float worth = pt_worth(o->cadence, entry, now);
     bool colder = best->entry != PT_NONE && pt_tick_of(o->cadence, entry) < pt_tick_of(o->cadence, best->entry);
@@ -50,7 +50,7 @@ static inline void pt_offer_leaf(const pt_owner *o, uint32_t entry, uint64_t bef
 }
 
 /* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. */
-static inline pt_offer pt_least_leaf(const pt_owner *o, uint64_t before, uint64_t now)
+static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
     pt_offer best = {PT_NONE, 0};
