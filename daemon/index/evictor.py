@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from pagetier.daemon.config.schema import EvictOptions
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
+
+log = logging.getLogger(__name__)
 
 _BATCH = 256  # pages evicted before other requests get their turn: a fraction of a millisecond
 
@@ -21,13 +24,19 @@ class Evictor:
         self._mark(marks)
 
     def _mark(self, marks: EvictOptions) -> None:
-        if marks.policy == "cadence":
-            self._owner.learn_returns()
-        else:
-            self._owner.forget_returns()
+        self._use(marks.policy)
         frames = self._owner.header().frames
         self._low = int(frames * marks.low)
         self._high = int(frames * marks.high)
+
+    def _use(self, policy: str) -> None:
+        if policy == "lru":
+            self._owner.forget_returns()
+            return
+        try:
+            self._owner.learn_returns()
+        except MemoryError:
+            log.warning("memory is too short for evict.policy = cadence: the least recently used page is evicted")
 
     def follow(self, marks: EvictOptions) -> None:
         """Applies other shares and another policy from now on."""

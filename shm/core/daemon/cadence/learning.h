@@ -33,11 +33,18 @@ static inline void pt_sweep_departed(pt_cadence *c, uint32_t slice, uint32_t now
         }
 }
 
-/* Adds up what is due: all pages and all departed ones once while a quarter of the full memory is stored. After each round
- * the index follows. */
+/* Returns how many pages are stored while all pages are added up once: a quarter of the full memory, but not so few that a
+ * large index, most of it on disk, costs more than 16 entries for each. */
+static inline uint32_t pt_pages_a_round(const pt_cadence *c)
+{
+    uint32_t pages = c->full_pages / 4 > c->entries / 16 ? c->full_pages / 4 : c->entries / 16;
+    return pages > 256 ? pages : 256;
+}
+
+/* Adds up what is due. After each round the index follows. */
 static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
 {
-    uint32_t round = c->full_pages / 4 > 256 ? c->full_pages / 4 : 256;
+    uint32_t round = pt_pages_a_round(c);
     for (uint32_t most = PT_SLICES; c->stored >= c->next_slice && most; most--) {
         pt_sweep_pages(c, c->slice, pt_moment(now));
         pt_sweep_departed(c, c->slice, pt_moment(now));
