@@ -99,7 +99,11 @@ class AttachedClient:
         attachment = self._attachments.setdefault(os.getpid(), fresh)
         if attachment is fresh:
             weakref.finalize(self, attachment.drop).atexit = False
-            attachment.start()
+            try:
+                attachment.start()
+            except BaseException:
+                attachment.drop()  # an interrupt: no caller has the client to close
+                raise
         return attachment
 
     def _own_attachment(self) -> Attachment:

@@ -98,7 +98,7 @@ class IndexOptions(Section, frozen=True, kw_only=True):
 
 
 class EvictOptions(Section, frozen=True, kw_only=True):
-    """Which page leaves the arena first, and the free shares of the arena at which the evictor starts and stops."""
+    """Which page leaves the arena first, and the free shares at which the evictor starts and stops."""
 
     policy: Annotated[
         str,
