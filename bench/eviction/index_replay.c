@@ -9,7 +9,7 @@
 #include "core/daemon/lru.h"
 #include "core/daemon/reserve.h"
 
-#define STORE_NS 1000000u /* from the match of a request to its store */
+#define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
 
 typedef struct {
     const int64_t *starts; /* of the requests in `pages`; one more than requests */
@@ -114,7 +114,7 @@ int replay(const trace *t, uint32_t pages, int learns, double speed, outcome *ou
         out->hits += hits;
         out->followed += o.cadence && o.cadence->shadow.follows;
         if (hits < count)
-            store(&o, keys, hits, count, now + STORE_NS, out);
+            store(&o, keys, hits, count, now + (uint64_t)(STORE_NS / speed), out);
     }
     pt_settle_all(&o, UINT64_MAX / 2);
     pt_check_integrity(&o, &found);
