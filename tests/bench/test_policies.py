@@ -103,12 +103,23 @@ def sessions(seed: int, requests: int) -> list[list[int]]:
     return prompts
 
 
-@pytest.mark.parametrize("speed", [0.25, 1.0, 60.0])
+@pytest.mark.parametrize("speed", [0.25, 1.0, 60.0, 600.0])
 def test_cadence_keeps_sessions_that_lru_evicts(core: ctypes.CDLL, speed: float) -> None:
     trace, room = trace_of(sessions(5, 3000)), 700
     best = policies.optimum(core, trace, room)
     lru, cadence = (policies.replay(core, trace, room, policy, speed).hits for policy in ("lru", "cadence"))
     assert lru < 0.5 * best and cadence > 0.75 * best, (lru, cadence, best)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cadence_is_lru_until_it_has_learned(core: ctypes.CDLL, seed: int) -> None:
+    """A page that was used and then not stored again keeps the time of its use."""
+    dice = random.Random(seed)
+    trace = trace_of([[dice.randrange(40)] for _ in range(400)])
+    for room in (20, 30):
+        lru, cadence = (policies.replay(core, trace, room, policy) for policy in ("lru", "cadence"))
+        assert cadence.stored < 256, "it learns after a round of 256 pages"
+        assert cadence.hits == lru.hits
 
 
 def test_cadence_follows_lru_where_that_hits_more(core: ctypes.CDLL) -> None:

@@ -119,7 +119,7 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
     }
-    if (o->cadence) /* it reads ticks, not the place in a list, and would choose the page again */
+    if (tick <= c.tick && pt_cadence_chooses(o)) /* it reads ticks, not places in a list, and would choose the page again */
         pt_stamp(o, c.entry, tick > now ? tick : now);
     pt_note_use(o, c.entry, tick > c.tick ? tick : pinned);
     return PT_WARMER;

@@ -2,7 +2,8 @@
  *
  * Pages form trees: each knows the page before it in its prompt and how many of those after it are in memory. Only a leaf is
  * evicted, so no page leaves before one that is useless without it. The victim is the leaf with the lowest index
- * (return_times.h) of a few that are drawn at random, and of the newest prompt's own. Nothing is kept sorted: ticks are read at that moment, so readers send no message.
+ * (return_times.h) of a few that are drawn at random, and of the newest prompt's own. Nothing is kept sorted: ticks are
+ * read at that moment, so readers send no message.
  *
  * It learns from stores: a page of a store's chain that a reader has used since the last one has returned. What was learned
  * of a page stays for a while after it left (departed.h). Where least recently used would hit more, it steps back
@@ -45,6 +46,7 @@ typedef struct {
     uint64_t stored, next_slice; /* pages */
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
     uint32_t swept[PT_SLICES]; /* the moments when the slices were added up last */
+    uint32_t began, round_ended; /* moments of the first store and of the last round's end */
     bool learned;
     pt_returns returns;
     pt_shadow shadow;

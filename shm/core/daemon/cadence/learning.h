@@ -41,10 +41,21 @@ static inline uint32_t pt_pages_a_round(const pt_cadence *c)
     return pages > 256 ? pages : 256;
 }
 
+/* Uses count at once, the time at risk only when the slice is added up: at the greatest ages, which pages reached in the
+ * last two rounds only, uses would seem more likely than they are. */
+static inline void pt_note_round(pt_cadence *c, uint32_t now)
+{
+    uint32_t last = c->round_ended ? c->round_ended : c->began;
+    float complete = pt_seconds_between(c->began, now) - 2 * pt_seconds_between(last, now);
+    c->returns.complete = complete > c->returns.complete ? complete : c->returns.complete;
+    c->round_ended = now;
+}
+
 /* Adds up what is due. After each round the index follows. */
 static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
 {
     uint32_t round = pt_pages_a_round(c);
+    c->began = c->began ? c->began : pt_moment(now);
     for (uint32_t most = PT_SLICES; c->stored >= c->next_slice && most; most--) {
         pt_sweep_pages(c, c->slice, pt_moment(now));
         pt_sweep_departed(c, c->slice, pt_moment(now));
@@ -53,6 +64,7 @@ static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
         c->slice = (c->slice + 1) % PT_SLICES;
         if (c->slice)
             continue;
+        pt_note_round(c, pt_moment(now));
         pt_returns_update(&c->returns);
         c->learned = c->full_pages;
     }
@@ -70,6 +82,7 @@ static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, 
         float gap = pt_seconds_between(p->seen, pt_moment(now));
         pt_note_return(&c->returns, p->class, gap, 1);
         pt_add_risk(c, pt_slice_of(entry, c->entries), p->class, p->seen, pt_moment(now), 1);
+        pt_note_gap(&c->returns, gap);
         p->cadence = pt_cadence_after(&c->returns, p->cadence, gap);
     }
     p->uses += p->uses < 7;
@@ -79,7 +92,8 @@ static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, 
 }
 
 /* A page is stored that is in no tier: a new one, or one that returns. A new page gets its parent's cadence. */
-static inline pt_departed_page pt_cadence_arrival(pt_cadence *c, uint64_t hash, uint8_t inherited, uint8_t growth, uint64_t now)
+static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, uint8_t growth,
+                                                  uint64_t now)
 {
     pt_departed_page page = {.print = pt_departed_print(hash), .cadence = inherited, .uses = 1}, *known;
     if ((known = pt_departed_find(&c->departed, hash))) {
@@ -97,9 +111,13 @@ static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
     const pt_departed_page *known = pt_departed_find(&c->departed, hash);
     uint32_t set = pt_departed_set(&c->departed, hash);
     pt_shadow_use(&c->shadow, hash, false);
-    if (!known || set % PT_DEPARTED_SAMPLE)
+    if (!known)
         return;
-    pt_note_return(&c->returns, known->class, pt_seconds_between(known->seen, pt_moment(now)), PT_DEPARTED_SAMPLE);
+    float gap = pt_seconds_between(known->seen, pt_moment(now));
+    pt_note_gap(&c->returns, gap);
+    if (set % PT_DEPARTED_SAMPLE)
+        return;
+    pt_note_return(&c->returns, known->class, gap, PT_DEPARTED_SAMPLE);
     pt_add_risk(c, pt_slice_of(set, c->departed.sets), known->class, known->seen, pt_moment(now), PT_DEPARTED_SAMPLE);
 }
 

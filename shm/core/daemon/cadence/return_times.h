@@ -8,8 +8,8 @@
  *
  * Few observations are shrunk towards the whole: all pages, then their cadence, then the product of the factors for uses and
  * growth, then the class. Bins far below the usual gap are one bin, so that a burst of requests at one moment does not look
- * like a high rate. As the cadence and that limit are relative to the usual gap, a faster or slower load gives the same
- * order. */
+ * like a high rate. As the cadence and that limit are relative to the usual gap, a faster or slower load has the same
+ * classes and the same order. Ages that no page has had for long count as never observed. */
 #pragma once
 
 #include <math.h>
@@ -27,6 +27,7 @@ enum {
 };
 #define PT_AGE_BASE (1.0f / 1024) /* seconds: the end of the first bin; the last one begins after 24 days */
 #define PT_DECAY 0.995f /* of what was observed, at each update of the index */
+#define PT_STEADY 1000u /* gaps in the average of all */
 #define PT_TRUST 4.0 /* uses that count as much as the prior of a bin */
 #define PT_TRUST_FACTOR 30.0 /* uses that count as much as the prior of a factor */
 
@@ -35,11 +36,13 @@ typedef struct {
     float index[PT_CLASSES][PT_AGES]; /* uses per second */
     float from[PT_AGES + 1]; /* the ages at which the bins begin */
     float usual; /* moving average of the bins of all gaps */
+    uint32_t gaps; /* at most PT_STEADY */
+    float complete; /* up to this age the time at risk is added up */
 } pt_returns;
 
 static inline void pt_returns_begin(pt_returns *t)
 {
-    *t = (pt_returns){.usual = 32};
+    *t = (pt_returns){0};
     for (int bin = 1; bin <= PT_AGES; bin++)
         t->from[bin] = PT_AGE_BASE * exp2f((float)(bin - 1) / 2);
 }
@@ -57,13 +60,22 @@ static inline int pt_age_bin(float age)
     return bin < PT_AGES ? bin : PT_AGES - 1;
 }
 
+/* Adds a gap to the average of all. Gaps too short to be measured do not count, so that a faster load has the same average
+ * on a shorter scale. */
+static inline void pt_note_gap(pt_returns *t, float gap)
+{
+    int bin = pt_age_bin(gap);
+    if (!bin)
+        return;
+    t->gaps += t->gaps < PT_STEADY;
+    t->usual += ((float)bin - t->usual) / (float)t->gaps;
+}
+
 /* Returns the cadence after a gap: the average of the old one and the gap's bin, which is limited to a range around the
  * usual gap. 0 is an unknown cadence. */
-static inline uint8_t pt_cadence_after(pt_returns *t, uint8_t old, float gap)
+static inline uint8_t pt_cadence_after(const pt_returns *t, uint8_t old, float gap)
 {
-    int bin = pt_age_bin(gap), low, high;
-    t->usual += ((float)bin - t->usual) * 0.001f;
-    low = (int)t->usual - 2, high = (int)t->usual + 15;
+    int bin = pt_age_bin(gap), low = (int)t->usual - 2, high = (int)t->usual + 15;
     bin = bin < low ? low : bin > high ? high : bin;
     bin = bin < 1 ? 1 : bin < PT_AGES ? bin : PT_AGES - 1;
     return (uint8_t)(old ? (old + bin + 1) / 2 : bin);
@@ -103,11 +115,13 @@ typedef struct {
 } pt_observed;
 
 /* Returns what was observed in a bin and, with half the weight, in its neighbours. */
-static inline pt_observed pt_smoothed(const float *uses, const float *risk, int first, int bin)
+static inline pt_observed pt_smoothed(const float *uses, const float *risk, int first, int last, int bin)
 {
+    if (bin > last)
+        return (pt_observed){0};
     pt_observed sum = {uses[bin], risk[bin]};
     for (int other = bin - 1; other <= bin + 1; other += 2)
-        if (other >= first && other < PT_AGES) {
+        if (other >= first && other <= last) {
             sum.uses += uses[other] / 2;
             sum.risk += risk[other] / 2;
         }
@@ -115,7 +129,7 @@ static inline pt_observed pt_smoothed(const float *uses, const float *risk, int 
 }
 
 typedef struct {
-    int first; /* all bins up to this one are one */
+    int first, last; /* all bins up to the first one are one; bins after the last one are not observed yet */
     float uses[PT_CADENCES + 1][PT_AGES], risk[PT_CADENCES + 1][PT_AGES]; /* by cadence; the last: of all pages */
     double hazard[PT_CADENCES + 1][PT_AGES];
     double expected[PT_CLASSES], observed[PT_CLASSES]; /* uses, by the hazards of the cadence */
@@ -149,11 +163,11 @@ static inline void pt_sum_cadences(const pt_returns *t, pt_estimate *e)
 }
 
 /* The hazards of all pages. Where nothing was observed, they fall with the age. */
-static inline void pt_hazards_of_all(pt_estimate *e)
+static inline void pt_hazards_of_all(const pt_returns *t, pt_estimate *e)
 {
-    double before = 0.02, *hazard = e->hazard[PT_CADENCES];
+    double before = 1 / t->from[(int)t->usual + 1], *hazard = e->hazard[PT_CADENCES];
     for (int bin = e->first; bin < PT_AGES; bin++) {
-        pt_observed seen = pt_smoothed(e->uses[PT_CADENCES], e->risk[PT_CADENCES], e->first, bin);
+        pt_observed seen = pt_smoothed(e->uses[PT_CADENCES], e->risk[PT_CADENCES], e->first, e->last, bin);
         double prior = before * (bin > e->first + 8 ? 0.75 : 1);
         before = hazard[bin] = (seen.uses + 3) / (seen.risk + 3 / prior);
     }
@@ -177,10 +191,11 @@ static inline double pt_sum_bins(const float *values, int first)
 }
 
 /* Derives hazards from observations, shrunk towards `scale` times those of a larger group. */
-static inline void pt_shrink(const float *uses, const float *risk, const double *prior, double scale, int first, double *hazard)
+static inline void pt_shrink(const float *uses, const float *risk, const double *prior, double scale, int first,
+                             int last, double *hazard)
 {
     for (int bin = first; bin < PT_AGES; bin++) {
-        pt_observed seen = pt_smoothed(uses, risk, first, bin);
+        pt_observed seen = pt_smoothed(uses, risk, first, last, bin);
         hazard[bin] = (seen.uses + scale * PT_TRUST) / (seen.risk + PT_TRUST / prior[bin]);
     }
 }
@@ -191,7 +206,7 @@ static inline void pt_hazards_of_cadences(pt_estimate *e)
         double seen = pt_sum_bins(e->uses[cadence], e->first);
         double predicted = pt_predicted(e->risk[cadence], e->hazard[PT_CADENCES], e->first);
         double scale = (seen + PT_TRUST_FACTOR) / (predicted + PT_TRUST_FACTOR);
-        pt_shrink(e->uses[cadence], e->risk[cadence], e->hazard[PT_CADENCES], scale, e->first, e->hazard[cadence]);
+        pt_shrink(e->uses[cadence], e->risk[cadence], e->hazard[PT_CADENCES], scale, e->first, e->last, e->hazard[cadence]);
     }
 }
 
@@ -252,17 +267,17 @@ static inline void pt_gittins(const pt_returns *t, const double *hazard, int fir
 static inline void pt_returns_update(pt_returns *t)
 {
     int first = (int)(t->usual + 0.5f) - PT_LEVELLED;
-    pt_estimate e = {.first = first > 0 ? first : 0};
+    pt_estimate e = {.first = first > 0 ? first : 0, .last = pt_age_bin(t->complete) - 1};
     pt_level_bins(t, e.first);
     pt_sum_cadences(t, &e);
-    pt_hazards_of_all(&e);
+    pt_hazards_of_all(t, &e);
     pt_hazards_of_cadences(&e);
     pt_fit_factors(t, &e);
     for (int class = 0; class < PT_CLASSES; class++) {
         double factor = e.by_count[pt_count_of_class(class)] * e.by_growth[pt_growth_of_class(class)];
         double scale = (e.observed[class] + PT_TRUST_FACTOR) / (e.expected[class] * factor + PT_TRUST_FACTOR) * factor;
         double hazard[PT_AGES];
-        pt_shrink(t->uses[class], t->risk[class], e.hazard[pt_cadence_of_class(class)], scale, e.first, hazard);
+        pt_shrink(t->uses[class], t->risk[class], e.hazard[pt_cadence_of_class(class)], scale, e.first, e.last, hazard);
         pt_gittins(t, hazard, e.first, t->index[class]);
         for (int bin = 0; bin < PT_AGES; bin++) {
             t->uses[class][bin] *= PT_DECAY;

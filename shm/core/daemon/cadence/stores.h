@@ -138,11 +138,10 @@ static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys,
 }
 
 /* Returns what the last page of a chain would be worth if it were stored. */
-static inline float pt_worth_of_arrival(pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
+static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
 {
-    float usual = o->cadence->returns.usual;
-    pt_departed_page page = pt_cadence_arrival(o->cadence, pt_key_hash(o->cadence, key), place->cadence, place->growth, r->now);
-    o->cadence->returns.usual = usual; /* it did not arrive yet */
+    uint64_t hash = pt_key_hash(o->cadence, key);
+    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
     return o->cadence->returns.index[page.class][0];
 }
 
