@@ -27,7 +27,7 @@ enum {
 };
 #define PT_AGE_BASE (1.0f / 1024) /* seconds: the end of the first bin; the last one begins after 24 days */
 #define PT_DECAY 0.995f /* of what was observed, at each update of the index */
-#define PT_STEADY 1000u /* gaps in the average of all */
+#define PT_STEADY 10000u /* gaps in the average of all */
 #define PT_TRUST 4.0 /* uses that count as much as the prior of a bin */
 #define PT_TRUST_FACTOR 30.0 /* uses that count as much as the prior of a factor */
 
