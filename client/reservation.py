@@ -262,9 +262,9 @@ class Reservation:
     def _close(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
         """Returns those of the pages that are open, and closes them.
 
-        None means all and is fast, because stores wait for it.
+        All of them, or None for all, is fast, because stores wait for it.
         """
-        if pages is None:
+        if pages is None or (len(pages) == len(self.open) and pages.tobytes() == self.open.tobytes()):
             pages, self.open = self.open, self.open[:0]
         else:
             pages = self._open_of(pages)

@@ -12,12 +12,13 @@ from typing import Any
 from daemon_setup import Stage
 from disk_setup import Scene, until
 from serving.engine import LENGTH, Answer, Engine, Prompts
-from serving.model import VOCABULARY, make
+from serving.model import VOCABULARY, Recipe, llama
 
 ALONE, NATIVE, OURS = "vllm", "native", "pagetier"
 EVERYONE, CACHING = (ALONE, NATIVE, OURS), (NATIVE, OURS)
-MODEL = {"hidden": 256, "layers": 4, "length": LENGTH}
+SIZES = {"hidden": 256, "layers": 4, "length": LENGTH}
 HOST_BYTES = 1 << 30
+NO_OPTIONS: Mapping[str, Any] = {}
 FRAME_BYTES = 128 << 10  # a page: 32 tokens of 4 layers with 256 keys and 256 values of 2 bytes
 
 
@@ -30,7 +31,7 @@ class Contest:
     def __init__(self, engines: Mapping[str, Engine], scene: Scene) -> None:
         self.engines, self.scene = engines, scene
         self._numbers = random.Random(1)
-        self._turn = 0
+        self._orders = random.Random(2)
         self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.equal: dict[str, Counter[bool]] = {name: Counter() for name in CACHING}
 
@@ -40,11 +41,11 @@ class Contest:
         return [*(begin or []), *(self._numbers.randrange(10, VOCABULARY) for _ in range(more))]
 
     def in_turn(self) -> list[tuple[str, Engine]]:
-        """Returns all engines, beginning with another one each time."""
-        self._turn += 1
-        named = list(self.engines.items())
-        first = self._turn % len(named)
-        return named[first:] + named[:first]
+        """Returns all engines in a random order.
+
+        If each call began with the next engine, the same engine could be the first in every run of a case.
+        """
+        return self._orders.sample(list(self.engines.items()), len(self.engines))
 
     def run(self, prompts: Prompts, names: Sequence[str], cached: int = 0, tokens: int = 1) -> dict[str, float]:
         """Returns the seconds of each engine.
@@ -68,7 +69,7 @@ class Contest:
 
     def forget(self) -> None:
         """Empties all engines' own prefix caches, once everything is stored."""
-        for _, engine in self.in_turn():
+        for engine in self.engines.values():
             engine.run([[7]])
             engine.forget()
 
@@ -89,16 +90,23 @@ class MissedError(Exception):
     """A cache had fewer or more tokens than intended: such a round is invalid."""
 
 
-def require_cached(name: str, answer: Answer, cached: int) -> None:
-    """Raises MissedError unless each prompt had `cached` cached tokens."""
-    if any(one != cached for one in answer.cached):
+def require_cached(name: str, answer: Answer, cached: int | Sequence[int]) -> None:
+    """Raises MissedError unless each prompt had as many cached tokens as intended."""
+    intended = (cached,) * len(answer.cached) if isinstance(cached, int) else tuple(cached)
+    if answer.cached != intended:
         raise MissedError(f"{name}: {answer.cached} tokens cached instead of {cached}")
 
 
 @contextmanager
-def contest(folder: Path) -> Iterator[Contest]:
-    """Runs the engines until the context ends."""
-    model = make(folder / "model", **MODEL)
+def contest(folder: Path, recipe: Recipe = llama, options: Mapping[str, Any] = NO_OPTIONS) -> Iterator[Contest]:
+    """Runs the engines until the context ends.
+
+    Args:
+        folder: An empty folder for all files.
+        recipe: Makes the model.
+        options: Further arguments of vLLM's LLM.
+    """
+    model = recipe(folder / "model", **SIZES)
     sizes = ("--arena-size", str(HOST_BYTES), "--disk-size", str(4 * HOST_BYTES))
     # A page fills a frame: with larger frames the arena has too few of them for the pages of a round.
     frames = ("--arena-frame-size", str(FRAME_BYTES))
@@ -109,7 +117,7 @@ def contest(folder: Path) -> Iterator[Contest]:
         engines: dict[str, Engine] = {}
         try:
             for name, transfer in {ALONE: None, NATIVE: native_transfer(), OURS: our_transfer(scene)}.items():
-                engines[name] = Engine(name, model, transfer)
+                engines[name] = Engine(name, model, transfer, options)
                 engines[name].ready()
             yield Contest(engines, scene)
         finally:

@@ -27,12 +27,14 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # With processes of its own, an engine that has answered occupies a core for another second: its worker spins.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
 SPAWN = get_context("spawn")
 _START_S = 600.0
-_NONE: Mapping[str, str] = {}
+_NONE: Mapping[str, Any] = {}
 _ANSWER_S = 300.0
 _CPU_CLOCK = 2  # with a process ID it makes the number of a clock, as clock_getcpuclockid() does
 
@@ -47,12 +49,14 @@ class Answer(msgspec.Struct, frozen=True):
         cached: The cached tokens of each prompt.
         tokens: The tokens of each answer.
         first_tokens: Seconds until the first token of each answer.
+        steps: The engine's steps.
     """
 
     seconds: float
     cached: tuple[int, ...]
     tokens: tuple[tuple[int, ...], ...]
     first_tokens: tuple[float, ...]
+    steps: int
 
 
 class Engine:
@@ -62,7 +66,7 @@ class Engine:
         name: Its name.
         model: The folder of the model.
         transfer: The kv_transfer_config; None for vLLM alone.
-        environment: Environment variables of its own.
+        options: Further arguments of vLLM's LLM.
     """
 
     def __init__(
@@ -70,11 +74,11 @@ class Engine:
         name: str,
         model: Path,
         transfer: Mapping[str, Any] | None,
-        environment: Mapping[str, str] = _NONE,
+        options: Mapping[str, Any] = _NONE,
     ) -> None:
         self.name, self._log = name, model.parent / f"{name}.log"
         self._pipe, theirs = SPAWN.Pipe()
-        settings = (str(model), dict(transfer) if transfer else None, str(self._log), dict(environment))
+        settings = (str(model), dict(transfer) if transfer else None, str(self._log), dict(options))
         self._process = SPAWN.Process(target=_live, args=(settings, theirs))
         self._process.start()
         theirs.close()
@@ -94,7 +98,7 @@ class Engine:
         self._answer(_ANSWER_S)
 
     def processor_time(self) -> ProcessorTime:
-        """Returns its CPU time since its start, if its environment has all of it in one process."""
+        """Returns its CPU time since its start."""
         self._pipe.send(("processor_time", ()))
         taken: ProcessorTime = self._answer(_ANSWER_S)
         return taken
@@ -119,16 +123,16 @@ class Engine:
         raise SystemExit(f"{self.name} does not answer: {self._log.read_text(errors='replace')[-6000:]}")
 
 
-def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, str]], pipe: Connection) -> None:
+def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, Any]], pipe: Connection) -> None:
     """Runs the engine's process until the other end of the pipe is closed."""
-    model, transfer, log, environment = settings
+    model, transfer, log, options = settings
     os.setsid()
     with Path(log).open("wb") as written:
         os.dup2(written.fileno(), 1)
         os.dup2(written.fileno(), 2)
     folder = {"VLLM_RPC_BASE_PATH": str(Path(model).parent)}  # vLLM leaves its sockets there
-    os.environ.update(ENVIRONMENT | folder | environment)
-    vllm = _Vllm(model, transfer)
+    os.environ.update(ENVIRONMENT | folder)
+    vllm = _Vllm(model, transfer, options)
     pipe.send(None)
     try:
         while True:
@@ -140,30 +144,29 @@ def _live(settings: tuple[str, dict[str, Any] | None, str, dict[str, str]], pipe
 
 
 class _Vllm:
-    def __init__(self, model: str, transfer: dict[str, Any] | None) -> None:
+    def __init__(self, model: str, transfer: dict[str, Any] | None, options: Mapping[str, Any]) -> None:
         from vllm import LLM, SamplingParams
 
         self._sampling, self._steps = SamplingParams, 0
-        in_process = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-        self._clock = ConnectorClock(_connector_of(transfer) if in_process else object)
-        self._llm = LLM(
-            model=model,
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            dtype="bfloat16",
-            block_size=BLOCK,
-            max_model_len=_length_of(model),
-            max_num_batched_tokens=LENGTH,
-            enable_prefix_caching=True,
-            kv_transfer_config=transfer,
-        )
+        self._clock = ConnectorClock(_connector_of(transfer))
+        settings = {
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "dtype": "bfloat16",
+            "block_size": BLOCK,
+            "max_model_len": _length_of(model),
+            "max_num_batched_tokens": LENGTH,
+            "enable_prefix_caching": True,
+            "kv_transfer_config": transfer,
+        }
+        self._llm = LLM(model=model, **settings | dict(options))
 
     def run(self, prompts: Prompts, tokens: int) -> tuple[Any, ...]:
         """Returns the fields of an Answer. All prompts are submitted before the first step."""
         greedy = self._sampling(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         engine, outputs = self._llm.llm_engine, {}
         first: dict[str, float] = {}
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self._steps
         for at, prompt in enumerate(prompts):
             engine.add_request(str(at), {"prompt_token_ids": list(prompt)}, greedy)
         while engine.has_unfinished_requests():
@@ -174,7 +177,7 @@ class _Vllm:
         seconds, names = time.perf_counter() - began, [str(at) for at in range(len(prompts))]
         cached = tuple(outputs[name].num_cached_tokens or 0 for name in names)
         answers = tuple(tuple(outputs[name].outputs[0].token_ids) for name in names)
-        return seconds, cached, answers, tuple(first[name] for name in names)
+        return seconds, cached, answers, tuple(first[name] for name in names), self._steps - before
 
     def forget(self) -> None:
         """Empties the prefix cache.

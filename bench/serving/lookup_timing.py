@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from daemon_setup import Stage, settle
 from measure import at_least, time_of
 from serving.confidence import Claim, Spread, ratios, spread
-from serving.model import VOCABULARY, make
+from serving.model import VOCABULARY, llama
 
 TOKENS, BLOCK = 131_072, 16
 PAGES = TOKENS // BLOCK
@@ -152,7 +152,7 @@ def measure() -> Iterator[Spread]:
     sizes = ["--arena-size", str(4 * PAGES * PAGE), "--arena-frame-size", str(PAGE)]
     with tempfile.TemporaryDirectory(prefix="pagetier-bench-") as folder, Stage(*sizes) as stage:
         stage.client().close()
-        model = make(Path(folder) / "model", hidden=256, layers=1, length=2 * TOKENS)
+        model = llama(Path(folder) / "model", hidden=256, layers=1, length=2 * TOKENS)
         ours, native, requests = Ours(model, stage), Native(model), Requests()
         filling = requests.one()
         for half in (ours, native):

@@ -15,12 +15,11 @@ from measure import REPORTED, Goal, Result, at_most
 from serving.compare import ALONE, NATIVE, OURS, native_transfer, our_transfer
 from serving.connector_clock import ProcessorTime
 from serving.engine import BLOCK, Engine
-from serving.model import VOCABULARY, make
+from serving.model import VOCABULARY, llama
 
 REQUESTS, TOKENS = 16, 512
 PAGES = REQUESTS * TOKENS // BLOCK  # the smallest block of vLLM's attention on CPUs is a page of 32 tokens
 ANSWER = BLOCK - 2  # with a prompt of one token it completes no page
-IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SMALLEST = {"hidden": 64, "layers": 1, "length": 2048}  # of a page of 8 KiB the copy takes next to no time
 
 Taken = dict[str, list[ProcessorTime]]
@@ -47,9 +46,9 @@ def _engines(stack: ExitStack) -> list[Engine]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pagetier-bench-")))
     stage = stack.enter_context(Stage("--arena-size", "1GiB", "--arena-frame-size", "8KiB"))
     stage.client().close()
-    model, engines = make(folder / "model", **SMALLEST), []
+    model, engines = llama(folder / "model", **SMALLEST), []
     for name, transfer in {ALONE: None, NATIVE: native_transfer(), OURS: our_transfer(stage)}.items():
-        engine = Engine(name, model, transfer, environment=IN_PROCESS)
+        engine = Engine(name, model, transfer)
         stack.callback(engine.stop)
         engine.ready()
         engines.append(engine)

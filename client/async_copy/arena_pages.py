@@ -35,8 +35,10 @@ def located(session: Session, entries: Iterable[int | None], page_bytes: int) ->
 
 
 def picked(transfer: Transfer, pages: Indices) -> Transfer:
-    """Returns some pages of a transfer."""
+    """Returns some pages of a transfer, each once and in their order."""
     slots = transfer.slots
+    if len(pages) == len(slots):
+        return transfer
     skip = slots.skip[pages] if len(slots.skip) else slots.skip
     return msgspec.structs.replace(
         transfer, slots=msgspec.structs.replace(slots, pages=slots.pages.take(pages), skip=skip)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from contextlib import suppress
 from typing import Any
 
@@ -62,6 +63,7 @@ def _live(environment: dict[str, str], commands: int, answers: int, log: int) ->
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.environ.update(environment)
+    tempfile.tempdir = None  # of the fork server, which has asked for it before
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)

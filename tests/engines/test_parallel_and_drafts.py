@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from one_host import ask, ask_after_reset, distance, exact, prompt, scene_of, texts
@@ -22,6 +24,7 @@ def test_engines_of_one_rank_and_of_two_share_pages() -> None:
             assert loaded["external"] == scene.hit()
             assert texts(loaded) == texts(stored)
             assert distance(loaded, stored) < ROUNDING
+        assert list(Path(two.folder.name).glob("vllm_dist_*")), "vLLM leaves its files outside of the engine's folder"
 
 
 def test_an_answer_with_drafts_is_stored() -> None:

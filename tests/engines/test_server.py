@@ -55,7 +55,7 @@ class Server:
         environment = os.environ | ENVIRONMENT
         environment["PAGETIER_SOCKET"] = str(scene.daemon.socket)
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # enables the request that empties its own cache
-        environment["VLLM_RPC_BASE_PATH"] = str(folder)  # vLLM leaves its sockets there
+        environment |= dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), str(folder))  # vLLM leaves files there
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 

@@ -23,6 +23,7 @@ USER_CACHE = Path(".cache/engines/user").resolve()
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONHASHSEED": "0",
+    "TORCHINDUCTOR_CACHE_DIR": str(USER_CACHE / "torchinductor"),  # not in the TMPDIR of each engine
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -54,8 +55,9 @@ class VllmEngine:
     def __init__(self, model: Path, socket: Path | None, **settings: Any) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         self.log = Path(self.folder.name) / "log"
-        # vLLM leaves its sockets where they are.
-        own = {"PAGETIER_COPY_CONFIG": str(self._long_timeouts()), "VLLM_RPC_BASE_PATH": self.folder.name}
+        # vLLM leaves its sockets, and the files by which its ranks find each other, where they are.
+        own = dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), self.folder.name)
+        own["PAGETIER_COPY_CONFIG"] = str(self._long_timeouts())
         environment = own | settings.pop("environment", {})
         theirs, self._commands = os.pipe()
         self._answers, answers = os.pipe()
