@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 VOCABULARY = 8192
 WINDOW = 512
 
 
-class Recipe(Protocol):
-    """Writes a model to a new folder and returns it. Heads have 64 elements, and each has its own keys and values."""
-
-    def __call__(self, folder: Path, *, hidden: int, layers: int, length: int) -> Path: ...
+Recipe = Callable[..., Path]
+"""Writes a model to a new folder and returns it. Heads have 64 elements, and each has its own keys and values."""
 
 
 def llama(folder: Path, *, hidden: int, layers: int, length: int) -> Path:
