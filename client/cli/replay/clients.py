@@ -121,6 +121,7 @@ class Replayer:
         counts.present += result.present
         counts.pending += result.pending
         counts.refused += result.refused
+        counts.left_out += result.left_out
 
 
 class RateLimit:

@@ -22,6 +22,7 @@ class ReplayCounts(msgspec.Struct, kw_only=True):
         present: Pages that were present already.
         pending: Pages that another client was storing.
         refused: Pages that were rejected.
+        left_out: Pages that were not worth their room (evict.policy).
         load_seconds: Seconds in Client.match() and load(), the sum of all clients.
         store_seconds: Seconds in Client.store(), the sum of all clients.
     """
@@ -36,6 +37,7 @@ class ReplayCounts(msgspec.Struct, kw_only=True):
     present: int = 0
     pending: int = 0
     refused: int = 0
+    left_out: int = 0
     load_seconds: float = 0.0
     store_seconds: float = 0.0
 
@@ -96,6 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     pages_present: int
     pages_pending: int
     pages_refused: int
+    pages_left_out: int
     bytes_loaded: int
     bytes_stored: int
     load_rate: float
@@ -150,6 +153,7 @@ class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
             pages_present=counts.present,
             pages_pending=counts.pending,
             pages_refused=counts.refused,
+            pages_left_out=counts.left_out,
             bytes_loaded=counts.loaded * page,
             bytes_stored=counts.stored * page,
             load_rate=_over(counts.loaded * page, counts.load_seconds),
@@ -237,6 +241,7 @@ def _sections(r: Report) -> list[list[tuple[str, str]]]:
             ("already present", f"{r.pages_present:,}"),
             ("pending in another client", f"{r.pages_pending:,}"),
             ("refused", f"{r.pages_refused:,}"),
+            ("left out", f"{r.pages_left_out:,}"),
             ("evicted", f"{r.evictions:,}"),
         ],
         *_disk(r),

@@ -94,8 +94,25 @@ def test_three_clients_share_the_requests(tmp_path: Path) -> None:
     assert report["wrong_pages"] == report["clients_died"] == 0
 
 
+def test_pages_that_a_policy_leaves_out_are_reported(tmp_path: Path) -> None:
+    """Five prompts return in each round, beside one that never does: its pages are not worth their room."""
+    chains = [
+        chain
+        for turn in range(400)
+        for chain in (*([prompt * 100 + page for page in range(10)] for prompt in range(5)),
+                      [10_000 + turn * 100 + page for page in range(30)])
+    ]  # fmt: skip
+    trace, _ = write_trace(tmp_path / "rounds.jsonl.gz", chains)
+    with RunningDaemon("256KiB", "4KiB", "--evict-policy=cadence", "--evict-low=0", "--evict-high=0") as daemon:
+        report = replay_json(trace, "--socket", daemon.socket)
+    by_outcome = [report[f"pages_{what}"] for what in ("stored", "present", "pending", "refused", "left_out")]
+    assert report["pages_left_out"] > 0
+    assert report["pages_asked"] == sum(map(len, chains)) == sum(by_outcome)
+
+
 def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     counts = ReplayCounts(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
+    counts.left_out = 3
     run = ReplayRun(
         counts=counts,
         counters=CounterDeltas(evicted=7),
@@ -109,7 +126,7 @@ def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[st
     rows = rows_of(run, capsys)
     assert rows["hit in memory"] == "5,120 (25.00%)"
     assert rows["loaded and verified"] == "10 (40.0 KiB, 80.0 KiB/s)"
-    assert rows["wrong content"] == "2" and rows["evicted"] == "7"
+    assert rows["wrong content"] == "2" and rows["evicted"] == "7" and rows["left out"] == "3"
     assert rows["clients"] == "3 (1 died)"
     assert rows["seconds"] == "2.0 (5 requests/s)"
     assert not any(name.endswith("to disk") for name in rows)
