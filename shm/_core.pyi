@@ -208,6 +208,24 @@ class UnwrittenPages(NamedTuple):
     skipped: int
 
 @final
+class Eviction(NamedTuple):
+    """The order in which pages leave the arena, and what it did since adopt().
+
+    Attributes:
+        learns: The policy that learns when pages return is in use.
+        learned: It has learned enough to choose.
+        follows_lru: It evicts the least recently used page for now, since that would hit more.
+        left_out: Pages that were not stored, because those in the arena are expected to be used sooner.
+        switches: Changes of follows_lru.
+    """
+
+    learns: bool
+    learned: bool
+    follows_lru: bool
+    left_out: int
+    switches: int
+
+@final
 class IdleTurn(NamedTuple):
     """The result of drop_idle(): `pages` of the present namespace were dropped so far.
 
@@ -515,6 +533,8 @@ class Owner:
         """Lets the policy that learns when pages return choose what leaves the arena. No effect if it does already."""
     def forget_returns(self) -> None:
         """Lets the least recently used page leave the arena first, as after adopt()."""
+    def eviction(self) -> Eviction:
+        """Returns which order is in force."""
     def allocate_lazily(self, arena_fd: int, /) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 

@@ -43,6 +43,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         disk_work=_disk_work(header),
         lookups=_pick(LookupStats, counts),
         stores=_pick(StoreStats, header, writing=header.open_entries),
+        eviction=status.eviction,
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )

@@ -96,6 +96,8 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _tiers(snapshot)
     if wasteful := snapshot.frame_advice:
         yield wasteful
+    if snapshot.eviction.policy != "lru":
+        yield snapshot.eviction.text
     if _has_disk(snapshot):
         yield "\n  ".join(disk_lines(snapshot.disk, snapshot.disk_work))
     if snapshot.namespaces:

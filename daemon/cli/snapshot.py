@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.disk.status import DiskReport, Phase
 
@@ -204,7 +205,7 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state of a cache. disk: the state of the disk tier."""
+    """The whole state of a cache. disk: the state of the disk tier; eviction: which page leaves memory first."""
 
     daemon: DaemonStats
     tiers: Tiers
@@ -212,6 +213,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     disk_work: DiskWork
     lookups: LookupStats
     stores: StoreStats
+    eviction: EvictionReport = EvictionReport()
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 

@@ -51,11 +51,13 @@ class LiveSettings:
     Attributes:
         config: The configuration in force.
         sources: The source of each setting that was given, by `Field.path`.
+        notes: Why a setting has no effect now, by `Field.path`.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.sources: Mapping[str, str] = {}
+        self.notes: Mapping[str, str] = {}
         self._asked = config  # the configuration that was read last; parts of it may wait for a restart
         self._resized: set[str] = set()
         self._followers: list[Callable[[Config], None]] = []
@@ -85,7 +87,7 @@ class LiveSettings:
             for follower in self._followers:
                 follower(self.config)
         return Changes(
-            tuple(_as_changed(field, self.config) for field in done),
+            tuple(_as_changed(field, self.config, self.notes) for field in done),
             tuple(field.path for field in different if field not in done),
         )
 
@@ -118,7 +120,10 @@ class LiveSettings:
     def described(self) -> list[tuple[str, str, str]]:
         """Returns for each setting its name, its value as a configuration has it, and its source."""
         values = [(field, field.setting.show(value_of(self.config, field))) for field in fields()]
-        return [(field.path, value, self._source(field)) for field, value in values]
+        return [(field.path, value, self._source(field) + self._note(field)) for field, value in values]
+
+    def _note(self, field: Field) -> str:
+        return f"; {self.notes[field.path]}" if field.path in self.notes else ""
 
     def _source(self, field: Field) -> str:
         if field.path in self._resized:
@@ -130,9 +135,9 @@ class LiveSettings:
         return f"an earlier start; {field.setting.show(asked) or '(none)'} after a restart ({location})"
 
 
-def _as_changed(field: Field, config: Config) -> str:
-    """Returns a setting with its value in force, and with the frames that fit if it is a cap."""
-    note = room_notes(config).get(field.path)
+def _as_changed(field: Field, config: Config, notes: Mapping[str, str]) -> str:
+    """Returns a setting with its value in force, with the frames that fit if it is a cap, and with its note."""
+    note = room_notes(config).get(field.path) or notes.get(field.path)
     value = field.setting.show(value_of(config, field)) or "(none)"
     return f"{field.path} = {value}" + (f" ({note})" if note else "")
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.show_stop import StopProgress
@@ -128,6 +129,10 @@ class DiskTier:
     def enter(self, progress: PhaseProgress) -> None:
         """Publishes the phase of the daemon, with or without a configured disk."""
         self._bulletin.enter(progress)
+
+    def publish_eviction(self, eviction: EvictionReport) -> None:
+        """Publishes the order of eviction, with or without a configured disk."""
+        self._bulletin.evicts(eviction)
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.

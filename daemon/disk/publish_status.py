@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import DaemonStatus, DiskReport, PhaseProgress, Standing, with_state
 from pagetier.daemon.disk.write_behind import WriteBehind
@@ -30,6 +31,7 @@ class StatusPublisher:
         self._faults = FaultLog("%s", "the disk answers again")
         self.report = DiskReport()
         self.progress = PhaseProgress()
+        self.eviction = EvictionReport()
 
     @property
     def standing(self) -> Standing:
@@ -69,5 +71,12 @@ class StatusPublisher:
         self.progress = progress
         self._publish()
 
+    def evicts(self, eviction: EvictionReport) -> None:
+        """Publishes the order of eviction, if it is news."""
+        if eviction != self.eviction:
+            self.eviction = eviction
+            self._publish()
+
     def _publish(self) -> None:
-        self._owner.publish_status(DaemonStatus(progress=self.progress, disk=self.report).pack())
+        status = DaemonStatus(progress=self.progress, eviction=self.eviction, disk=self.report)
+        self._owner.publish_status(status.pack())

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.shm._core import STATUS_BYTES
 from pagetier.tiers.base import TierState
 
@@ -113,15 +114,16 @@ class PhaseProgress(msgspec.Struct, frozen=True):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon publishes about itself: its phase, and the status of its disk tier."""
+    """What a daemon publishes about itself: its phase, its order of eviction, and the status of its disk tier."""
 
     progress: PhaseProgress = PhaseProgress()
+    eviction: EvictionReport = EvictionReport()
     disk: DiskReport = DiskReport()
 
     def pack(self) -> bytes:
         """Returns the status as JSON, shortened to fit into the header."""
         reports = (self.disk, self.disk.shortened(), DiskReport(standing=self.disk.standing))
-        texts = [msgspec.json.encode(DaemonStatus(progress=self.progress, disk=disk)) for disk in reports]
+        texts = [msgspec.json.encode(msgspec.structs.replace(self, disk=disk)) for disk in reports]
         return next(text for text in texts if len(text) <= STATUS_BYTES)
 
 

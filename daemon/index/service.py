@@ -67,6 +67,7 @@ class Service:
 
     Attributes:
         alive: Called a few times a second by the loop that does all work.
+        evictor: Evicts pages ahead of need, and knows the order of eviction.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
@@ -77,7 +78,7 @@ class Service:
         self._open = False
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
-        self._evictor = Evictor(self._owner, config.evict, loop)
+        self.evictor = Evictor(self._owner, config.evict, loop)
         self._store_quota = StoreQuota(self._owner, config.store.share)
         self._pin_quota = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
@@ -85,6 +86,7 @@ class Service:
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reserve_seconds = Histogram()
         self.in_force = LiveSettings(config)
+        self.in_force.notes = self.evictor.notes()
         self.in_force.follow(self._follow)
         self.alive: Callable[[], None] = _ignore_tick
         self._scans = ScanQueue(loop)
@@ -166,7 +168,7 @@ class Service:
         if self.disk.budget.per_day:
             self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
         self.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
-        self._evictor.maybe_evict()
+        self.evictor.maybe_evict()
         self.disk.write_behind.write_due()
         point("service.checked")
         if ReserveOutcome.REFUSED_FULL in outcomes:
@@ -186,7 +188,7 @@ class Service:
             return
         self.disk.reads.ask(request, reply)
         point("service.fetched")
-        self._evictor.maybe_evict()
+        self.evictor.maybe_evict()
 
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
         """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
@@ -223,7 +225,8 @@ class Service:
 
     def _follow(self, config: Config) -> None:
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
-        self._evictor.follow(config.evict)
+        self.evictor.follow(config.evict)
+        self.in_force.notes = self.evictor.notes()
         self._pin_quota.follow(config.match.share)
         self.idle_namespaces.follow(config.index)
         self.disk.resize(config.disk.size)
@@ -256,10 +259,11 @@ class Service:
         if self._owner.open_entries:
             self._owner.settle(_TIDY_MOST)
             point("service.settled")
-            self._evictor.maybe_evict()
+            self.evictor.maybe_evict()
         if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
             self.disk.flush.go_on()
         self.disk.tidy()
+        self.disk.publish_eviction(self.evictor.poll())
         self._store_quota.renew()
         self._pin_quota.check()
         self.idle_namespaces.poll()

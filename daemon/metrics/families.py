@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.metrics.sample import Sample
@@ -256,6 +257,14 @@ def _leaving(sample: Sample) -> Iterator[Metric]:
     nbytes = {_MEMORY: header.evicted_bytes, _DISK: header.disk_evicted_bytes}
     yield counters("evicted_bytes", "Bytes of pages that left a tier to make room.", ["tier"], nbytes)
     yield counter("lost_pages", "Pages that left memory before they were written to disk.", header.disk_lost)
+    eviction = sample.eviction
+    states = {(eviction.policy, state.value): float(eviction.state is state) for state in EvictionState}
+    about = "The order in which pages leave memory: 1 for one of the states of the configured policy."
+    yield gauges("eviction_policy", about, ["policy", "state"], states)
+    about = "Changes between the learned order of eviction and that of LRU; of this daemon."
+    yield counter("eviction_switches", about, eviction.switches)
+    about = "Pages that were not stored, because those in memory are expected to be used sooner; of this daemon."
+    yield counter("left_out_pages", about, eviction.left_out)
 
 
 def _reservations(sample: Sample) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.disk.status import DiskCounters, PhaseProgress
 from pagetier.daemon.index.idle_namespaces import IdleCounts
@@ -26,6 +27,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         work: The counters of the disk tier.
         idle_namespaces: The counters of dropped namespaces.
         progress: The phase of the daemon.
+        eviction: The order of eviction.
     """
 
     header: IndexHeader
@@ -37,6 +39,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     work: DiskCounters
     idle_namespaces: IdleCounts
     progress: PhaseProgress
+    eviction: EvictionReport
 
 
 class Sampler:
@@ -60,4 +63,5 @@ class Sampler:
             work=service.disk.work(),
             idle_namespaces=service.idle_namespaces.counts,
             progress=service.disk.progress,
+            eviction=service.evictor.report(),
         )

@@ -129,6 +129,19 @@ static PyObject *owner_forget_returns(Owner *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
+/* eviction() -> Eviction: which order is in force, and what it did since the segments were adopted. */
+static PyObject *owner_eviction(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    const pt_owner *o = &self->shared;
+    PyObject *learns = PyBool_FromLong(o->cadence != NULL), *learned = PyBool_FromLong(o->cadence && o->cadence->learned);
+    PyObject *follows = PyBool_FromLong(o->cadence && o->cadence->shadow.follows);
+    return record_of(Eviction, Py_BuildValue("(NNNKK)", learns, learned, follows, (unsigned long long)o->left_out,
+                                             (unsigned long long)pt_guard_switches(o)));
+}
+
 static bool owner_ready(Owner *self)
 {
     if (!self->shared.ready)

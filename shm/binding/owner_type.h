@@ -10,6 +10,7 @@ static PyMethodDef owner_methods[] = {
     {"adopt", (PyCFunction)owner_adopt, METH_VARARGS, NULL},
     {"learn_returns", (PyCFunction)owner_learn_returns, METH_NOARGS, NULL},
     {"forget_returns", (PyCFunction)owner_forget_returns, METH_NOARGS, NULL},
+    {"eviction", (PyCFunction)owner_eviction, METH_NOARGS, NULL},
     {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
     {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
     {"allocate_lazily", (PyCFunction)owner_allocate_lazily, METH_VARARGS, NULL},

@@ -164,6 +164,10 @@ def _left(history: History, width: int) -> Iterator[Text]:
     memory, stores, work = now.tiers.memory, now.stores, now.disk_work
     room = f"{count(memory.evictions)} ({_each(rate)})"
     yield _row(width, "dropped", evicted=room, flushed=count(memory.flushed), unwritten=count(work.lost))
+    eviction = now.eviction
+    if eviction.policy != "lru":
+        by = f"{eviction.policy}, {eviction.state.value}"
+        yield _row(width, "", **{"by": by, "left out": count(eviction.left_out), "switches": count(eviction.switches)})
     given_up = max(0, stores.doomed - stores.expired)
     if given_up or stores.expired or now.tiers.disk.evictions:
         disk = count(now.tiers.disk.evictions)

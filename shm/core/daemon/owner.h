@@ -54,6 +54,7 @@ typedef struct {
     pt_disk disk;
     pt_lazy lazy;
     pt_idle idle;
+    uint64_t left_out, switches; /* pages; changes between the learned order and that of LRU before `cadence` began */
     uint32_t last_chain;
     bool settled; /* all open entries were settled for the batch that is being processed (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed with a later tick than their own (evict.h) */
@@ -200,8 +201,15 @@ static inline void pt_relist(pt_owner *o, uint32_t entry, uint64_t now)
 
 /* ---- pages in the arena ---- */
 
+/* Returns how often the order of eviction changed between the learned one and that of LRU. */
+static inline uint64_t pt_guard_switches(const pt_owner *o)
+{
+    return o->switches + (o->cadence ? o->cadence->shadow.switches : 0);
+}
+
 static inline void pt_forget_returns(pt_owner *o)
 {
+    o->switches = pt_guard_switches(o);
     pt_cadence_destroy(o->cadence);
     o->cadence = NULL;
 }

@@ -25,6 +25,7 @@ typedef struct {
     double hits, own_hits, fade; /* fading sums */
     uint32_t patience, left;
     bool follows; /* the cache follows LRU */
+    uint64_t switches; /* how often `follows` changed */
 } pt_shadow;
 
 static inline void pt_shadow_end(pt_shadow *s)
@@ -116,6 +117,7 @@ static inline void pt_shadow_judge(pt_shadow *s, bool hit, bool own)
     if (s->follows) {
         if (!--s->left) {
             s->follows = false;
+            s->switches++;
             s->hits = s->own_hits = 0;
         }
         return;
@@ -125,6 +127,7 @@ static inline void pt_shadow_judge(pt_shadow *s, bool hit, bool own)
     if (s->hits <= s->own_hits * PT_SHADOW_LEAD + 4 + PT_SHADOW_DEVIATIONS * sqrt(s->hits))
         return;
     s->follows = true;
+    s->switches++;
     s->left = s->patience;
     s->patience *= s->patience < 64 * s->limit ? 2 : 1;
 }

@@ -177,5 +177,6 @@ static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uin
     pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
     pt_cadence_missed(o->cadence, hash, r->now);
     pt_departed_put(&o->cadence->departed, hash, page);
+    o->left_out++;
     return pt_answer_with(o, PT_LEFT_OUT, PT_NONE);
 }

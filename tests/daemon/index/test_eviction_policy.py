@@ -1,0 +1,137 @@
+"""Tests that operators see which page leaves memory first: in statistics, metrics, the log and the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import resource
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from advanced_clock import Clock
+from eventually import eventually
+from learning_index import Engine
+from metrics_scrape import scrape, value
+from pagetier.daemon.common.eviction_report import EvictionState
+from pagetier.daemon.common.log_throttle import MINUTE_S
+from pagetier.daemon.config.schema import EvictOptions
+from pagetier.daemon.index.evictor import Evictor
+from replay_command import Chain, replay_json, write_trace
+from running_daemon import RunningDaemon
+
+FLAGS = ("--evict-policy=cadence", "--evict-low=0", "--evict-high=0")
+CADENCE, LRU = '[evict]\npolicy = "cadence"\n', '[evict]\npolicy = "lru"\n'
+
+
+def eviction(daemon: RunningDaemon) -> dict[str, Any]:
+    """Returns what `pagetier stats --json` says of the eviction."""
+    values: dict[str, Any] = json.loads(daemon.pagetier("stats", "--json").stdout)
+    return dict(values["eviction"])
+
+
+def rounds(count: int) -> list[Chain]:
+    """Returns prompts of which five return in each round, beside one that never does."""
+    returning = [[prompt * 100 + page for page in range(10)] for prompt in range(5)]
+    once = [[10_000 + turn * 100 + page for page in range(30)] for turn in range(count)]
+    return [chain for new in once for chain in (*returning, new)]
+
+
+def until_lru_is_followed(loop: asyncio.AbstractEventLoop) -> tuple[Engine, Evictor, Clock]:
+    """Returns an index whose guard has just turned to LRU. The policy draws at random, so not every index gets there.
+
+    Prompts that return in each round end, and new prompts return once, soon, as LRU likes it.
+    """
+    for _ in range(60):
+        engine, clock = Engine(1024), Clock()
+        evictor = Evictor(engine.owner, EvictOptions(policy="cadence"), loop, clock)
+        for turn in range(60):
+            for prompt in range(20):
+                engine.use([prompt, *range(9)])
+            engine.use([1000 + turn, *range(31)])
+        assert evictor.poll().state in {EvictionState.LEARNING, EvictionState.CHOOSING}
+        for turn in range(200):
+            engine.use([2000 + turn, *range(20)])
+            engine.use([2000 + max(0, turn - 25), *range(20)])
+            if evictor.report().state is EvictionState.FOLLOWING_LRU:
+                return engine, evictor, clock
+    raise AssertionError("the guard did not turn to LRU in 60 indexes")
+
+
+def limit_memory(daemon: RunningDaemon, more: int) -> None:
+    """Limits the daemon to what it has mapped and `more` bytes; -1: no limit."""
+    assert daemon.process is not None
+    pages = int(Path(f"/proc/{daemon.process.pid}/statm").read_text().split()[0])
+    most = resource.RLIM_INFINITY if more < 0 else pages * resource.getpagesize() + more
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def test_lru_is_shown_where_memory_is_too_short_to_learn() -> None:
+    daemon = RunningDaemon("16MiB", "64KiB", "--index-entries=1000000")  # learning takes 86 MB
+    daemon.config.touch()
+    with daemon:
+        limit_memory(daemon, 24 << 20)
+        reloaded = daemon.reload(CADENCE)
+        assert "evict.policy = cadence (lru runs, because memory is too short to learn)" in reloaded
+        (line,) = daemon.lines("event=eviction_policy")
+        assert "level=warning" in line and 'state="no memory"' in line
+        assert eventually(lambda: eviction(daemon)["state"] == "no memory")
+        shown = daemon.pagetier("config").stdout
+        (setting,) = (line for line in shown.splitlines() if line.startswith("evict.policy"))
+        assert setting.endswith("; lru runs, because memory is too short to learn")
+        assert "memory is too short to learn" in daemon.pagetier("stats").stdout.replace("\n  ", " ")
+        with daemon.client() as client:
+            assert client.wait_attached(10.0)
+        limit_memory(daemon, -1)
+        daemon.reload(LRU)
+        assert "evict.policy = cadence" in (reloaded := daemon.reload(CADENCE)) and "lru runs" not in reloaded
+        assert eventually(lambda: eviction(daemon)["state"] == "learning")
+        assert "lru runs" not in daemon.pagetier("config").stdout
+
+
+def test_without_the_policy_lru_is_shown() -> None:
+    with RunningDaemon() as daemon:
+        assert eviction(daemon) == {"policy": "lru", "state": "lru", "left_out": 0, "switches": 0}
+        assert "evict.policy" not in daemon.pagetier("stats").stdout
+
+
+def test_the_policy_is_shown_as_it_learns_and_chooses(tmp_path: Path) -> None:
+    trace, _ = write_trace(tmp_path / "rounds.jsonl.gz", rounds(400))
+    metrics = tmp_path / "metrics.sock"
+    with RunningDaemon("256KiB", "4KiB", *FLAGS, "--metrics-listen", str(metrics)) as daemon:
+        assert eventually(lambda: eviction(daemon)["state"] == "learning")
+        report = replay_json(trace, "--socket", daemon.socket)
+        left_out = report["pages_left_out"]
+        assert left_out > 0
+        assert eventually(lambda: eviction(daemon)["left_out"] == left_out)
+        assert eviction(daemon)["state"] in {"choosing", "following lru"}
+        assert f"{left_out:,} pages left out" in daemon.pagetier("stats").stdout.replace("\n  ", " ")
+        assert "cadence" in daemon.pagetier("top").stdout
+        assert daemon.lines("event=eviction_policy")
+        seen = scrape(metrics)
+        assert value(seen, "pagetier_left_out_pages_total") == left_out
+        state = eviction(daemon)["state"]
+        assert value(seen, "pagetier_eviction_policy", policy="cadence", state=state) == 1
+
+
+def test_the_guard_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with closing(asyncio.new_event_loop()) as loop:
+        engine, evictor, clock = until_lru_is_followed(loop)
+    clock.now += MINUTE_S
+    caplog.clear()
+    assert evictor.poll().switches == 1
+    assert evictor.poll().state is EvictionState.FOLLOWING_LRU
+    (line,) = caplog.records
+    assert line.getMessage().endswith("the least recently used pages are evicted for now, because that hits more")
+    turn = 10_000
+    while evictor.report().switches == 1:  # it tries again after a while
+        engine.use([turn := turn + 1, *range(20)])
+    assert evictor.poll().state is EvictionState.CHOOSING
+    assert evictor.poll().switches == 2 and len(caplog.records) == 2
+    engine.owner.forget_returns()
+    assert evictor.report().switches == 2  # the counter outlives the policy
+    engine.check()
