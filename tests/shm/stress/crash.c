@@ -76,6 +76,7 @@ _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
     pt_session ghost;
     service d = {.world = s->world, .owner = world_adopt(s->world, alive)};
     d.random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
+    service_draw_policy(&d);
     session_begin(&ghost, s->world, attach_new(&d.owner, s->world));
     d.ghost = (client){.world = s->world, .session = &ghost, .random = d.random};
     tier_exchange(&d.tier, &d.random);

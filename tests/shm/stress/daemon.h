@@ -29,9 +29,27 @@ static inline uint32_t attach_new(pt_owner *o, world *w)
     return slot;
 }
 
+/* Draws the eviction policy of a new daemon: LRU, or the one that learns, which may choose before it has learned. */
+static inline void service_draw_policy(service *s)
+{
+    if (rng_one_in(&s->random, 2))
+        return;
+    if (!pt_learn_returns(&s->owner, rng_next(&s->random)))
+        finding("memory is short");
+    pt_cadence_is_full(&s->owner);
+    s->owner.cadence->learned = s->owner.cadence->full_pages && rng_below(&s->random, 4);
+}
+
+/* Responds to a store, which may say what comes before its pages, truly or not. */
 static inline void service_reserve(service *s, mailbox *m)
 {
+    uint8_t key[PT_KEY_BYTES];
+    pt_prompt prompt = {.parent = rng_one_in(&s->random, 2) ? key : NULL};
+    page_key(1 + rng_below(&s->random, IDS), key);
     m->request.now = pt_now_ns();
+    m->request.chain_kind = (enum pt_chain)rng_below(&s->random, 3);
+    m->request.prompts = &prompt;
+    m->request.prompt_count = 1;
     pt_reserve(&s->owner, &m->request, m->keys, m->sizes, m->count, m->answers);
 }
 
@@ -130,6 +148,7 @@ static inline void service_take_over(service *s)
         s->tier.ordered = 0;
         pt_owner_end(&s->owner);
         s->owner = world_adopt(s->world, pt_taken_slots(&s->owner.view));
+        service_draw_policy(s);
         s->adoptions++;
     }
 }

@@ -12,7 +12,9 @@ static inline const char *pt_cadence_wrong_page(const pt_owner *o, uint32_t entr
         return "a page is in memory, and the eviction policy does not know it";
     if (p->children != children)
         return "the eviction policy counted the pages after one wrongly";
-    if (leaf != (p->in_memory && !p->children) || (leaf && o->cadence->leaves[p->place] != entry))
+    if (leaf != (p->in_memory && !p->children))
+        return "the eviction policy takes a page for a leaf, or a leaf for none";
+    if (leaf && (p->place >= o->cadence->leaf_count || o->cadence->leaves[p->place] != entry))
         return "a page has a wrong place among the leaves";
     return NULL;
 }
@@ -21,11 +23,15 @@ static inline const char *pt_cadence_wrong_page(const pt_owner *o, uint32_t entr
 static inline const char *pt_cadence_check(const pt_owner *o, uint32_t *children)
 {
     const char *wrong = NULL;
+    uint32_t leaves = 0;
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         uint32_t parent = pt_parent_of(o->cadence, entry);
         if (parent != PT_NONE && o->cadence->pages[entry].in_memory)
             children[parent]++;
+        leaves += o->cadence->pages[entry].place != PT_NONE;
     }
+    if (leaves != o->cadence->leaf_count)
+        wrong = "the eviction policy counted the leaves wrongly";
     for (uint32_t entry = 0; entry < o->view.entry_count && !wrong; entry++)
         wrong = pt_cadence_wrong_page(o, entry, children[entry]);
     return wrong;
