@@ -10,19 +10,22 @@ import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import policies
-from policies import Trace
+from cache_models import Arc, S3Fifo
+from eviction.core import compile_core, hits_of, replay
+from eviction.traces import Trace, merged
 
 Prompts = Sequence[Sequence[int]]
 
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return policies.compile_core(tmp_path_factory.mktemp("eviction"))
+    return compile_core(tmp_path_factory.mktemp("eviction"))
 
 
 def trace_of(prompts: Prompts, step: float = 0.1) -> Trace:
@@ -77,7 +80,7 @@ def test_the_optimum_is_what_the_best_of_all_caches_hits(core: ctypes.CDLL, seed
     dice = random.Random(seed)
     trace = trace_of([[dice.randrange(3) for _ in range(dice.randrange(1, 4))] for _ in range(12)])
     for room in (2, 3, 4):
-        assert policies.optimum(core, trace, room) == most_hits(prompts_of(trace), room)
+        assert hits_of(core, "optimum", trace, room) == most_hits(prompts_of(trace), room)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -85,7 +88,33 @@ def test_lru_in_the_index_hits_what_a_simple_lru_hits(core: ctypes.CDLL, seed: i
     dice = random.Random(seed)
     trace = trace_of([[dice.randrange(6) for _ in range(dice.randrange(1, 6))] for _ in range(400)])
     for room in (8, 16, 40):
-        assert policies.replay(core, trace, room, "lru").hits == lru_hits(prompts_of(trace), room)
+        assert replay(core, trace, room, "lru").hits == lru_hits(prompts_of(trace), room)
+
+
+@pytest.mark.parametrize(("policy", "model"), [("arc", Arc), ("s3fifo", S3Fifo)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_policies_of_the_literature_hit_what_their_papers_say(
+    core: ctypes.CDLL, policy: str, model: type[Arc | S3Fifo], seed: int
+) -> None:
+    dice = random.Random(seed)
+    pages = [min(int(dice.expovariate(0.05)) + number // 500, 200) for number in range(3000)]
+    trace = trace_of([[page] for page in pages])
+    for room in (5, 20, 60):
+        assert hits_of(core, policy, trace, room) == sum(map(model(room).use, pages))
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_a_prompt_larger_than_the_cache_hits_its_head(core: ctypes.CDLL, policy: str) -> None:
+    trace = trace_of([list(range(30))] * 5)
+    assert hits_of(core, policy, trace, 10) == 4 * 10
+
+
+def test_merged_traces_have_no_page_in_common_and_keep_their_times() -> None:
+    first, second = trace_of([[1], [1, 2]], step=1.0), trace_of([[1], [3], [1]], step=0.4)
+    both = merged(first, second, 0.5)
+    assert both.seconds.tolist() == [0.0, 0.5, 0.9, 1.0, 1.3]
+    assert prompts_of(both) == [[0], [2], [3], [0, 1], [2]]
+    assert both.distinct == 4
 
 
 def sessions(seed: int, requests: int) -> list[list[int]]:
@@ -106,8 +135,8 @@ def sessions(seed: int, requests: int) -> list[list[int]]:
 @pytest.mark.parametrize("speed", [0.25, 1.0, 60.0, 600.0])
 def test_cadence_keeps_sessions_that_lru_evicts(core: ctypes.CDLL, speed: float) -> None:
     trace, room = trace_of(sessions(5, 3000)), 700
-    best = policies.optimum(core, trace, room)
-    lru, cadence = (policies.replay(core, trace, room, policy, speed).hits for policy in ("lru", "cadence"))
+    best = hits_of(core, "optimum", trace, room)
+    lru, cadence = (replay(core, trace, room, policy, speed).hits for policy in ("lru", "cadence"))
     assert lru < 0.5 * best and cadence > 0.75 * best, (lru, cadence, best)
 
 
@@ -126,18 +155,48 @@ def test_cadence_follows_lru_where_that_hits_more(core: ctypes.CDLL) -> None:
     """The prompts drift: what was used often never returns, and what is new returns once, soon."""
     dice = random.Random(3)
     trace = trace_of([[number // 40, dice.randrange(8) + number // 5, 1, 2] for number in range(6000)])
-    lru, cadence = (policies.replay(core, trace, 60, policy).hits for policy in ("lru", "cadence"))
+    lru, cadence = (replay(core, trace, 60, policy).hits for policy in ("lru", "cadence"))
     assert cadence > 0.97 * lru, (cadence, lru)
 
 
-def test_the_command_prints_a_cell_for_each_policy_and_size(tmp_path: Path) -> None:
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
     file = tmp_path / "small.jsonl"
     lines = [{"timestamp": 10 * at, "input_length": 40, "hash_ids": [at % 7, 100 + at % 50, 9]} for at in range(300)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, policies.__file__, f"{file}:16", "--shares", "10", "50", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return file
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, policies.__file__, *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_cell_for_each_policy_and_size(small: Path, tmp_path: Path) -> None:
+    done = command(f"{small}:16", "--shares", 10, 50, "--json", "--picture", tmp_path / "small.svg")
     cells = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [*policies.POLICIES, "optimum"]
     assert [(cell["share"], cell["policy"]) for cell in cells] == [
-        (10, "lru"), (10, "cadence"), (50, "lru"), (50, "cadence")
-    ]  # fmt: skip
-    assert all(0 <= cell["percent"] <= 100 for cell in cells)
+        (share, name) for share in (10, 50) for name in names
+    ]
+    assert all(0 <= cell["ratio"] <= cell["percent"] <= 100 for cell in cells)
+    picture = ElementTree.parse(tmp_path / "small.svg")
+    assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == len(names)
+
+
+def test_traces_are_merged_shifted_and_replayed_at_each_speed(small: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(small.read_text())
+    options = ("--merge", "--shift", 0, 1, "--speed", 1, 60, "--shares", 10, "--policies", "lru", "--json")
+    cells = [json.loads(line) for line in command(f"{small}:16", f"{other}:16", *options).stdout.splitlines()]
+    later = ("small + other, 1 s later", "other + small, 1 s later")
+    assert {cell["trace"] for cell in cells} == {"small", "other", "small + other", *later}
+    assert {cell["speed"] for cell in cells} == {1, 60}
+
+
+def test_the_command_fails_if_cadence_hits_less_than_lru() -> None:
+    def cells(percent: float) -> list[policies.Cell]:
+        return [policies.Cell("a", 1.0, 5.0, name, hit, hit) for name, hit in (("lru", 80.0), ("cadence", percent))]
+
+    assert policies.worse_than_lru(cells(79.7)) == []
+    assert policies.worse_than_lru(cells(79.5)) == ["a at 5 %, speed 1: cadence 79.5, lru 80.0 (-0.6 %)"]

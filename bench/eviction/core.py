@@ -1,0 +1,79 @@
+"""The policies in C: the daemon's own index, those of the literature, and the optimum."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from eviction.traces import Trace
+
+SOURCES: Final = Path(__file__).parent
+ROOT: Final = SOURCES.parents[1]
+IN_INDEX: Final = {"lru": 0, "cadence": 1}
+ON_LISTS: Final = ("arc", "s3fifo")
+
+
+class _Trace(ctypes.Structure):
+    _fields_ = [
+        ("starts", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("seconds", ctypes.c_void_p),
+        ("requests", ctypes.c_int64),
+    ]
+
+
+class Outcome(ctypes.Structure):
+    """What a replay counted; see eviction/index_replay.c."""
+
+    _fields_ = [
+        ("hits", ctypes.c_int64),
+        ("stored", ctypes.c_int64),
+        ("left_out", ctypes.c_int64),
+        ("followed", ctypes.c_int64),
+        ("findings", ctypes.c_int64),
+        ("store_seconds", ctypes.c_double),
+    ]
+
+
+def compile_core(folder: Path) -> ctypes.CDLL:
+    """Returns the library of the index and the optimum, compiled into `folder`."""
+    target = folder / "eviction.so"
+    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'shm'}"]
+    subprocess.run(["cc", *flags, *sources, "-o", str(target), "-lm"], check=True)
+    core = ctypes.CDLL(str(target))
+    for on_lists in ("optimum", *ON_LISTS):
+        getattr(core, on_lists).restype = ctypes.c_int64
+        getattr(core, on_lists).argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int32,
+            ctypes.c_int64,
+        ]
+    core.replay.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_double, ctypes.c_void_p]
+    return core
+
+
+def hits_of(core: ctypes.CDLL, policy: str, trace: Trace, room: int) -> int:
+    """Returns the pages that one of ON_LISTS, or "optimum", hits with room for `room` pages."""
+    requests = len(trace.seconds)
+    return int(getattr(core, policy)(trace.starts.ctypes.data, trace.pages.ctypes.data, requests, trace.distinct, room))
+
+
+def replay(core: ctypes.CDLL, trace: Trace, room: int, policy: str, speed: float = 1.0) -> Outcome:
+    """Replays a trace `speed` times as fast through an index with room for `room` pages.
+
+    Raises:
+        MemoryError: There is not enough memory.
+        AssertionError: The index is damaged afterwards.
+    """
+    given = _Trace(trace.starts.ctypes.data, trace.pages.ctypes.data, trace.seconds.ctypes.data, len(trace.seconds))
+    out = Outcome()
+    if core.replay(ctypes.byref(given), room, IN_INDEX[policy], speed, ctypes.byref(out)):
+        raise MemoryError
+    if out.findings:
+        raise AssertionError(f"the index has {out.findings} findings after the replay")
+    return out
