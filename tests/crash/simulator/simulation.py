@@ -36,7 +36,7 @@ class Simulation(ABC):
     """
 
     def __init__(self, scene: Scene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
-        self.scene = scene
+        self.scene = scene = scene.drawn(seed)
         self.seconds = seconds
         self.seed = seed
         self.tally = Tally(rounds=1)

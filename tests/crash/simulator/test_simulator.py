@@ -113,6 +113,7 @@ def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
     assert through.pages["disk_written"] and any(through.disk_use), run.output
     assert behind.pages["evicted"] and behind.pages["disk_read"] and any(behind.disk_use), run.output
     assert re.search(r"seed \d+", run.output)
+    assert {"lru", "cadence"} == set(re.findall(r"evict.policy = (\w+)", run.output)), run.output
 
 
 @pytest.mark.parametrize(
