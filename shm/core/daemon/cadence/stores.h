@@ -92,12 +92,16 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
         return;
     prompt->place.growth = pt_growth_of(pt_appended(o, keys, count));
     pt_find_parent(o, r, prompt, count);
+    bool missing = false; /* one of the pages before */
     for (uint32_t i = 0, before = prompt->place.parent; i < count; i++) {
         uint32_t entry = pt_entry_of(o, pt_nth_key(keys, i));
+        missing |= entry == PT_NONE;
         if (entry != PT_NONE) {
             pt_cadence_link(o->cadence, entry, before);
             if (o->view.entries[entry].on_list != PT_LIST_OPEN)
                 pt_note_use_of(o, entry, prompt->place.growth, r->now);
+            if (!missing) /* new pages inherit the cadence of the last one before them */
+                prompt->place.cadence = o->cadence->pages[entry].cadence;
         }
         before = r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry;
     }
