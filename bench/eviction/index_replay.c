@@ -2,12 +2,7 @@
  *
  * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request matches its prompt, as
  * readers do, and stores what is missing. */
-#include <stdio.h>
-
-#include "core/daemon/adopt.h"
-#include "core/daemon/integrity.h"
-#include "core/daemon/lru.h"
-#include "core/daemon/reserve.h"
+#include "small_index.h"
 
 #define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
 
@@ -23,38 +18,6 @@ typedef struct {
     int64_t findings; /* of the integrity check at the end */
     double store_seconds; /* CPU time of all stores */
 } outcome;
-
-static void *zeroed(size_t bytes)
-{
-    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    return memory ? memset(memory, 0, bytes) : NULL;
-}
-
-static bool open_index(pt_owner *o, uint32_t pages, bool learns)
-{
-    pt_geometry geometry = {4096, pages, pages, 4};
-    pt_header plan = {0};
-    pt_plan(&plan, &geometry);
-    void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);
-    if (!index || !locks)
-        return false;
-    pt_format(index, locks, &geometry, 1, "replay");
-    if (!pt_owner_begin(o, pt_view_of(index, locks, NULL), &pt_lru) || !pt_adopt(o, 0))
-        return false;
-    o->view.spaces[0].used = 1;
-    return !learns || pt_learn_returns(o, 88172645463325252ull);
-}
-
-static void key_of(int32_t page, uint8_t *key)
-{
-    memset(key, 0, PT_KEY_BYTES);
-    for (int word = 0; word < 2; word++) {
-        uint64_t mixed = ((uint64_t)page * 2 + (uint64_t)word + 1) * 0x9e3779b97f4a7c15ull;
-        mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ull;
-        mixed ^= mixed >> 32;
-        memcpy(key + 8 * word, &mixed, 8);
-    }
-}
 
 /* Uses the pages of the prompt that are there, up to the first one that is not. Returns their number. */
 static uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
@@ -76,13 +39,11 @@ static void store(pt_owner *o, const uint8_t *keys, uint32_t hits, uint32_t coun
     pt_prompt prompt = {.parent = hits ? keys + (hits - 1) * (size_t)PT_KEY_BYTES : NULL};
     pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
                     .prompts = &prompt, .prompt_count = 1};
-    struct timespec from, to;
     for (uint32_t i = 0; i < missing; i++)
         sizes[i] = 4096;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &from);
+    double began = thread_seconds();
     pt_reserve(o, &r, keys + hits * (size_t)PT_KEY_BYTES, sizes, missing, answers);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &to);
-    out->store_seconds += (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+    out->store_seconds += thread_seconds() - began;
     for (uint32_t i = 0; i < missing; i++) {
         if (answers[i].outcome == PT_GRANTED)
             pt_part_finish(&o->view, answers[i].entry, 0);
@@ -120,9 +81,6 @@ int replay(const trace *t, uint32_t pages, int learns, double speed, outcome *ou
     pt_check_integrity(&o, &found);
     out->findings = found.count;
     free(keys);
-    void *index = o.view.header, *locks = (char *)o.view.locks - PT_AT_LOCKS;
-    pt_owner_end(&o);
-    free(index);
-    free(locks);
+    close_index(&o);
     return 0;
 }

@@ -1,0 +1,58 @@
+/* small_index.h - the daemon's index in ordinary memory: one frame is one page, and no bytes are copied. */
+#pragma once
+
+#include <stdio.h>
+#include <time.h>
+
+#include "core/daemon/adopt.h"
+#include "core/daemon/integrity.h"
+#include "core/daemon/lru.h"
+#include "core/daemon/reserve.h"
+
+static inline void *zeroed(size_t bytes)
+{
+    void *memory = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return memory ? memset(memory, 0, bytes) : NULL;
+}
+
+static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
+{
+    pt_geometry geometry = {4096, pages, pages, 4};
+    pt_header plan = {0};
+    pt_plan(&plan, &geometry);
+    void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);
+    if (!index || !locks)
+        return false;
+    pt_format(index, locks, &geometry, 1, "replay");
+    if (!pt_owner_begin(o, pt_view_of(index, locks, NULL), &pt_lru) || !pt_adopt(o, 0))
+        return false;
+    o->view.spaces[0].used = 1;
+    return !learns || pt_learn_returns(o, 88172645463325252ull);
+}
+
+static inline void key_of(int32_t page, uint8_t *key)
+{
+    memset(key, 0, PT_KEY_BYTES);
+    for (int word = 0; word < 2; word++) {
+        uint64_t mixed = ((uint64_t)page * 2 + (uint64_t)word + 1) * 0x9e3779b97f4a7c15ull;
+        mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ull;
+        mixed ^= mixed >> 32;
+        memcpy(key + 8 * word, &mixed, 8);
+    }
+}
+
+static inline void close_index(pt_owner *o)
+{
+    void *index = o->view.header, *locks = (char *)o->view.locks - PT_AT_LOCKS;
+    pt_owner_end(o);
+    free(index);
+    free(locks);
+}
+
+/* Returns the CPU time of this thread. */
+static inline double thread_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
