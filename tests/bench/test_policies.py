@@ -146,7 +146,7 @@ def test_cadence_is_lru_until_it_has_learned(core: ctypes.CDLL, seed: int) -> No
     dice = random.Random(seed)
     trace = trace_of([[dice.randrange(40)] for _ in range(400)])
     for room in (20, 30):
-        lru, cadence = (policies.replay(core, trace, room, policy) for policy in ("lru", "cadence"))
+        lru, cadence = (replay(core, trace, room, policy) for policy in ("lru", "cadence"))
         assert cadence.stored < 256, "it learns after a round of 256 pages"
         assert cadence.hits == lru.hits
 
