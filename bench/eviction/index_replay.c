@@ -1,7 +1,7 @@
 /* index_replay.c - replays a trace through the daemon's own index, with the trace's clock: what would it have hit?
  *
  * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request matches its prompt, as
- * readers do, and stores what is missing. */
+ * readers do, and stores it whole if a page is missing, as `pagetier replay` does. */
 #include "small_index.h"
 
 #define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
@@ -31,20 +31,19 @@ static uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t
     return hits;
 }
 
-static void store(pt_owner *o, const uint8_t *keys, uint32_t hits, uint32_t count, uint64_t now, outcome *out)
+static void store(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, outcome *out)
 {
-    uint32_t missing = count - hits;
-    uint64_t *sizes = malloc(missing * sizeof *sizes);
-    pt_answer *answers = malloc(missing * sizeof *answers);
-    pt_prompt prompt = {.parent = hits ? keys + (hits - 1) * (size_t)PT_KEY_BYTES : NULL};
+    uint64_t *sizes = malloc(count * sizeof *sizes);
+    pt_answer *answers = malloc(count * sizeof *answers);
+    pt_prompt prompt = {0};
     pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
                     .prompts = &prompt, .prompt_count = 1};
-    for (uint32_t i = 0; i < missing; i++)
+    for (uint32_t i = 0; i < count; i++)
         sizes[i] = 4096;
     double began = thread_seconds();
-    pt_reserve(o, &r, keys + hits * (size_t)PT_KEY_BYTES, sizes, missing, answers);
+    pt_reserve(o, &r, keys, sizes, count, answers);
     out->store_seconds += thread_seconds() - began;
-    for (uint32_t i = 0; i < missing; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         if (answers[i].outcome == PT_GRANTED)
             pt_part_finish(&o->view, answers[i].entry, 0);
         out->stored += answers[i].outcome == PT_GRANTED;
@@ -75,7 +74,7 @@ int replay(const trace *t, uint32_t pages, int learns, double speed, outcome *ou
         out->hits += hits;
         out->followed += o.cadence && o.cadence->shadow.follows;
         if (hits < count)
-            store(&o, keys, hits, count, now + (uint64_t)(STORE_NS / speed), out);
+            store(&o, keys, count, now + (uint64_t)(STORE_NS / speed), out);
     }
     pt_settle_all(&o, UINT64_MAX / 2);
     pt_check_integrity(&o, &found);

@@ -58,7 +58,7 @@ def most_hits(prompts: Prompts, room: int) -> int:
 
 
 def lru_hits(prompts: Prompts, room: int) -> int:
-    """Returns the hits of an LRU: the tail of a prompt is older than its head, the match older than the store."""
+    """Returns the hits of an LRU: the tail of a prompt is older than its head, and a miss stores the whole prompt."""
     cache: dict[int, int] = {}
     hits = clock = 0
     for prompt in prompts:
@@ -66,7 +66,8 @@ def lru_hits(prompts: Prompts, room: int) -> int:
         used = prompt[:room]
         found = next((at for at, page in enumerate(used) if page not in cache), len(used))
         hits += found
-        times = {page: clock - at if at < found else clock + 500 - at for at, page in enumerate(used)}
+        begin = clock + 500 if found < len(used) else clock
+        times = {page: begin - at for at, page in enumerate(used)}
         cache.update({page: time for page, time in times.items() if page in cache})
         for page, time in times.items():
             if page not in cache and len(cache) == room:
