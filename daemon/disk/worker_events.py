@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.flush_to_disk import missing_on_disk
-from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.disk.pending_flushes import PendingFlushes
 from pagetier.daemon.disk.publish_status import StatusPublisher
 from pagetier.daemon.disk.reads import DiskReads
@@ -38,6 +38,9 @@ from pagetier.tiers.worker_protocol import (
     Trust,
     Wrote,
 )
+
+if TYPE_CHECKING:
+    from pagetier.daemon.disk.inventory import Inventory
 
 log = logging.getLogger("pagetierd.disk")
 
@@ -79,7 +82,8 @@ class WorkerEvents:
         )
         self.refused = False
         self.lost: UnwrittenPages | None = None
-        self._contents = Inventory(self._owner)
+        if config.disk.size:
+            self._contents = _new_inventory(self._owner)  # imports numpy now, while no engine waits for the loop
         self._stage = _Stage.STARTED
         self._unverified = False  # the last worker ended because the next one has to verify the files
         self._began = 0.0
@@ -91,7 +95,7 @@ class WorkerEvents:
         self.send = send
         self._began = time.monotonic()
         self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
-        self._contents = Inventory(self._owner)
+        self._contents = _new_inventory(self._owner)
 
     def hear(self, report: Report) -> None:
         """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
@@ -164,7 +168,7 @@ class WorkerEvents:
 
     async def _load(self) -> None:
         """Loads the inventory of the disk into the index, then starts to write and to drop pages."""
-        contents, self._contents = self._contents, Inventory(self._owner)
+        contents, self._contents = self._contents, _new_inventory(self._owner)
         drops = await contents.load_into_index(self.flushes.among)
         point("disk.known")
         self.flushes.again(self.write_behind.begin(self.send, drops, contents.newest))
@@ -196,3 +200,10 @@ class WorkerEvents:
         if self._stage is _Stage.STARTED and self.supervisor.has_worker and waited > STALLED_S:
             return f"the disk has not answered for {waited:.0f} s: it is still being opened"
         return self.write_behind.stalled()
+
+
+def _new_inventory(owner: Owner) -> Inventory:
+    """Returns an empty inventory. It imports numpy, which a daemon without a disk does not need."""
+    from pagetier.daemon.disk.inventory import Inventory
+
+    return Inventory(owner)

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-import numpy as np
-
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
@@ -60,6 +58,8 @@ def _wrong(report: Report) -> str:
 
 
 def _wrong_pages(part: InventoryPart) -> str:
+    import numpy as np
+
     pages = len(part.keys) // KEY_BYTES
     lengths = tuple(map(len, (part.keys, part.sizes, part.stamps, part.spaces)))
     if lengths != (KEY_BYTES * pages, _U64 * pages, _U64 * pages, _U32 * pages):

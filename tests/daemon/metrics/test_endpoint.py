@@ -233,10 +233,10 @@ def test_the_socket_goes_with_the_daemon(tmp_path: Path) -> None:
     assert not place.exists()
 
 
-def test_a_daemon_without_metrics_does_not_import_their_library() -> None:
+def test_a_daemon_without_metrics_and_disk_does_not_import_their_libraries() -> None:
     with RunningDaemon("1MiB", "64KiB") as daemon:
         assert daemon.process is not None
         maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
-    assert "posix_ipc" in maps
+    assert "posix_ipc" in maps and "numpy" not in maps
     code = "import sys, pagetier.daemon.main; sys.exit('prometheus_client' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
