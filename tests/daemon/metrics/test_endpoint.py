@@ -148,12 +148,16 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
 
 
 def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:
-    times = []
+    """A busy machine delays scrapes: all of them together show the daemon's work, and the fastest that it never waits."""
+    assert daemon.process is not None
+    schedstat, times = Path(f"/proc/{daemon.process.pid}/schedstat"), []
+    before = int(schedstat.read_text().split()[0])
     for _ in range(20):
         began = time.perf_counter()
         ask(place)
         times.append(time.perf_counter() - began)
-    assert sorted(times)[5] < FAST_S, times
+    assert (int(schedstat.read_text().split()[0]) - before) / 20e9 < FAST_S
+    assert min(times) < FAST_S, times
 
 
 @pytest.mark.parametrize(
