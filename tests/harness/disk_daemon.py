@@ -14,7 +14,7 @@ from typing import Any, Self
 from bare_engine import WAIT_S, Engine
 from eventually import eventually
 from pagetier.client import Client, Keys
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, Standing, unpack
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import Answer, Request, Save, Saved
 from running_daemon import RunningDaemon, namespace
@@ -78,7 +78,7 @@ class DiskDaemon(RunningDaemon):
 
     def until(self, what: Any, seconds: float = WAIT_S) -> bool:
         """Returns whether the disk tier's report fulfils a condition in time."""
-        return eventually(lambda: bool(what(self.report())), seconds)
+        return eventually(lambda: bool(what(unpack(self.observer().status()).disk)), seconds)
 
     def reported(self) -> str:
         """Returns the report and the log, for the message of a failed assertion."""

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from running_daemon import RunningDaemon
 
+_SHORTEST_S, _LONGEST_S = 0.005, 0.02  # between two checks: a wait of a second or more must not keep a core busy
 _SECOND_S = 1.0
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
 def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
     """Returns whether a condition becomes true in time."""
-    ends = time.monotonic() + seconds
+    ends, pause = time.monotonic() + seconds, _SHORTEST_S
     while not what():
         if time.monotonic() > ends:
             return False
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(_LONGEST_S, 1.05 * pause)
     return True
 
 

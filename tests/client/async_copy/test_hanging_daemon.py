@@ -140,6 +140,7 @@ def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeyp
     assert stored_again(engine, 1)
     seen: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(str(args.exc_value)))
+    monkeypatch.setattr(stream_queue, "_abandoned", [])  # which otherwise keeps the streams and their threads
 
     def enqueue(copy: object) -> None:
         raise UnexpectedError("no compiler")

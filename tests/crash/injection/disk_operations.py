@@ -47,12 +47,16 @@ class WithDisk(Operation):
         if count:
             assert self.scene.store(pages) == count
             self.until_on_disk(count)
-            assert eventually(lambda: not self.scene.flush("memory")), self.scene.header()
+            assert eventually(lambda: not self.scene.flush("memory"), START_S), self.scene.header()
         return pages
 
     def until_on_disk(self, count: int) -> None:
-        """Waits until `count` pages are on disk."""
-        assert eventually(lambda: self.scene.quiet() and self.scene.header().disk_pages >= count), self.scene.header()
+        """Waits until `count` pages are on disk. The worker has a low priority, so a busy machine delays its writes."""
+
+        def written() -> bool:
+            return self.scene.quiet() and self.scene.header().disk_pages >= count
+
+        assert eventually(written, START_S), self.scene.header()
 
     def verify(self) -> bool:
         """Returns whether the pages are found, also those that a dead engine was storing again."""

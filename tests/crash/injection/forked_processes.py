@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ import msgspec
 from injection.fork_client import ForkClient, ForkedProcess
 from injection.injector import Injector
 from injection.instrumented_build import environment
-from pagetier.shm._core import Observer
-from pagetier.shm.segment_files import observe_and_close
 from running_daemon import START_S, RunningDaemon
 
 
@@ -72,11 +69,6 @@ class ForkedDaemon(RunningDaemon):
         """The pid of the process that was started last."""
         assert self.process is not None
         return self.process.pid
-
-    def observer(self) -> Observer:
-        """Opens an observer without the daemon, which may be stopped or dead."""
-        files = [os.open(f"/dev/shm/{self.name}.{kind}", os.O_RDONLY) for kind in ("index", "locks")]
-        return observe_and_close(files)
 
 
 class Engine:

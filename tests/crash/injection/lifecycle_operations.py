@@ -12,6 +12,7 @@ from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
 from injection.scene import Scene
+from running_daemon import START_S
 
 
 def served_and_attached(scene: Scene) -> bool:
@@ -138,7 +139,7 @@ class StartWithSmallerDisk(StartWithDisk):
     def until_on_disk(self, count: int) -> None:
         del count
         self.scene.rest()
-        assert eventually(lambda: self.scene.header().disk_pages >= self.scene.header().pages)
+        assert eventually(lambda: self.scene.header().disk_pages >= self.scene.header().pages, START_S)
 
     def act(self) -> None:
         self.scene.daemon.launch("--disk-size", SMALL)

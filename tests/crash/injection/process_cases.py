@@ -14,6 +14,7 @@ from injection.operation import Operation
 from injection.scene import Scene, timed
 from injection.verdicts import (
     DONE_S,
+    QUIET_S,
     SHORT_S,
     await_end,
     check_engines,
@@ -33,12 +34,18 @@ _STRIKES_S: Final = 8.0
 _BACK_S: Final = 1.0
 
 
-def run_process_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
-    """Returns whether the process met the failpoint. Raises AssertionError if a promise is broken."""
+def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
+    """Returns whether the process met the failpoint, at most `wait` seconds after the operation was over.
+
+    Raises AssertionError if a promise is broken.
+    """
     operation = kind.begun(scene)
     scene.injector.arm(case, operation.pid(case.role))
     operation.act()
-    struck = strikes(scene, operation, _STRIKES_S)
+    struck = strikes(scene, operation, _STRIKES_S, wait)
+    if not struck:
+        scene.injector.disarm()
+        struck = scene.injector.struck > 0  # it may have struck at the last moment
     if struck:
         pid = scene.injector.pid
         (_after_kill if case.action is Action.DIE else _after_stop)(scene, operation, case.role, pid)
@@ -46,7 +53,6 @@ def run_process_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
             f"memory or a slot was not released: {scene.state()}"
         )
     else:
-        scene.injector.disarm()
         assert operation.ends_daemon or operation.verify(), scene.header()
     end_process_case(scene, operation)
     return struck

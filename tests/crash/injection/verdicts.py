@@ -49,12 +49,12 @@ def check_index(scene: Scene) -> None:
     assert found == [], found
 
 
-def strikes(scene: Scene, operation: Operation, seconds: float) -> bool:
-    """Returns whether the injection strikes before the operation is over, and before the timeout."""
+def strikes(scene: Scene, operation: Operation, seconds: float, wait: float = QUIET_S) -> bool:
+    """Returns whether the injection strikes before the timeout, and at most `wait` seconds after the operation."""
     ends = time.monotonic() + seconds
     while not scene.injector.struck and time.monotonic() < ends and not operation.done():
         time.sleep(0.002)
-    return eventually(lambda: scene.injector.struck > 0, QUIET_S)
+    return eventually(lambda: scene.injector.struck > 0, wait)
 
 
 def await_end(scene: Scene, operation: Operation) -> None:

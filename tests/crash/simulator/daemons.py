@@ -11,7 +11,6 @@ from typing import Final
 
 from eventually import eventually
 from pagetier.daemon import main as daemon_main
-from pagetier.shm._core import Observer
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon
 from simulator.children import Child, ChildProcesses
@@ -89,10 +88,6 @@ class CacheDaemons(RunningDaemon):
         """Waits until a disk tier was opened more than `opened` times. Raises RuntimeError if it does not open."""
         if not eventually(lambda: self.disks_opened() > opened, _PATIENCE_S):
             raise RuntimeError(f"the disk tier did not open: {self.last_output()}")
-
-    def observer(self) -> Observer:
-        """Returns an observer of the segments, which outlive every daemon except one that is stopped."""
-        return self._observer()
 
     def worker(self) -> int:
         """Returns the pid of the disk worker; 0 if there is none."""

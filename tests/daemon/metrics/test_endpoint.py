@@ -148,7 +148,7 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
 
 
 def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:
-    """A busy machine delays scrapes: all of them together show the daemon's work, and the fastest that it never waits."""
+    """Other processes delay scrapes: all show how long the daemon works, and the fastest shows that it never waits."""
     assert daemon.process is not None
     schedstat, times = Path(f"/proc/{daemon.process.pid}/schedstat"), []
     before = int(schedstat.read_text().split()[0])
