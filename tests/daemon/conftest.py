@@ -46,6 +46,13 @@ def given(name: str, tmp_path: Path) -> list[str]:
     return ["--name", name, "--socket", str(tmp_path / "s"), "--arena-size", "1MiB"]
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    """Yields a daemon for all tests of a module."""
+    with RunningDaemon() as running:
+        yield running
+
+
 @pytest.fixture
 def engine(daemon: DiskDaemon) -> Iterator[Engine]:
     """Yields an engine that is attached to the module's daemon, and checks the index at the end."""

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ PROGRAMS = {"pagetier": "pagetier.daemon.cli", "pagetierd": "pagetier.daemon.mai
 FULL = "Error: the output could not be written: No space left on device\n"
 CLOSED = "Error: the output could not be written: Bad file descriptor\n"
 NO_STDERR = ["2>&-", "2>/dev/full", "2>&- >&-", "2>&- >&- <&-"]
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as daemon:
-        yield daemon
 
 
 def command(line: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A check that the clients and copiers of a test end with it."""
+"""A check that the clients of a test end with it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ CLIENT_ENDS_S = 20.0
 
 
 def client_threads() -> set[threading.Thread]:
-    """Returns the threads of clients that are not closed or still have to return their slot, and of copiers."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("pagetier-")}
+    """Returns the threads of clients that are not closed, or that still have to return their slot."""
+    return {thread for thread in threading.enumerate() if thread.name == "pagetier-reconnect"}
 
 
 @pytest.fixture(autouse=True)
 def no_client_is_left() -> Iterator[None]:
-    """Asserts that all clients and copiers of a test are closed or dropped.
-
-    The thread of another client would look for its daemon forever, and that of a copier would disturb the next test.
-    """
+    """Asserts that all clients of a test are closed: the thread of another one would look for its daemon forever."""
     before = client_threads()
 
     def all_ended() -> bool:
@@ -31,5 +28,4 @@ def no_client_is_left() -> Iterator[None]:
         return not client_threads() - before
 
     yield
-    ended = not client_threads() - before or eventually(all_ended, CLIENT_ENDS_S)
-    assert ended, f"a client or copier of the test is not closed: {client_threads() - before}"
+    assert not client_threads() - before or eventually(all_ended, CLIENT_ENDS_S), "a client of the test is not closed"

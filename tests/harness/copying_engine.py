@@ -45,7 +45,8 @@ class Engine(PagedEngine):
     def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:
         super().__init__(seed)
         self.client = client
-        self.copier = AsyncCopier(client, self.paged, HostDevice(), settings)
+        device = HostDevice()
+        self.copier = AsyncCopier(client, self.paged, device, settings, ended=device.close)
 
     def load(self, keys: Keys, slots: SlotMap, **options: Any) -> LoadHandle:
         with self.client.match(keys) as match:

@@ -112,8 +112,7 @@ class DiskDaemon(RunningDaemon):
 
     def worker(self) -> int:
         """Returns the PID of the disk worker, 0 if there is none."""
-        assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         for pid in map(int, children.read_text().split()):
             if b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 self._workers.add(pid)

@@ -32,8 +32,7 @@ class Second:
     """A second that begins now, prolonged by the time that threads of this process and the daemon wait for a core."""
 
     def __init__(self, daemon: RunningDaemon) -> None:
-        assert daemon.process is not None
-        self._processes = (os.getpid(), daemon.process.pid)
+        self._processes = (os.getpid(), daemon.pid)
         self._waits = self._waits_for_a_core()
         self._began = time.monotonic()
 

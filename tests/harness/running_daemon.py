@@ -67,6 +67,12 @@ class RunningDaemon:
             self.process = subprocess.Popen(command, stderr=log, stdout=log, env=environ)
         return self.process
 
+    @property
+    def pid(self) -> int:
+        """The PID of the process that was started last."""
+        assert self.process is not None
+        return self.process.pid
+
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the daemon."""
         assert self.process is not None

@@ -13,7 +13,6 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from eventually import eventually
@@ -132,9 +131,7 @@ class Machine:
             self.write(f"/usr/bin/{program}", f"#!{PYTHON}\nfrom {module} import main\n\nmain()\n")
             self.do("chmod", "755", f"/usr/bin/{program}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._init:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._init, signal.SIGKILL)

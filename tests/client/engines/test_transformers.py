@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from disk_daemon import write_through
-from running_daemon import RunningDaemon
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -55,18 +53,6 @@ def uncached(prompts: PromptCache, prompt: Any, logits_to_keep: int = 0) -> tupl
 def stored(prompts: PromptCache, prompt: Any) -> None:
     result = prompts.store(prompt, uncached(prompts, prompt)[1])
     assert set(result.outcomes) == {Outcome.STORED}
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as client:
-        yield client
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

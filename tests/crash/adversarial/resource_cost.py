@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -44,8 +43,6 @@ class Sampled:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
         self._thread.join()

@@ -43,7 +43,7 @@ def served_beside(
     daemon: RunningDaemon, acts: Iterable[str], descriptors: int, user: int | None = None
 ) -> Iterator[None]:
     """Checks an engine beside all of these attacks at once, and that their connections are closed at the end."""
-    pid = _pid(daemon)
+    pid = daemon.pid
     with Honest(daemon.socket) as honest, Sampled(pid) as sampled:
         assert honest.wait_for(3)
         with ExitStack() as stack:
@@ -66,11 +66,6 @@ def expect_served(daemon: RunningDaemon, *acts: str, user: int | None = None) ->
         pass
 
 
-def _pid(daemon: RunningDaemon) -> int:
-    assert daemon.process is not None
-    return daemon.process.pid
-
-
 def test_garbage_does_not_delay_an_engine(daemon: RunningDaemon) -> None:
     expect_served(daemon, "garbage", "half", "huge", "rights")
 
@@ -84,7 +79,7 @@ def test_ten_thousand_connections_do_not_exhaust_few_descriptors() -> None:
     """An attached engine is served all the time, a later one attaches, and nothing stays open."""
     with (
         RunningDaemon(str(FRAMES * FRAME), str(FRAME), before=["prlimit", f"--nofile={FEW}"]) as daemon,
-        served_beside(daemon, ["crowd"] * (10_000 // CROWD), FEW - cost_of(_pid(daemon)).descriptors),
+        served_beside(daemon, ["crowd"] * (10_000 // CROWD), FEW - cost_of(daemon.pid).descriptors),
         daemon.client() as late,
     ):
         assert late.attached

@@ -39,13 +39,12 @@ def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
 
 @pytest.mark.parametrize("first", ["daemon", "worker", "engines"])
 def test_all_processes_continue_after_a_common_stop(daemon: DiskDaemon, first: str) -> None:
-    assert daemon.process is not None
     with EngineGroup(daemon) as company:
         for seed in range(3):
             company.start_engine(seed)
         company.work(rounds=10)
         groups = {
-            "daemon": [daemon.process.pid],
+            "daemon": [daemon.pid],
             "worker": [daemon.worker()],
             "engines": [member.process.pid for member in company.members],
         }

@@ -63,8 +63,7 @@ def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, vi
         for seed in range(2):
             company.start_engine(seed, before=group.before)
         company.work(rounds=20)
-        assert daemon.process is not None
-        pids = {"daemon": daemon.process.pid, "worker": daemon.worker(), "engine": company.members[0].process.pid}
+        pids = {"daemon": daemon.pid, "worker": daemon.worker(), "engine": company.members[0].process.pid}
         prefer(pids[victim])
         kills = exhaust(group)
         if victim == "daemon":

@@ -64,12 +64,6 @@ class ForkedDaemon(RunningDaemon):
         """Whether it has not ended."""
         return self.process is not None and self.process.poll() is None
 
-    @property
-    def pid(self) -> int:
-        """The pid of the process that was started last."""
-        assert self.process is not None
-        return self.process.pid
-
 
 class Engine:
     """An engine that the fork server starts.

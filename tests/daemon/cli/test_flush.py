@@ -15,12 +15,6 @@ from terminal import pagetier_on_terminal
 PAGE = 100_000
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
-
-
 @pytest.fixture
 def client(daemon: RunningDaemon) -> Iterator[Client]:
     with daemon.client() as attached:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +54,6 @@ def stats_json(daemon: RunningDaemon) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     values: dict[str, Any] = json.loads(result.stdout)
     return values
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
 
 
 def test_the_keys_are_stable(daemon: RunningDaemon) -> None:

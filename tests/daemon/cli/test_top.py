@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,12 +20,6 @@ from terminal import LiveTerminal, pagetier_on_terminal
 
 PAGE = 60_000
 STYLE = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon() as running:
-        yield running
 
 
 def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24, columns: int = 80) -> list[str]:
@@ -148,8 +141,7 @@ def test_without_a_daemon_the_terminal_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_snapshots_cost_the_daemon_nothing(daemon: RunningDaemon) -> None:
-    assert daemon.process is not None
-    stat = Path(f"/proc/{daemon.process.pid}/stat")
+    stat = Path(f"/proc/{daemon.pid}/stat")
 
     def ticks() -> int:
         return sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13]))

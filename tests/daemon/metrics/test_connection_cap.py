@@ -32,8 +32,7 @@ def crowd(path: Path, count: int, patience: float | None) -> Iterator[list[socke
 
 
 def files_of(daemon: RunningDaemon) -> int:
-    assert daemon.process is not None
-    return len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir()))
+    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
 
 
 def is_shut(guest: socket.socket) -> bool:

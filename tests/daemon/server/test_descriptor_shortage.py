@@ -30,9 +30,8 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         fill(daemon)
         clients = [stack.enter_context(daemon.client()) for _ in range(MOST_OF_PROCESS)]
         assert len(daemon.slots()) == MOST_OF_PROCESS
-        assert daemon.process is not None
         connections = MOST_OF_PROCESS
-        most = len(list(Path(f"/proc/{daemon.process.pid}/fd").iterdir())) - connections - MISSING
+        most = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) - connections - MISSING
         daemon.kill()
         daemon._before = ["prlimit", f"--nofile={most}"]
         assert daemon.launch().wait(START_S) == Exit.REFUSED, daemon.log.read_text()
