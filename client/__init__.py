@@ -17,6 +17,7 @@ from pagetier.kernels.device import DeviceError
 from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES
 from pagetier.shm.errors import PagetierError
+from pagetier.shm.protocol import Prompt
 
 __all__ = [
     "LAYOUT_NAMES",
@@ -43,6 +44,7 @@ __all__ = [
     "Part",
     "PendingReservation",
     "Prefetch",
+    "Prompt",
     "Recurrent",
     "RegisteredCache",
     "RegisteredGroups",

@@ -33,10 +33,12 @@ from pagetier.client.hash_inputs import (
 )
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.cached import CachedProperty
+from pagetier.shm.protocol import Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # collections.abc has it from 3.12 on
 
+_WHOLE: Final = Prompt(0, b"", 0)
 _TAG: Final = b"pagetier namespace 1"
 _LABEL_CHARACTERS: Final = 40
 _NEEDED: Final = ("model", "dtype", "page_tokens")
@@ -51,9 +53,9 @@ class Keys(msgspec.Struct, frozen=True):
     Attributes:
         namespace: The namespace of the pages.
         data: The keys, 32 bytes each, one after the other.
-        prompts: The page with which each prompt begins, ascending from 0, and the key of the page before it, or b"".
-            Empty if each page is useful without those before it. A slice knows the page before it. It is a hint for
-            eviction and no part of equality.
+        prompts: The prompts among the pages, ascending from page 0. Empty if each page is useful without those before
+            it. A slice knows the page before it, and the number of its first page in the prompt if that is known. It is
+            a hint for eviction and no part of equality.
 
     Raises:
         TypeError: `namespace` is not a Namespace, or `data` is not bytes.
@@ -62,7 +64,7 @@ class Keys(msgspec.Struct, frozen=True):
 
     namespace: "Namespace"
     data: bytes
-    prompts: tuple[tuple[int, bytes], ...] = ((0, b""),)
+    prompts: tuple[Prompt, ...] = (_WHOLE,)
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, Namespace):
@@ -101,12 +103,20 @@ class Keys(msgspec.Struct, frozen=True):
             raise ValueError(f"a slice of keys must have step 1, not {step}: keys form a chain")
         return Keys(self.namespace, self.data[start * KEY_BYTES : stop * KEY_BYTES], self._prompts_of(start, stop))
 
-    def _prompts_of(self, start: int, stop: int) -> tuple[tuple[int, bytes], ...]:
+    def _prompts_of(self, start: int, stop: int) -> tuple[Prompt, ...]:
         if not self.prompts:
             return ()
-        before = dict(self.prompts).get(start, self.data[(start - 1) * KEY_BYTES : start * KEY_BYTES])
-        later = ((page - start, key) for page, key in self.prompts if start < page < stop)
-        return ((0, before), *later)
+        prompts = [Prompt(*prompt) for prompt in self.prompts]
+        later = (prompt._replace(begin=prompt.begin - start) for prompt in prompts if start < prompt.begin < stop)
+        return (self._prompt_at(start, prompts), *later)
+
+    def _prompt_at(self, start: int, prompts: Sequence[Prompt]) -> Prompt:
+        """Returns the prompt of the pages from `start` on."""
+        last = next((prompt for prompt in reversed(prompts) if prompt.begin <= start), _WHOLE)
+        if last.begin == start:
+            return last._replace(begin=0)
+        depth = last.depth + start - last.begin if last.depth >= 0 else -1
+        return Prompt(0, self.data[(start - 1) * KEY_BYTES : start * KEY_BYTES], depth)
 
     def __repr__(self) -> str:
         pages = "1 page" if len(self) == 1 else f"{len(self)} pages"

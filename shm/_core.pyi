@@ -22,6 +22,7 @@ PARTS: int  # the most parts of a page
 GROUPS: int  # the most groups of one match
 STATUS_BYTES: int  # the longest status of a daemon
 LEAST_FRAME_BYTES: int
+HISTORY_BYTES: int  # of what is known of the uses of a page on disk
 LOCKS_OFFSET: int  # of the first lock word in its segment
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
@@ -97,6 +98,7 @@ class IndexHeader(NamedTuple):
     disk_used_frames: int
     disk_pages: int
     disk_bytes: int
+    at_histories: int
     granted: int
     present: int
     pending: int
@@ -182,7 +184,10 @@ class ReservedPages(NamedTuple):
 
 @final
 class PagesToWrite(NamedTuple):
-    """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32."""
+    """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32.
+
+    `histories` are what is known of their uses, HISTORY_BYTES each.
+    """
 
     entries: bytes
     serials: bytes
@@ -191,6 +196,7 @@ class PagesToWrite(NamedTuple):
     spaces: bytes
     ticks: bytes
     chains: bytes
+    histories: bytes
 
 @final
 class FlushedPages(NamedTuple):
@@ -254,6 +260,8 @@ class StructLayout(NamedTuple):
 PLANE_LAYOUT: StructLayout  # pt_plane (core/client/copy_tables.h)
 TOKENS_LAYOUT: StructLayout  # pt_tokens (core/client/copy_tables.h)
 LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
+HISTORY_LAYOUT: StructLayout  # pt_history (core/common/layout.h), without its bit fields
+DISK_HISTORY_LAYOUT: StructLayout  # pt_disk_history (core/daemon/cadence/disk_history.h)
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -585,6 +593,7 @@ class Owner:
         chain: ChainKind = ...,
         begins: Array = ...,
         parents: Array = ...,
+        depths: Array = ...,
         /,
     ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
@@ -601,6 +610,7 @@ class Owner:
             chain: How the pages depend on each other. LEFT_OUT is answered only to PROMPT.
             begins: u32, the first page of each prompt, ascending from 0; without them all pages are one prompt.
             parents: KEY_BYTES each, the key of the page before each prompt; zeros if there is none, or it is not known.
+            depths: u32, the number of each prompt's first page in its prompt, counted from 1; 0: not known.
         """
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
@@ -642,6 +652,11 @@ class Owner:
         """Adds pages that the tier contains (sizes u64, spaces u32, ticks u64).
 
         Pages that the index cannot have become drops.
+        """
+    def disk_histories(self, keys: Array, histories: Array, ages: Array, /) -> None:
+        """Adds what the tier knows of the uses of reported pages (HISTORY_BYTES each; ages u64, ns since the last use).
+
+        Pages that come before others in their prompt should come first.
         """
     def disk_drops(self) -> bytes:
         """Returns the keys that must leave the disk before any write that is commanded before or after this call."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -80,6 +80,20 @@ class Space(msgspec.Struct, frozen=True, array_like=True):
     window: int = 0
 
 
+class Prompt(NamedTuple):
+    """The place of a prompt among the pages of a request. A client of an earlier build does not say `depth`.
+
+    Attributes:
+        begin: The index of its first page among the pages.
+        before: The key of the page before that one, b"" if there is none or it is not known.
+        depth: The number of its first page in the prompt, counted from 0; -1: not known.
+    """
+
+    begin: int
+    before: bytes = b""
+    depth: int = -1
+
+
 class Reserve(_Message, frozen=True):
     """Requests memory for one part of each page of a chain, in order from the head.
 
@@ -88,8 +102,8 @@ class Reserve(_Message, frozen=True):
         keys: KEY_BYTES bytes for each page.
         sizes: u64 for each page, the bytes of the whole page.
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
-        chains: Where a prompt begins among the pages, ascending from page 0, with the key of the page before it (b"" if
-            there is none); empty if each page is useful on its own. None, as from clients of earlier builds: not known.
+        chains: The prompts among the pages, ascending from page 0; empty if each page is useful on its own. None, as
+            from clients of earlier builds: not known.
     """
 
     number: int
@@ -99,7 +113,7 @@ class Reserve(_Message, frozen=True):
     keys: bytes
     sizes: bytes
     division: int = 0
-    chains: tuple[tuple[int, bytes], ...] | None = None
+    chains: tuple[Prompt, ...] | None = None
 
 
 class Reserved(_Message, frozen=True):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.protocol import Space
 
 NO_ROOM = "there is no room: drop pages first"
@@ -30,7 +30,9 @@ class DoubtError(TierError):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A page to write. `stamp` is its recency in nanoseconds of the realtime clock.
+    """A page to write.
+
+    `stamp` is its recency in nanoseconds of the realtime clock, `history` what is known of its uses (HISTORY_BYTES).
 
     The caller guarantees that there are ``ceil(size / frame_bytes)`` frames, each ``frame_bytes`` long (what follows
     the page's end in the last one is written and never read), and that they do not change before write() returns.
@@ -41,6 +43,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     size: int
     stamp: int
     frames: Sequence[memoryview]
+    history: bytes = bytes(HISTORY_BYTES)
 
 
 class Incoming(msgspec.Struct, frozen=True):
@@ -100,6 +103,7 @@ class StoredPages(msgspec.Struct, frozen=True):
         stamps: u64, nanoseconds of the realtime clock.
         spaces: u32, an index into this batch's `table`.
         table: The namespaces.
+        histories: HISTORY_BYTES each, as they were written; b"" if nothing is known of any page.
     """
 
     keys: bytes
@@ -107,6 +111,7 @@ class StoredPages(msgspec.Struct, frozen=True):
     stamps: bytes
     spaces: bytes
     table: tuple[Space, ...]
+    histories: bytes = b""
 
     def __len__(self) -> int:
         return len(self.keys) // KEY_BYTES

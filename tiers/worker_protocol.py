@@ -3,7 +3,7 @@
 The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with Fails,
 and ends), then any number of Holds, then Complete. From then on it answers each Write, Read and Sync once, by its
 number. Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
-nanoseconds of the realtime clock.
+nanoseconds of the realtime clock. A history is what is known of the uses of a page (HISTORY_BYTES).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Write(_WorkerMessage, frozen=True):
     stamps: bytes = b""
     spaces: bytes = b""
     table: tuple[Space, ...] = ()
+    histories: bytes = b""
 
 
 class Read(_WorkerMessage, frozen=True):
@@ -112,6 +113,7 @@ class InventoryPart(_WorkerMessage, frozen=True):
     stamps: bytes
     spaces: bytes
     table: tuple[Space, ...]
+    histories: bytes = b""
 
 
 class Complete(_WorkerMessage, frozen=True):

@@ -17,7 +17,7 @@ static inline void *zeroed(size_t bytes)
 
 static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
 {
-    pt_geometry geometry = {4096, pages, pages, 4};
+    pt_geometry geometry = {4096, pages, pages, 4, {0}};
     pt_header plan = {0};
     pt_plan(&plan, &geometry);
     void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);

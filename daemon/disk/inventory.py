@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.daemon.common.namespaces import printable
-from pagetier.shm._core import Owner
+from pagetier.shm._core import DISK_HISTORY_LAYOUT, HISTORY_BYTES, KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Space
@@ -23,6 +24,15 @@ log = logging.getLogger("pagetierd.disk")
 _AT_ONCE: Final = 10_000
 _LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
+_PLACES: Final = {name: offset for name, offset, _ in DISK_HISTORY_LAYOUT.fields}
+_HISTORY: Final = np.dtype(
+    {
+        "names": ["depth", "uses"],
+        "formats": ["<u4", "u1"],
+        "offsets": [_PLACES["depth"], _PLACES["uses"]],
+        "itemsize": DISK_HISTORY_LAYOUT.size,
+    }
+)
 
 
 class Inventory:
@@ -36,6 +46,7 @@ class Inventory:
         self._keys: list[bytes] = []
         self._sizes: list[bytes] = []
         self._stamps: list[bytes] = []
+        self._histories: list[bytes] = []
         self._spaces: list[npt.NDArray[np.uint32]] = []
         self._table: dict[Space, int] = {}
 
@@ -45,6 +56,7 @@ class Inventory:
         self._keys.append(report.keys)
         self._sizes.append(report.sizes)
         self._stamps.append(report.stamps)
+        self._histories.append(report.histories or bytes(len(report.keys) // KEY_BYTES * HISTORY_BYTES))
         self._spaces.append(table[np.frombuffer(report.spaces, dtype="<u4")])
 
     def __len__(self) -> int:
@@ -78,8 +90,24 @@ class Inventory:
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks)
             point("inventory.loaded")
             await asyncio.sleep(0)
+        await self._load_histories(keys)
         drops: bytes = keys[self._among(flushed)[spaces]].tobytes()
         return drops
+
+    async def _load_histories(self, keys: npt.NDArray[np.void]) -> None:
+        """Loads what is known of the uses of all pages, those at the beginning of their prompts first."""
+        packed = b"".join(self._histories)
+        histories = np.frombuffer(packed, dtype=_HISTORY)
+        whole = np.frombuffer(packed, dtype=f"V{HISTORY_BYTES}")
+        stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
+        order = np.argsort(histories["depth"], kind="stable")
+        order = order[histories["uses"][order] > 0]
+        latest = max(time.time_ns(), self.newest)
+        for first in range(0, len(order), _AT_ONCE):
+            at = order[first : first + _AT_ONCE]
+            ages = (latest - np.minimum(stamps[at], np.uint64(latest))).tobytes()
+            self._owner.disk_histories(keys[at].tobytes(), whole[at].tobytes(), ages)
+            await asyncio.sleep(0)
 
     def _among(self, flushed: Callable[[bytes], bool]) -> npt.NDArray[np.bool_]:
         """Returns for each namespace in the table whether it was flushed."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pagetier.daemon.common.namespaces import wrong_space
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import ProtocolError, pack
@@ -64,6 +64,8 @@ def _wrong_pages(part: InventoryPart) -> str:
     lengths = tuple(map(len, (part.keys, part.sizes, part.stamps, part.spaces)))
     if lengths != (KEY_BYTES * pages, _U64 * pages, _U64 * pages, _U32 * pages):
         return f"arrays of {lengths} bytes for {pages} pages"
+    if len(part.histories) not in (0, HISTORY_BYTES * pages):
+        return f"histories of {len(part.histories)} bytes for {pages} pages"
     if pages and max(np.frombuffer(part.spaces, "<u4")) >= len(part.table):
         return "a namespace that is not in its table"
     sizes = np.frombuffer(part.sizes, "<u8")

@@ -6,7 +6,7 @@ from array import array
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES, NamespaceRecord
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, NamespaceRecord
 from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Write
 
@@ -21,13 +21,14 @@ class WriteBatch(msgspec.Struct, frozen=True):
     spaces: bytes
     ticks: bytes
     chains: bytes
+    histories: bytes
 
     def __len__(self) -> int:
         return len(self.entries) // 4
 
     def only(self, which: list[int]) -> WriteBatch:
         """Returns a batch of the pages at these positions, in this order."""
-        widths = (4, 8, KEY_BYTES, 8, 4, 8, 4)
+        widths = (4, 8, KEY_BYTES, 8, 4, 8, 4, HISTORY_BYTES)
         fields = (getattr(self, name) for name in self.__struct_fields__)
         return WriteBatch(
             *(b"".join(field[i * n : i * n + n] for i in which) for field, n in zip(fields, widths, strict=True))
@@ -58,6 +59,7 @@ def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spa
         array("Q", [max(0, tick + offset) for tick in array("Q", pages.ticks)]).tobytes(),
         array("I", [position[space] for space in numbers]).tobytes(),
         tuple(_space(known[space]) for space in used),
+        pages.histories,
     )
 
 

@@ -19,7 +19,7 @@ typedef struct {
 static const named_number limits[] = {
     {"MAGIC", PT_MAGIC}, {"FORMAT", PT_FORMAT}, {"KEY_BYTES", PT_KEY_BYTES}, {"SLOTS", PT_SLOTS}, {"PARTS", PT_PARTS},
     {"GROUPS", PT_GROUPS}, {"STATUS_BYTES", PT_STATUS_BYTES}, {"LEAST_FRAME_BYTES", PT_PAGE}, {"NO_ENTRY", PT_NONE},
-    {"LOCKS_OFFSET", PT_AT_LOCKS}, {NULL, 0},
+    {"LOCKS_OFFSET", PT_AT_LOCKS}, {"HISTORY_BYTES", sizeof(pt_disk_history)}, {NULL, 0},
 };
 
 static const named_number reserve_outcomes[] = {

@@ -4,6 +4,7 @@
 #include "records.h"
 
 #include "../core/client/copy_tables.h"
+#include "../core/daemon/cadence/disk_history.h"
 
 typedef struct {
     const char *name; /* NULL ends a table */
@@ -23,6 +24,15 @@ static const struct_field tokens_fields[] = {
 static const struct_field lock_fields[] = {
     FIELD_OF(pt_lock, word), FIELD_OF(pt_lock, parts), FIELD_OF(pt_lock, tick), FIELD_OF(pt_lock, checksum), {NULL, 0, 0},
 };
+static const struct_field history_fields[] = {
+    FIELD_OF(pt_history, parent), FIELD_OF(pt_history, parent_life), FIELD_OF(pt_history, life), FIELD_OF(pt_history, seen),
+    FIELD_OF(pt_history, children), FIELD_OF(pt_history, place), FIELD_OF(pt_history, class), FIELD_OF(pt_history, cadence),
+    FIELD_OF(pt_history, uses), {NULL, 0, 0},
+};
+static const struct_field disk_history_fields[] = {
+    FIELD_OF(pt_disk_history, parent), FIELD_OF(pt_disk_history, depth), FIELD_OF(pt_disk_history, cadence),
+    FIELD_OF(pt_disk_history, uses), FIELD_OF(pt_disk_history, growth), FIELD_OF(pt_disk_history, hint), {NULL, 0, 0},
+};
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {
     FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
@@ -36,6 +46,8 @@ static const struct {
     {"PLANE_LAYOUT", plane_fields, sizeof(pt_plane)},
     {"TOKENS_LAYOUT", tokens_fields, sizeof(pt_tokens)},
     {"LOCK_LAYOUT", lock_fields, sizeof(pt_lock)},
+    {"HISTORY_LAYOUT", history_fields, sizeof(pt_history)},
+    {"DISK_HISTORY_LAYOUT", disk_history_fields, sizeof(pt_disk_history)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
 

@@ -95,6 +95,37 @@ static PyObject *owner_disk_report(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static void restore_history(pt_owner *o, const uint8_t *key, const pt_disk_history *kept, uint64_t age, uint64_t now)
+{
+    uint32_t entry = pt_entry_of(o, key);
+    if (entry != PT_NONE)
+        pt_restore_history(o, entry, kept, age, now);
+    pt_restore_link(o, key, kept);
+}
+
+/* disk_histories(keys, histories, ages): what the tier knows of the uses of pages that it reported, with the nanoseconds since
+ * their last use. Pages that come before others in their prompt should come first: then no link takes a search. */
+static PyObject *owner_disk_histories(Owner *self, PyObject *args)
+{
+    PyObject *keys, *histories, *ages;
+    array of[3];
+    const Py_ssize_t bytes = sizeof(pt_disk_history);
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOO", &keys, &histories, &ages))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {histories, bytes, "histories"}, {ages, 8, "ages"}}, 3, of))
+        return NULL;
+    uint64_t now = pt_now_ns();
+    if (self->shared.cadence)
+        self->shared.cadence->climb = PT_CLIMB + (uint32_t)of[0].count;
+    for (Py_ssize_t i = 0; i < of[0].count; i++) {
+        pt_disk_history kept;
+        memcpy(&kept, (char *)of[1].view.buf + i * bytes, sizeof kept);
+        restore_history(&self->shared, (uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, &kept, ((uint64_t *)of[2].view.buf)[i], now);
+    }
+    arrays_close(of, 3);
+    Py_RETURN_NONE;
+}
+
 /* disk_drops() -> keys that must leave the disk before anything is written that is commanded after this call. */
 static PyObject *owner_disk_drops(Owner *self, PyObject *unused)
 {
@@ -139,7 +170,7 @@ static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
 }
 
 /* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
-static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[7])
+static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[8])
 {
     for (uint32_t i = 0; i < count; i++) {
         const pt_entry *e = &o->view.entries[entries[i]];
@@ -151,15 +182,17 @@ static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t coun
         memcpy(fields[4] + 4 * i, &e->space, 4);
         memcpy(fields[5] + 8 * i, &tick, 8);
         memcpy(fields[6] + 4 * i, &e->chain, 4);
+        pt_disk_history history = pt_describe_history(&o->view, entries[i]);
+        memcpy(fields[7] + sizeof history * i, &history, sizeof history);
     }
 }
 
 static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now)
 {
-    static const Py_ssize_t widths[7] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4};
-    char *fields[7];
-    PyObject *tuple = PyTuple_New(7);
-    for (int i = 0; tuple && i < 7; i++) {
+    static const Py_ssize_t widths[8] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4, sizeof(pt_disk_history)};
+    char *fields[8];
+    PyObject *tuple = PyTuple_New(8);
+    for (int i = 0; tuple && i < 8; i++) {
         PyObject *bytes = PyBytes_FromStringAndSize(NULL, widths[i] * count);
         if (!bytes) {
             Py_CLEAR(tuple);
@@ -173,7 +206,7 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     return record_of(PagesToWrite, tuple);
 }
 
-/* start_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains) of pages to write. */
+/* start_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains, histories) of pages to write. */
 static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;

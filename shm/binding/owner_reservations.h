@@ -29,10 +29,12 @@ static bool request_sound(Owner *self, const pt_request *r)
     return false;
 }
 
-/* Reads where prompts begin among `pages` pages, with the keys of the pages before them. Returns false with an exception set. */
-static bool prompts_of(PyObject *begins, PyObject *parents, uint32_t pages, pt_request *r, array *in)
+/* Reads where prompts begin among `pages` pages, with the keys of the pages before them and, unless `depths` is NULL, the
+ * numbers of their first pages. Returns false with an exception set. */
+static bool prompts_of(PyObject *begins, PyObject *parents, PyObject *depths, uint32_t pages, pt_request *r, array *in)
 {
-    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}}, 2, in))
+    const int count = depths ? 3 : 2;
+    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}, {depths, 4, "depths"}}, count, in))
         return false;
     r->prompt_count = (uint32_t)in[0].count;
     r->prompts = malloc(((size_t)r->prompt_count + 1) * sizeof *r->prompts);
@@ -40,13 +42,16 @@ static bool prompts_of(PyObject *begins, PyObject *parents, uint32_t pages, pt_r
     for (uint32_t i = 0; sound && i < r->prompt_count; i++) {
         memcpy(&r->prompts[i].begin, (char *)in[0].view.buf + 4 * (size_t)i, 4);
         r->prompts[i].parent = (uint8_t *)in[1].view.buf + PT_KEY_BYTES * (size_t)i;
+        r->prompts[i].depth = 0;
+        if (depths)
+            memcpy(&r->prompts[i].depth, (char *)in[2].view.buf + 4 * (size_t)i, 4);
         sound = r->prompts[i].begin <= pages && (i ? r->prompts[i].begin > r->prompts[i - 1].begin : !r->prompts[i].begin);
     }
     if (sound)
         return true;
     PyErr_SetString(r->prompts ? PyExc_ValueError : PyExc_MemoryError, "the prompts do not divide the pages");
     free(r->prompts);
-    arrays_close(in, 2);
+    arrays_close(in, count);
     return false;
 }
 
@@ -62,16 +67,16 @@ static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in
     return packed;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents) -> (outcomes, entries, serials) */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths) -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
     unsigned long long ttl;
     unsigned int chain = PT_CHAIN_UNKNOWN;
-    PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *packed = NULL;
-    array in[2], prompts[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division, &chain, &begins, &parents))
+    PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
+    array in[2], prompts[3];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division, &chain, &begins, &parents, &depths))
         return NULL;
     r.expires_ns = r.now + ttl;
     r.chain_kind = (enum pt_chain)chain;
@@ -79,10 +84,10 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
         return NULL;
     if (!parents) {
         packed = reserve_pages(self, &r, in);
-    } else if (prompts_of(begins, parents, (uint32_t)in[0].count, &r, prompts)) {
+    } else if (prompts_of(begins, parents, depths, (uint32_t)in[0].count, &r, prompts)) {
         packed = reserve_pages(self, &r, in);
         free(r.prompts);
-        arrays_close(prompts, 2);
+        arrays_close(prompts, depths ? 3 : 2);
     }
     arrays_close(in, 2);
     return packed;

@@ -59,7 +59,7 @@ static PyObject *owner_format(Owner *self, PyObject *args)
     pt_header plan = {0};
     if (!PyArg_ParseTuple(args, "KIIIKs", &frame_bytes, &frames, &entries, &spaces, &id, &build))
         return NULL;
-    pt_geometry geometry = {frame_bytes, frames, entries, spaces};
+    pt_geometry geometry = {frame_bytes, frames, entries, spaces, {0}};
     pt_plan(&plan, &geometry);
     if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes || plan.arena_bytes != self->arena.bytes) {
         PyErr_SetString(PyExc_ValueError, "the sizes of the segments do not match this geometry");

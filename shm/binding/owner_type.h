@@ -38,6 +38,7 @@ static PyMethodDef owner_methods[] = {
     {"unwritten", (PyCFunction)owner_unwritten, METH_NOARGS, NULL},
     {"disk_close", (PyCFunction)owner_disk_close, METH_NOARGS, NULL},
     {"disk_report", (PyCFunction)owner_disk_report, METH_VARARGS, NULL},
+    {"disk_histories", (PyCFunction)owner_disk_histories, METH_VARARGS, NULL},
     {"disk_drops", (PyCFunction)owner_disk_drops, METH_NOARGS, NULL},
     {"disk_drop", (PyCFunction)owner_disk_drop, METH_VARARGS, NULL},
     {"disk_damaged", (PyCFunction)owner_disk_damaged, METH_VARARGS, NULL},

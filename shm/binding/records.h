@@ -8,7 +8,7 @@
 #define HEADER_FIELDS(X)                                                                                               \
     X(magic) X(segments_id) X(incarnation) X(spaces) X(closed) X(index_bytes) X(locks_bytes) X(arena_bytes)            \
     X(frame_bytes) X(frames) X(entries) X(free_frames) X(free_entries) X(open_entries) X(pages) X(bytes) X(used_frames) \
-    X(disk_frames) X(disk_used_frames) X(disk_pages) X(disk_bytes)
+    X(disk_frames) X(disk_used_frames) X(disk_pages) X(disk_bytes) X(at_histories)
 #define DAEMON_COUNT_FIELDS(X)                                                                                         \
     X(granted) X(present) X(pending) X(refused) X(evicted) X(evicted_bytes) X(flushed) X(doomed) X(expired) X(deaths)  \
     X(adopted) X(dropped) X(disk_written) X(disk_written_bytes) X(disk_read) X(disk_read_bytes) X(disk_missed)         \
@@ -28,7 +28,8 @@ static const char *const namespace_fields[] = {"number",     "digest", "name",  
                                                "disk_bytes", "listed", "used_ns", "page_tokens", "window", "group",
                                                NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
-static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "chains", NULL};
+static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "chains",
+                                            "histories", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};

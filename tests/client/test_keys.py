@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pagetier.client.keys import Keys, Namespace
 from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import Prompt
 
 NS = Namespace(model="meta/llama-8b", dtype="bfloat16", page_tokens=4)
 
@@ -168,10 +169,13 @@ def test_continuing_in_another_namespace() -> None:
 
 def test_a_slice_knows_the_page_before_it() -> None:
     keys = NS.keys(range(NS.page_tokens * 4))
-    assert keys.prompts == ((0, b""),)
-    assert keys[1:].prompts == ((0, keys[0]),) and keys[1:][2:].prompts == ((0, keys[2]),)
-    joined = Keys(NS, keys.data, ((0, b"x"), (2, b"y")))
-    assert joined[1:].prompts == ((0, keys[0]), (1, b"y")) and joined[2:].prompts == ((0, b"y"),)
+    assert keys.prompts == (Prompt(0, b"", 0),)
+    assert keys[1:].prompts == (Prompt(0, keys[0], 1),) and keys[1:][2:].prompts == (Prompt(0, keys[2], 3),)
+    joined = Keys(NS, keys.data, (Prompt(0, b"x"), Prompt(2, b"y", 7)))
+    assert joined[1:].prompts == (Prompt(0, keys[0]), Prompt(1, b"y", 7)) and joined[2:].prompts == (
+        Prompt(0, b"y", 7),
+    )
+    assert joined[3:].prompts == (Prompt(0, keys[2], 8),)
     assert joined == keys and hash(joined) == hash(keys)
     assert Keys(NS, keys.data, ())[1:].prompts == ()
 
@@ -212,7 +216,7 @@ def test_keys_pickle_without_cached_values() -> None:
     NS.name  # noqa: B018 - cached values must not be pickled
     message = pickle.dumps(keys)
     assert pickle.loads(message) == keys
-    assert len(message) < len(keys.data) + 300
+    assert len(message) < len(keys.data) + 400
     assert NS.digest not in message
 
 

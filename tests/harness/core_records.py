@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.shm._core import LOCK_LAYOUT, LOCKS_OFFSET, AttachmentCounts, AttachmentRecord, IndexHeader
+from pagetier.shm._core import (
+    DISK_HISTORY_LAYOUT,
+    HISTORY_LAYOUT,
+    LOCK_LAYOUT,
+    LOCKS_OFFSET,
+    AttachmentCounts,
+    AttachmentRecord,
+    IndexHeader,
+    StructLayout,
+)
+
+
+def dtype_of(layout: StructLayout) -> np.dtype[np.void]:
+    """Returns the dtype of an array of unsigned numbers and bytes with this layout."""
+    names, offsets, sizes = zip(*layout.fields, strict=True)
+    formats = [f"<u{size}" if size <= 8 else f"V{size}" for size in sizes]
+    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": layout.size}
+    dtype: np.dtype[np.void] = np.dtype(form)
+    return dtype
 
 
 def lock_words(segment: mmap.mmap, entries: int) -> npt.NDArray[np.void]:
     """Returns the lock words in their mapped segment, writable."""
-    names, offsets, sizes = zip(*LOCK_LAYOUT.fields, strict=True)
-    formats = [f"<u{size}" for size in sizes]
-    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": LOCK_LAYOUT.size}
-    return np.frombuffer(segment, np.dtype(form), entries, LOCKS_OFFSET)
+    return np.frombuffer(segment, dtype_of(LOCK_LAYOUT), entries, LOCKS_OFFSET)
+
+
+def histories(index: int, header: IndexHeader) -> npt.NDArray[np.void]:
+    """Returns what the index with this descriptor knows of the uses of its pages, as a copy."""
+    packed = os.pread(index, header.entries * HISTORY_LAYOUT.size, header.at_histories)
+    return np.frombuffer(bytearray(packed), dtype_of(HISTORY_LAYOUT))
+
+
+def disk_histories(packed: bytes) -> npt.NDArray[np.void]:
+    """Returns what the disk keeps of the uses of pages, as its records do."""
+    return np.frombuffer(bytearray(packed), dtype_of(DISK_HISTORY_LAYOUT))
 
 
 def header_with(**numbers: int) -> IndexHeader:

@@ -10,7 +10,17 @@ from anonymous_segments import DAY_NS
 from child_process import kill, spawn
 from core_records import lock_words
 from index_with_disk import FRAME, GEOMETRY, Place, ints, key, u32, u64
-from pagetier.shm._core import KEY_BYTES, STATUS_BYTES, Observer, Pins, ReserveOutcome, TierFlag, WriteResult, WriteRule
+from pagetier.shm._core import (
+    HISTORY_BYTES,
+    KEY_BYTES,
+    STATUS_BYTES,
+    Observer,
+    Pins,
+    ReserveOutcome,
+    TierFlag,
+    WriteResult,
+    WriteRule,
+)
 
 FAR = 2**64 - 1  # a huge tick
 
@@ -45,16 +55,17 @@ def test_a_miss_and_a_repin_report_only_pinned_pages_as_available(disk: Place) -
 
 def test_write_orders_describe_the_pages_exactly(disk: Place) -> None:
     first, second = disk.store("a"), disk.store("b", 3 * FRAME - 1)
-    entries, serials, keys, sizes, spaces, ticks, chains = disk.owner.start_writes(100, 100)
+    entries, serials, keys, sizes, spaces, ticks, chains, histories = disk.owner.start_writes(100, 100)
     assert ints(entries, 4) == [first, second] and keys == key("a") + key("b")
     assert ints(sizes, 8) == [FRAME, 3 * FRAME - 1] == ints(disk.owner.sizes(entries), 8)
     assert ints(spaces, 4) == [disk.space] * 2 and len(ints(ticks, 8)) == 2
     assert chains == disk.owner.chains(entries) and len({*ints(chains, 4), 0}) == 3
+    assert histories == bytes(2 * HISTORY_BYTES)
     pins = disk.session.repin(Pins, None, entries, serials)
     frames = [ints(disk.session.chain(entry), 4) for entry in ints(entries, 4)]
     assert len(pins) == 2 and [len(chain) for chain in frames] == [1, 3] and len({*frames[0], *frames[1]}) == 4
     pins.release()
-    assert disk.owner.start_writes(100, 100) == (b"",) * 7
+    assert disk.owner.start_writes(100, 100) == (b"",) * 8
     assert disk.owner.flush(-1, TierFlag.BOTH) == (0, 2) and disk.owner.evict(8, 100) == 0
 
 

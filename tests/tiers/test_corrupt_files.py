@@ -21,6 +21,7 @@ import pytest
 from disk_corruption.file_anatomy import Anatomy, Part
 from file_changes import flip_bit, write_at
 from pagetier.tiers.base import DoubtError, Outgoing, ReadOutcome, TierError
+from pagetier.tiers.lmdb.records import FORMAT
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
@@ -115,7 +116,7 @@ def test_a_page_with_a_damaged_header_is_dropped(tmp_path: Path, field: int) -> 
     path = tmp_path / "0" / "data.mdb"
     data = path.read_bytes()
     sizes = PAGES[7].size.to_bytes(8, "little") + PAGES[7].stamp.to_bytes(8, "little")
-    found = [at for at in range(len(data)) if data.startswith(sizes, at) and data[at - 8] == 1]
+    found = [at for at in range(len(data)) if data.startswith(sizes, at) and data[at - 8] == FORMAT]
     for at in found:
         flip_bit(path, at - 8 + field, 6)
     tier = small_tier(tmp_path, environments=1)

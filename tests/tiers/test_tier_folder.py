@@ -15,6 +15,7 @@ from child_process import DIED, in_child
 from file_changes import write_at
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.lmdb import LmdbTier, compaction, files
+from pagetier.tiers.lmdb.records import FORMAT
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(60))
@@ -119,7 +120,7 @@ def _other_lmdb(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        (lambda folder: change_state(folder, format=2), "format was 2, is 1"),
+        (lambda folder: change_state(folder, format=FORMAT + 1), f"format was {FORMAT + 1}, is {FORMAT}"),
         (lambda folder: change_state(folder, frame_bytes=8192), "frame bytes was 8192, is 4096"),
         (lambda folder: change_state(folder, environments=4), "environments was 4, is 2"),
         (lambda folder: (folder / "state").write_bytes(b"\0nonsense"), "its state file cannot be decoded"),

@@ -14,10 +14,11 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.tiers.lmdb.records import HEADER_BYTES, RUN_BYTES, About
+from pagetier.tiers.lmdb.records import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
 
 BATCH: Final = 65536  # pages listed at once
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
+_OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // RUN_BYTES
 _SIZE_WORD: Final = 1  # after format, codec and space
 _Reading: TypeAlias = "lmdb.Transaction[bytes]"
 
@@ -56,14 +57,17 @@ class FrameCount:
 def _named(headers: Sequence[bytes], frame_bytes: int) -> int | None:
     """Returns how many frames the headers name; None if the runs and the size of one of them disagree."""
     lengths = np.array(list(map(len, headers)), np.int64)
-    if (lengths < HEADER_BYTES).any() or (lengths % RUN_BYTES).any():
+    if (lengths < OLD_HEADER_BYTES).any() or (lengths % RUN_BYTES).any():
         return None
     packed = b"".join(headers)
+    new = np.array([header[0] == FORMAT for header in headers])
+    if (lengths[new] < HEADER_BYTES).any():
+        return None
     starts = np.cumsum(lengths // RUN_BYTES) - lengths // RUN_BYTES
     sizes = np.frombuffer(packed, "<u8")[starts + _SIZE_WORD]
     frames = np.frombuffer(packed, "<u4")[1::2].astype(np.uint64)
     for word in range(_FIXED_WORDS):
-        frames[starts + word] = 0
+        frames[(starts if word < _OLD_FIXED_WORDS else starts[new]) + word] = 0
     named = np.add.reduceat(frames, starts)
     agree = named == sizes // np.uint64(frame_bytes) + (sizes % np.uint64(frame_bytes) > 0)
     return int(named.sum()) if agree.all() else None

@@ -11,19 +11,33 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.lmdb import records
 from pagetier.tiers.lmdb.environment import Environment, Transaction
 from pagetier.tiers.lmdb.files import DAMAGE
 from pagetier.tiers.lmdb.frame_count import BATCH, FrameCount
-from pagetier.tiers.lmdb.records import HEADER_BYTES, Header, RecordError
+from pagetier.tiers.lmdb.records import (
+    FORMAT,
+    HEADER_BYTES,
+    NO_HISTORY,
+    OLD_FORMAT,
+    OLD_HEADER_BYTES,
+    Header,
+    RecordError,
+)
 
 NONSENSE: Final = Header(0, 0, 0, b"", ())
-_FIXED: Final = np.dtype(
-    [("format", "u1"), ("codec", "u1"), ("", "<u2"), ("space", "<u4"), ("size", "<u8"), ("stamp", "<u8"), ("", "V16")]
-)
+_OLD_FIELDS: Final = [
+    ("format", "u1"),
+    ("codec", "u1"),
+    ("", "<u2"),
+    ("space", "<u4"),
+    ("size", "<u8"),
+    ("stamp", "<u8"),
+]
+_FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "V16")])
 
 
 class ReadReport(msgspec.Struct, frozen=True):
@@ -123,11 +137,14 @@ def _rows_after(environment: Environment, key: bytes, tally: FrameCount) -> list
 def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> StoredPages:
     """Drops the invalid rows: the receiver would reject the whole message otherwise."""
     spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
-    rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= HEADER_BYTES]
+    rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= OLD_HEADER_BYTES]
     fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
+    lengths = np.array([len(value) for _, value in rows], np.int64)
+    old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (lengths >= HEADER_BYTES)
     numbers = np.array(sorted(spaces), np.uint32)
-    good = np.isin(fixed["space"], numbers) & (fixed["format"] == records.FORMAT) & (fixed["codec"] == records.PLAIN)
+    good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == records.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)
+    fixed["history"][old] = np.void(NO_HISTORY)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
     return StoredPages(
         keys=keys[good].tobytes(),
@@ -135,4 +152,5 @@ def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> 
         stamps=fixed["stamp"][good].tobytes(),
         spaces=np.searchsorted(numbers, fixed["space"][good]).astype("<u4").tobytes(),
         table=tuple(spaces[number] for number in sorted(spaces)),
+        histories=fixed["history"][good].tobytes(),
     )

@@ -1,7 +1,7 @@
 """The format on disk: keys and values of the four databases, and the checksum of a page.
 
     frames  key, u32 big-endian number of the frame   the frame, always whole, so that freed room always fits again
-    pages   key                                       the header: fixed part, then the runs
+    pages   key                                       the header: fixed part, then the runs (format 1: no history)
     spaces  u32 big-endian                            a namespace in msgpack
     about   "about"                                   format, frame_bytes and build in msgpack
 
@@ -19,15 +19,20 @@ from typing import Final
 import msgspec
 import xxhash
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.protocol import Space
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+OLD_FORMAT: Final = 1  # still read
+READABLE: Final = frozenset((OLD_FORMAT, FORMAT))
 PLAIN: Final = 0  # the only codec so far
-HEADER_BYTES: Final = 40
+OLD_HEADER_BYTES: Final = 40
+HEADER_BYTES: Final = 80
+NO_HISTORY: Final = bytes(HISTORY_BYTES)
 
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
+_MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (not used yet), 8 bytes of 0
 _RUN: Final = struct.Struct("<II")
 RUN_BYTES: Final = _RUN.size
 _NUMBER: Final = struct.Struct(">I")
@@ -54,30 +59,33 @@ class FrameRun(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a page. `runs` are the places of its frames, in their order."""
+    """The header of a page. `runs`: the places of its frames in their order; `history`: what is known of its uses."""
 
     space: int
     size: int
     stamp: int
     checksum: bytes
     runs: tuple[FrameRun, ...]
+    history: bytes = NO_HISTORY
 
 
 def pack_header(header: Header) -> bytes:
     """Encodes a header for the database of pages."""
     fixed = _FIXED.pack(FORMAT, PLAIN, 0, header.space, header.size, header.stamp, header.checksum)
-    return fixed + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
+    return fixed + _MORE.pack(header.history, 0) + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
 
 
 def unpack_header(value: bytes | memoryview) -> Header:
     """Decodes a header. Raises RecordError for another format."""
-    if len(value) < HEADER_BYTES or (len(value) - HEADER_BYTES) % _RUN.size:
+    begin = HEADER_BYTES if value[:1] == bytes([FORMAT]) else OLD_HEADER_BYTES
+    if len(value) < begin or (len(value) - begin) % _RUN.size:
         raise RecordError(f"a header has {len(value)} bytes")
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
-    if version != FORMAT or codec != PLAIN:
+    if version not in READABLE or codec != PLAIN:
         raise RecordError(f"a header has format {version} and codec {codec}")
-    runs = tuple(FrameRun(page, frames) for page, frames in _RUN.iter_unpack(value[HEADER_BYTES:]))
-    return Header(space, size, stamp, checksum, runs)
+    history = NO_HISTORY if version == OLD_FORMAT else bytes(value[OLD_HEADER_BYTES : OLD_HEADER_BYTES + HISTORY_BYTES])
+    runs = tuple(FrameRun(page, frames) for page, frames in _RUN.iter_unpack(value[begin:]))
+    return Header(space, size, stamp, checksum, runs, history)
 
 
 def fits(header: Header, stride: int, file_pages: int) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from pagetier.tiers.lmdb import files
+from pagetier.tiers.lmdb.records import FORMAT
 
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
@@ -62,6 +63,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     last_sync: int = 0
 
     @property
+    def as_left(self) -> str:
+        """How the files were found if they can be trusted, one line."""
+        return "as it was left" if self.format == FORMAT else f"as it was left, in format {self.format}"
+
+    @property
     def doubted(self) -> bool:
         """Whether the files must be verified even if the host did not reboot."""
         return self.boot == _NO_BOOT
@@ -85,8 +91,9 @@ class Journal:
         self._folder = folder
         self._lock = threading.Lock()
         self._distrusted = False
-        self._written = True  # as far as is known: a failed write may have left the old or the new content
-        self.state = state
+        # As far as is known: a failed write may have left the old or the new content. An old format is written again.
+        self._written = state.format == FORMAT
+        self.state = msgspec.structs.replace(state, format=FORMAT)
 
     def mark_dirty(self) -> None:
         """Marks the files before the first change after a sync. Cheap if they are marked already."""

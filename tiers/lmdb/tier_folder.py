@@ -20,7 +20,7 @@ from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
 from pagetier.tiers.lmdb import compaction, files, free_space, recovery
 from pagetier.tiers.lmdb.environment import Environment
-from pagetier.tiers.lmdb.records import FORMAT, About
+from pagetier.tiers.lmdb.records import FORMAT, READABLE, About
 from pagetier.tiers.lmdb.recovery import Journal, State, read_state
 
 _NEW: Final = "new"
@@ -104,7 +104,8 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
         return None, f"its state file cannot be decoded ({error})"
     if state is None:
         return None, "its state file is missing" if _environments_there(options.folder) else ""
-    wanted = {"format": FORMAT, "frame_bytes": options.frame_bytes, "environments": options.environments}
+    known = state.format if state.format in READABLE else FORMAT
+    wanted = {"format": known, "frame_bytes": options.frame_bytes, "environments": options.environments}
     found = {name: getattr(state, name) for name in wanted}
     words = [f"{name} was {found[name]}, is {wanted[name]}" for name in wanted if found[name] != wanted[name]]
     return state, ", ".join(words).replace("_", " ")
@@ -133,7 +134,7 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     compaction.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
     short = {folder: recovery.shortened(folder) for folder in folders}
-    how, doubted = "as it was left", [folder for folder in folders if short[folder]]
+    how, doubted = state.as_left, [folder for folder in folders if short[folder]]
     unclean = state.boot != recovery.boot_id() and not state.clean
     journal = Journal(options.folder, state)
     if doubted and not unclean:
@@ -227,7 +228,7 @@ class _Opening:
     def _environment(self, folder: Path) -> Environment:
         about = About(FORMAT, self._options.frame_bytes, BUILD)
         environment = Environment(folder, self._options.shape, about)
-        if (environment.about.format, environment.about.frame_bytes) != (about.format, about.frame_bytes):
+        if environment.about.format not in READABLE or environment.about.frame_bytes != about.frame_bytes:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
         free_space.reserve(environment)

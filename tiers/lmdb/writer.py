@@ -225,7 +225,7 @@ def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) 
     with environment.changing() as txn:
         for page, checksum in zip(pages, sums, strict=True):
             number = environment.number_of(txn, page.space)
-            put(environment, txn, page, Header(number, page.size, page.stamp, checksum, ()), patience)
+            put(environment, txn, page, Header(number, page.size, page.stamp, checksum, (), page.history), patience)
 
 
 class Share(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker_protocol import Read, Write
@@ -58,7 +58,14 @@ def outgoing(command: Write, there: list[bool], memory: WorkerArena) -> list[Out
     entries, sizes = array("I", command.entries), array("Q", command.sizes)
     stamps, spaces = array("Q", command.stamps), array("I", command.spaces)
     return [
-        Outgoing(_key(command.keys, i), command.table[spaces[i]], sizes[i], stamps[i], memory.frames(entries[i]))
+        Outgoing(
+            _key(command.keys, i),
+            command.table[spaces[i]],
+            sizes[i],
+            stamps[i],
+            memory.frames(entries[i]),
+            command.histories[i * HISTORY_BYTES : (i + 1) * HISTORY_BYTES],
+        )
         for i in range(len(entries))
         if there[i]
     ]

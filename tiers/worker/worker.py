@@ -51,7 +51,9 @@ class Worker:
         """Reports the pages in the tier."""
         self._channel.send(Opened(self._tier.room, self._tier.state()))
         for part in self._tier.contents():
-            self._channel.send(InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, part.table))
+            self._channel.send(
+                InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, part.table, part.histories)
+            )
         self._channel.send(Complete())
 
     def serve(self) -> None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 import msgspec
 
 from pagetier.client.match import MatchHandle
+from pagetier.shm.protocol import Prompt
 
 
 class GroupLoad(msgspec.Struct, frozen=True):
@@ -56,11 +57,11 @@ class StoreCommand(msgspec.Struct, frozen=True):
         return f"<StoreCommand {self.request}: {len(self.blocks)} pages from {self.first} on, group {self.group}>"
 
 
-def prompts_of(commands: Sequence[StoreCommand]) -> tuple[tuple[int, bytes], ...]:
+def prompts_of(commands: Sequence[StoreCommand]) -> tuple[Prompt, ...]:
     """Returns `Keys.prompts` of the pages of all commands, one after the other."""
     begins = accumulate((len(command.blocks) for command in commands), initial=0)
     pairs = zip(begins, commands, strict=False)
-    return tuple((begin, command.before) for begin, command in pairs if command.before is not None)
+    return tuple(Prompt(begin, command.before, command.first) for begin, command in pairs if command.before is not None)
 
 
 class StepCommands(msgspec.Struct, frozen=True):

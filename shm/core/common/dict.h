@@ -122,6 +122,23 @@ static inline uint32_t pt_dict_find(const pt_view *v, pt_dict d, const uint8_t *
     return PT_NONE;
 }
 
+#define PT_KEY_BEGIN 16u /* bytes of a key that tell it from all others, unless they were chosen; home and tag are made of them */
+
+/* Returns an entry whose key begins with these PT_KEY_BEGIN bytes, or PT_NONE. Only the writer may call it. */
+static inline uint32_t pt_dict_find_begin(const pt_view *v, pt_dict d, const uint8_t *begin)
+{
+    uint32_t home = pt_home(v, begin), tag = pt_tag(begin), reach = pt_reach(&d.buckets[home]);
+    for (uint32_t distance = 0; distance < reach; distance++) {
+        pt_bucket *b = &d.buckets[(home + distance) & d.mask];
+        for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
+            uint64_t slot = atomic_load_explicit(&b->slots[i], memory_order_relaxed);
+            if (slot && pt_slot_tag(slot) == tag && !memcmp(v->entries[pt_slot_entry(slot)].key, begin, PT_KEY_BEGIN))
+                return pt_slot_entry(slot);
+        }
+    }
+    return PT_NONE;
+}
+
 /* Returns a slot within the window of bucket `to` whose key may move into that bucket, or NULL. */
 static inline pt_a64 *pt_dict_movable(pt_dict d, uint32_t to, uint32_t *step)
 {

@@ -17,7 +17,8 @@
  *   - the state returns to PT_FREE before the entry leaves the dictionary and the lists and before its frames are free;
  *   - a slot becomes free only after it was replaced in the open entries in which it wrote a part;
  *   - every entry that is not PT_FREE owns its chain of frames, and every frame of a chain names that entry.
- * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. */
+ * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. What is known of the
+ * uses of pages is adopted where it can be true, and never needed. */
 #pragma once
 
 #include <stdatomic.h>
@@ -29,7 +30,7 @@
 #include "failpoints.h"
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 3u
+#define PT_FORMAT 4u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u /* processes attached at once: the pin bits of a lock word */
 #define PT_PARTS 32u /* parts of a page: half of the part bits; the other half says "released" */
@@ -42,6 +43,8 @@
 #define PT_DETACHED_WRITER 0xfdu /* in place of a slot: the writer detached */
 #define PT_NAME_BYTES 56u
 #define PT_STATUS_BYTES 2048u
+#define PT_LEARNED_BYTES (512u << 10) /* room for what the eviction policy learned; whole pages */
+#define PT_RESERVE_LIMIT (4ull << 20) /* of the bytes of each reserved place */
 
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics must be lock-free to be shared between processes");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "32-bit atomics must be lock-free to be shared between processes");
@@ -73,6 +76,26 @@ typedef struct {
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
+
+/* What is known of a page's uses, for eviction. Only the daemon reads it. A new daemon adopts it, except children and place,
+ * which it derives; bytes of any value may lie here then (cadence/history.h). */
+typedef struct {
+    uint32_t parent, parent_life; /* the entry of the page before it, and its life then; PT_NONE: not known, or the first of its prompt */
+    uint32_t life; /* changes when the entry is freed */
+    uint32_t seen; /* the moment when a store last used it; 0: never */
+    uint16_t class;
+    uint8_t cadence, uses;
+    /* what a choice of pages does not read */
+    uint32_t stamped; /* the low bits of its tick then */
+    uint32_t children; /* in memory */
+    uint32_t place; /* among the leaves; PT_NONE if it is not one */
+    uint32_t depth : 24, device : 8; /* depth: number of the page in its prompt, from 1; 0: not known. device: of the disk */
+    uint8_t hint; /* reserved: what an engine said about its return; 0: nothing */
+    bool in_memory : 1;
+    bool named : 1; /* a page named it as its parent in this life */
+    uint16_t hint_ends; /* reserved: when the hint expires */
+} pt_history;
+_Static_assert(sizeof(pt_history) == 40, "with the lists of the policies a page costs at most 96 bytes");
 
 enum { PT_TIER_MEMORY = 1, PT_TIER_DISK = 2 };
 enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
@@ -149,7 +172,15 @@ typedef struct {
      * that left the arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
     uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
         disk_flushed, disk_lost, disk_skipped, disk_damaged;
+    uint64_t spare[25]; /* a counter that is added here needs no new format */
 } pt_daemon_counts;
+
+/* The bytes of places that later builds use without a new format; whole pages, 0: none. */
+typedef struct {
+    uint64_t events; /* in the index: a ring of what comes and leaves (key, tier, reason) */
+    uint64_t curve; /* in the index: a curve of reuse distances */
+    uint64_t samples; /* in the locks, after the lock words: rings in which processes leave the keys that they looked up */
+} pt_reserves;
 
 /* The first page of the index. Offsets are in bytes from the start of the index. */
 typedef struct {
@@ -161,12 +192,15 @@ typedef struct {
     uint64_t index_bytes, locks_bytes, arena_bytes;
     uint64_t frame_bytes;
     uint32_t frames, entries, buckets, spaces;
-    uint64_t at_slots, at_spaces, at_buckets[2], at_entries, at_frames;
+    uint64_t at_slots, at_spaces, at_buckets[2], at_entries, at_frames, at_histories, at_learned;
+    pt_reserves reserves;
+    uint64_t at_events, at_curve, at_samples; /* at_samples: from the start of the locks */
     /* The cache line that readers read all the time and that the daemon rarely writes. */
     _Alignas(64) pt_a64 incarnation; /* incremented by each daemon that takes the segments over */
     pt_a64 dictionary; /* its lowest bit selects the dictionary that is in use */
     pt_a32 closed; /* the daemon was stopped for good: processes should unmap the memory */
     pt_a32 pin_frames; /* limit of the frames that one attachment may pin at once; its matches end there; 0: no limit */
+    pt_a32 fleet_breaker; /* reserved: engines do not ask the fleet while it is not 0 */
     /* The cache lines that the daemon writes with every request. */
     _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of the lists */
     uint32_t free_entries, free_frames, open_entries;
@@ -177,6 +211,7 @@ typedef struct {
     pt_counts retired;
     /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if it is odd
      * or has changed, the text was written at the same time and is not valid. */
+    uint64_t spare[16];
     pt_a32 status_version;
     uint32_t status_bytes;
     char status[PT_STATUS_BYTES];
@@ -200,6 +235,7 @@ typedef struct {
     uint32_t format;
     uint32_t reserved;
     uint64_t segments_id;
+    pt_a64 event_readers; /* reserved: bits of the slots that read the ring of events */
     _Alignas(64) pt_uses retired_uses;
     _Alignas(512) pt_uses uses[PT_SLOTS];
 } pt_locks_header;

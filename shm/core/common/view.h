@@ -14,6 +14,8 @@ typedef struct {
     pt_bucket *buckets[2];
     pt_entry *entries;
     pt_frame *frames;
+    pt_history *histories;
+    uint8_t *learned; /* PT_LEARNED_BYTES */
     pt_counts *counts;
     pt_uses *uses, *retired_uses;
     pt_lock *locks;
@@ -26,6 +28,7 @@ typedef struct {
 typedef struct {
     uint64_t frame_bytes;
     uint32_t frames, entries, spaces;
+    pt_reserves reserves;
 } pt_geometry;
 
 typedef struct {
@@ -66,9 +69,21 @@ static inline void pt_plan(pt_header *h, const pt_geometry *g)
         h->at_buckets[i] = at, at += pt_round_up((uint64_t)h->buckets * sizeof(pt_bucket));
     h->at_entries = at, at += pt_round_up((uint64_t)g->entries * sizeof(pt_entry));
     h->at_frames = at, at += pt_round_up((uint64_t)g->frames * sizeof(pt_frame));
+    h->at_histories = at, at += pt_round_up((uint64_t)g->entries * sizeof(pt_history));
+    h->at_learned = at, at += PT_LEARNED_BYTES;
+    h->reserves = g->reserves;
+    h->at_events = at, at += g->reserves.events;
+    h->at_curve = at, at += g->reserves.curve;
     h->index_bytes = at;
-    h->locks_bytes = pt_round_up(PT_AT_LOCKS + (uint64_t)g->entries * sizeof(pt_lock));
+    h->at_samples = pt_round_up(PT_AT_LOCKS + (uint64_t)g->entries * sizeof(pt_lock));
+    h->locks_bytes = h->at_samples + g->reserves.samples;
     h->arena_bytes = (uint64_t)g->frames * g->frame_bytes;
+}
+
+static inline bool pt_reserves_are_valid(const pt_reserves *r)
+{
+    return r->events <= PT_RESERVE_LIMIT && r->curve <= PT_RESERVE_LIMIT && r->samples <= PT_RESERVE_LIMIT &&
+           (r->events | r->curve | r->samples) % PT_PAGE == 0;
 }
 
 /* Returns the reason why this build cannot use these segments, or NULL. `have` has the sizes of the files. */
@@ -82,10 +97,12 @@ static inline const char *pt_unusable_reason(const pt_header *h, const pt_locks_
     if (have.locks < PT_AT_LOCKS || l->magic != PT_MAGIC || l->format != PT_FORMAT || l->segments_id != h->segments_id)
         return "the lock words belong to another index";
     if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries || !h->spaces ||
-        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 || h->frames > INT64_MAX / h->frame_bytes)
+        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 || h->frames > INT64_MAX / h->frame_bytes ||
+        !pt_reserves_are_valid(&h->reserves))
         return "the sizes in the index are invalid";
-    pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces});
-    if (plan.index_bytes != h->index_bytes || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
+    pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces, h->reserves});
+    if (plan.index_bytes != h->index_bytes || plan.at_histories != h->at_histories || plan.at_learned != h->at_learned ||
+        plan.at_events != h->at_events || plan.at_curve != h->at_curve || plan.at_samples != h->at_samples || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
         plan.at_entries != h->at_entries || plan.at_buckets[0] != h->at_buckets[0] ||
         plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces ||
         plan.locks_bytes != h->locks_bytes || plan.arena_bytes != h->arena_bytes)
@@ -108,6 +125,8 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
         .buckets = {(pt_bucket *)(at + h->at_buckets[0]), (pt_bucket *)(at + h->at_buckets[1])},
         .entries = (pt_entry *)(at + h->at_entries),
         .frames = (pt_frame *)(at + h->at_frames),
+        .histories = (pt_history *)(at + h->at_histories),
+        .learned = at + h->at_learned,
         .counts = (pt_counts *)((uint8_t *)locks + PT_AT_COUNTS),
         .uses = ((pt_locks_header *)locks)->uses,
         .retired_uses = &((pt_locks_header *)locks)->retired_uses,

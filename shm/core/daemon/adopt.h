@@ -139,6 +139,7 @@ static inline void pt_adopt_nothing(pt_owner *o, uint32_t entry)
     e->frame_count = 0;
     e->marks = 0;
     pt_put_tiers(e, 0);
+    pt_history_clear(&o->view.histories[entry]);
 }
 
 static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
@@ -206,7 +207,8 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
  *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page:
  *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_DEAD_WRITER, and it goes to the
  *      open list. A page that was only on disk is doomed. All others become free entries.
- *   4. Put the frames that no page claimed on the free list.
+ *   4. Accept what is known of the uses of these pages, where it can be true, and put the frames that no page claimed on the
+ *      free list.
  *   5. Switch to the new dictionary with one store, and increment the incarnation.
  *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a slot
  *      as its writer.
@@ -218,8 +220,12 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     uint64_t number = atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) + 1;
     pt_dict d = pt_dict_of(v, number);
     uint8_t *seen = calloc(v->frame_count, 1);
-    if (!seen)
+    uint32_t *entries_seen = calloc(v->entry_count, sizeof *entries_seen);
+    if (!seen || !entries_seen) {
+        free(seen);
+        free(entries_seen);
         return false;
+    }
     alive &= pt_taken_slots(v);
     pt_forget_derived(o);
     PT_POINT("adopt.forgotten");
@@ -228,6 +234,8 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
     pt_clear_pins(v, ~alive);
     pt_adopt_entries(o, &(pt_adoption){d, alive, seen});
     PT_POINT("adopt.entries");
+    pt_histories_adopt(v, entries_seen, pt_now_ns());
+    free(entries_seen);
     for (uint32_t frame = v->frame_count; frame-- > 0;)
         if (!seen[frame])
             pt_frame_put(v, frame);

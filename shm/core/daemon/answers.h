@@ -18,12 +18,14 @@ typedef struct {
     uint32_t parent, life; /* the page before it, or PT_NONE, and its life then: while room is made, it may leave */
     uint8_t cadence; /* of the page before it */
     uint8_t growth; /* of the request */
+    uint32_t depth; /* number of the page in its prompt, from 1; 0: not known */
 } pt_place;
 
 /* The pages of one prompt in a request: from `begin` to the next prompt. */
 typedef struct {
     uint32_t begin;
     const uint8_t *parent; /* the key of the page before the first one; NULL: none, or not known */
+    uint32_t depth; /* number of the first page in its prompt, from 1; 0: not known */
     pt_place place; /* of the first page; set by pt_reserve */
 } pt_prompt;
 

@@ -103,6 +103,7 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
     pt_prefetch_write(&o->view.entries[next]);
     pt_prefetch_write(&o->view.entries[next].list_prev);
     pt_prefetch_write(&o->view.locks[next]);
+    pt_prefetch_write(&o->view.histories[next]);
 }
 
 /* Evicts the next page if it was last used before `before`, or finds that it was used after it was listed and lists it with

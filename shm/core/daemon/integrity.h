@@ -236,6 +236,15 @@ static void pt_check_disk(pt_check *c)
         pt_finding(c->found, "the disk has room for %lu frames, and more are used or reserved", (unsigned long)h->disk_frames);
 }
 
+static void pt_check_histories(pt_check *c)
+{
+    uint32_t *seen = calloc(c->v->entry_count, sizeof *seen);
+    const char *wrong = seen ? pt_history_check(c->v, seen) : NULL;
+    if (wrong)
+        pt_finding(c->found, "%s", wrong);
+    free(seen);
+}
+
 static void pt_check_cadence(pt_check *c)
 {
     uint32_t *children = c->owner->cadence ? calloc(c->v->entry_count, sizeof *children) : NULL;
@@ -247,6 +256,7 @@ static void pt_check_cadence(pt_check *c)
 
 static void pt_check_all(pt_check *c)
 {
+    pt_check_histories(c);
     pt_check_cadence(c);
     pt_policy *lists[] = {c->owner->ready, c->owner->unwritten, c->owner->on_disk};
     for (int i = 0; i < 3; i++) {

@@ -220,10 +220,9 @@ static inline bool pt_learn_returns(pt_owner *o, uint64_t seed)
 {
     if (o->cadence)
         return true;
-    o->cadence = pt_cadence_create(o->view.entry_count, o->view.locks, seed);
-    for (uint32_t entry = 0; o->cadence && entry < o->view.entry_count; entry++)
-        if (pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY)
-            pt_cadence_enter(o->cadence, entry);
+    o->cadence = pt_cadence_create(&o->view, seed, pt_now_ns());
+    if (o->cadence)
+        pt_cadence_derive(o->cadence, o->view.entries);
     return o->cadence != NULL;
 }
 
@@ -253,6 +252,8 @@ static inline void pt_reclaim(pt_owner *o, uint32_t entry)
     e->marks = 0;
     if (o->cadence)
         pt_cadence_forget(o->cadence, entry, pt_key_hash(o->cadence, e->key));
+    else
+        pt_history_clear(&o->view.histories[entry]);
     pt_entry_put(&o->view, entry);
 }
 

@@ -178,6 +178,7 @@ static inline void pt_reserve_prompt(pt_owner *o, const pt_request *r, const pt_
         answers[i] = left_out ? pt_leave_out(o, r, key, &place) : pt_reserve_one(o, r, key, sizes[i]);
         if (answers[i].entry != PT_NONE)
             pt_stamp(o, answers[i].entry, tick - i);
+        pt_note_depth(o, answers[i].entry, &place);
         if (!r->part)
             pt_note_answer(o, r, key, answers[i], &place);
         pt_tally(&o->view.header->counters, answers[i].outcome);

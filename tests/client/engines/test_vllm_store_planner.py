@@ -13,6 +13,7 @@ from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
+from pagetier.shm.protocol import Prompt
 from running_daemon import namespace
 
 PAGE = 4
@@ -62,7 +63,7 @@ def planned_stores(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]
 def test_pages_of_several_requests_name_the_page_before_each_of_them() -> None:
     first = StoreCommand("a", 0, 0, b"", (1, 2), "", before=b"")
     second = StoreCommand("b", 0, 5, b"", (3,), "", before=b"k")
-    assert prompts_of([first, second]) == ((0, b""), (2, b"k"))
+    assert prompts_of([first, second]) == (Prompt(0, b"", 0), Prompt(2, b"k", 5))
     assert prompts_of([StoreCommand("a", 0, 0, b"", (1,), "")]) == ()
 
 

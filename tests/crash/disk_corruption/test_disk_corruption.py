@@ -91,8 +91,9 @@ def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header])
         packed = page.size.to_bytes(8, "little") + page.stamp.to_bytes(8, "little")
         at = data.find(packed)
         while at >= 0:
-            header = records.unpack_header(data[at - 8 : at + 32 + 8])
-            data = data[: at - 8] + records.pack_header(spoil(header)) + data[at + 32 + 8 :]
+            end = at - 8 + records.HEADER_BYTES + records.RUN_BYTES
+            header = records.unpack_header(data[at - 8 : end])
+            data = data[: at - 8] + records.pack_header(spoil(header)) + data[end:]
             changed += 1
             at = data.find(packed, at + 1)
     file.write_bytes(data)

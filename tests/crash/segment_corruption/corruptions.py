@@ -9,12 +9,14 @@ from typing import Final
 
 import msgspec
 
+from pagetier.shm._core import HISTORY_LAYOUT
+
 Image = dict[str, bytearray]
 """The bytes of the segments, by kind: "index", "locks", "arena"."""
 
 PAGE: Final = 4096
 LINE: Final = 64
-_AT_SLOTS: Final = struct.Struct("<6Q")  # at_slots, at_spaces, at_buckets[2], at_entries, at_frames
+_AT_SLOTS: Final = struct.Struct("<8Q")  # at_slots to at_learned
 _AT_SLOTS_OFFSET: Final = 112
 _HEADER_BYTES: Final = 1024  # the part of the header's page that is not text of the disk tier
 
@@ -35,7 +37,7 @@ def areas_of(image: Image) -> tuple[Area, ...]:
     The bytes of pages are not included: in memory they have no checksum.
     """
     index, locks = image["index"], image["locks"]
-    slots, spaces, one, other, entries, frames = _AT_SLOTS.unpack_from(index, _AT_SLOTS_OFFSET)
+    slots, spaces, one, other, entries, frames, histories, learned = _AT_SLOTS.unpack_from(index, _AT_SLOTS_OFFSET)
     return (
         Area("header", "index", 0, _HEADER_BYTES, 8),
         Area("slots", "index", slots, spaces, 64),
@@ -43,7 +45,9 @@ def areas_of(image: Image) -> tuple[Area, ...]:
         Area("dictionary", "index", one, other, 64),
         Area("other dictionary", "index", other, entries, 64),
         Area("entries", "index", entries, frames, 128),
-        Area("frames", "index", frames, len(index), 8),
+        Area("frames", "index", frames, histories, 8),
+        Area("histories", "index", histories, learned, HISTORY_LAYOUT.size),
+        Area("what was learned", "index", learned, len(index), 8),
         Area("header of locks", "locks", 0, PAGE, 64),
         Area("counters", "locks", PAGE, 2 * PAGE, 64),
         Area("lock words", "locks", 2 * PAGE, len(locks), 32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,11 +13,11 @@ from anonymous_segments import DAY_NS
 from learning_index import FRAME, Engine
 from pagetier.daemon.index.chains import reserve_chains, wrong_chains
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
-from pagetier.shm.protocol import REQUEST_LIMIT, Reserve, Space, pack
+from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space, pack, read_request
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
 PARENT = bytes(KEY_BYTES)
-Chains = tuple[tuple[int, bytes], ...] | None
+Chains = tuple[Prompt, ...] | None
 
 
 def request(pages: int, chains: Chains) -> Reserve:
@@ -35,12 +36,12 @@ def answer(engine: Engine, asked: Reserve, pages: int) -> bytes:
 @pytest.mark.parametrize(
     "chains",
     [
-        ((1, b""),),
-        ((-1, b""),),
-        ((0, b""), (0, b"")),
-        ((0, b""), (3, b""), (2, b"")),
-        ((0, b""), (4, b"")),
-        ((0, b"x"),),
+        (Prompt(1),),
+        (Prompt(-1),),
+        (Prompt(0), Prompt(0)),
+        (Prompt(0), Prompt(3), Prompt(2)),
+        (Prompt(0), Prompt(4)),
+        (Prompt(0, b"x"),),
     ],
 )
 def test_wrong_chains_are_rejected(chains: Chains) -> None:
@@ -48,10 +49,10 @@ def test_wrong_chains_are_rejected(chains: Chains) -> None:
 
 
 def test_the_reason_of_a_rejection_is_short() -> None:
-    assert len(wrong_chains(request(4, ((0, b""), *((1, b""),) * 100_000)))) < 200
+    assert len(wrong_chains(request(4, (Prompt(0), *(Prompt(1),) * 100_000)))) < 200
 
 
-@pytest.mark.parametrize("chains", [None, (), ((0, b""),), ((0, PARENT), (3, b""))])
+@pytest.mark.parametrize("chains", [None, (), (Prompt(0),), (Prompt(0, PARENT, 2**70), Prompt(3, depth=-7))])
 @pytest.mark.parametrize("pages", [0, 1, 3, 4])
 def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -> None:
     asked = request(4, chains)
@@ -60,15 +61,22 @@ def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -
 
 
 def test_a_request_without_pages_is_answered() -> None:
-    asked = request(0, ((0, PARENT),))
+    asked = request(0, (Prompt(0, PARENT),))
     assert not wrong_chains(asked) and answer(Engine(32), asked, 0) == b""
 
 
 def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> None:
     engine = Engine(16384)
     answer(engine, request(16384, None), 16384)  # all are being written
-    asked = request(300_000, tuple((page, b"") for page in range(300_000)))
+    asked = request(300_000, tuple(Prompt(page) for page in range(300_000)))
     assert REQUEST_LIMIT * 0.8 < len(pack(asked)) < REQUEST_LIMIT
     began = time.thread_time()
     assert not wrong_chains(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
     assert time.thread_time() - began < 5
+
+
+def test_a_client_of_an_earlier_build_does_not_say_the_number_of_a_page() -> None:
+    asked = request(4, (Prompt(0), Prompt(3, PARENT)))
+    earlier = msgspec.msgpack.decode(pack(asked)[4:])
+    earlier[-1] = [[0, b""], [3, PARENT]]
+    assert read_request(msgspec.msgpack.encode(earlier)) == asked

@@ -23,6 +23,8 @@ static inline area choose_area(place *p)
         {v->slots, PT_SLOTS * sizeof *v->slots, sizeof *v->slots},
         {v->spaces, SPACES * sizeof *v->spaces, sizeof *v->spaces},
         {v->counts, PT_SLOTS * sizeof *v->counts, sizeof *v->counts},
+        {v->histories, PLACE_ENTRIES * sizeof *v->histories, sizeof *v->histories},
+        {v->learned, sizeof(pt_learned), 8},
     };
     return areas[choose(&p->choices, sizeof areas / sizeof *areas)];
 }

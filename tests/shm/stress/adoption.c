@@ -34,6 +34,9 @@ static void adopt(trial *t)
     pt_owner_end(&t->owner);
     t->owner = world_adopt(t->world, 1ull << t->session.slot);
     expect_sound(&t->owner, "after the adoption");
+    if (rng_one_in(&t->random, 2) && !pt_learn_returns(&t->owner, 1))
+        finding("memory is short");
+    expect_sound(&t->owner, "with the policy that learns");
 }
 
 /* ---- damage ---- */
@@ -62,6 +65,17 @@ static void damage(trial *t, void *area, size_t bytes)
     }
 }
 
+/* Links pages so that it looks true: half of all links lead into circles. */
+static void link_anywhere(trial *t)
+{
+    pt_history *histories = t->session.view.histories;
+    for (uint32_t n = rng_below(&t->random, MANY); n; n--) {
+        uint32_t entry = rng_below(&t->random, MANY), parent = rng_below(&t->random, MANY);
+        histories[entry].parent = parent;
+        histories[entry].parent_life = histories[parent].life;
+    }
+}
+
 static void damage_all(trial *t)
 {
     const pt_view *v = &t->session.view;
@@ -71,6 +85,9 @@ static void damage_all(trial *t)
     damage(t, v->locks, MANY * sizeof *v->locks);
     damage(t, v->buckets[0], (size_t)(v->bucket_mask + 1) * sizeof(pt_bucket));
     damage(t, v->buckets[1], (size_t)(v->bucket_mask + 1) * sizeof(pt_bucket));
+    link_anywhere(t);
+    damage(t, v->histories, MANY * sizeof *v->histories);
+    damage(t, v->learned, sizeof(pt_learned));
     damage(t, &h->free_entry, offsetof(pt_header, counters) - offsetof(pt_header, free_entry));
 }
 

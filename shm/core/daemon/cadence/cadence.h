@@ -9,34 +9,25 @@
  * of a page stays for a while after it left (departed.h). Where least recently used would hit more, it steps back
  * (shadow_lru.h); before the memory was full once, too.
  *
- * All memory is private to the daemon. After an adoption the trees grow again with the stores. */
+ * What is known of each page lies in the index (history.h), and so does what was learned (saved_returns.h): a new daemon
+ * only derives the leaves. The rest is private: the guard, and what is remembered of pages that left. */
 #pragma once
 
 #include "../../common/dict.h"
 #include "departed.h"
-#include "return_times.h"
+#include "history.h"
+#include "saved_returns.h"
 #include "shadow_lru.h"
 
 #define PT_CANDIDATES 32u
 #define PT_SLICES 64u /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
 #define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
-#define PT_MOMENT_NS (1000000000ull / 1024) /* the unit of moments, which wrap around after 48 days */
+
+typedef pt_history pt_cadence_page;
 
 typedef struct {
-    uint32_t parent, parent_life; /* entry, and its life then; PT_NONE: not known, or the first of its prompt */
-    uint32_t life; /* changes when the entry is freed */
-    uint32_t place; /* among the leaves; PT_NONE if it is not one */
-    uint32_t children; /* in memory */
-    uint32_t seen; /* the moment when a store last used it; 0: never */
-    uint32_t stamped; /* the low bits of its tick then */
-    uint8_t class, cadence, uses;
-    bool in_memory : 1;
-    bool named : 1; /* a page named it as its parent in this life */
-} pt_cadence_page;
-_Static_assert(sizeof(pt_cadence_page) == 32, "two pages to a cache line");
-
-typedef struct {
-    pt_cadence_page *pages;
+    pt_cadence_page *pages; /* in the index */
+    pt_learned *saved; /* in the index */
     uint32_t *leaves, leaf_count, entries;
     pt_lock *locks;
     uint64_t seed; /* of the hash of keys: no client can choose keys that meet in one bucket */
@@ -57,31 +48,44 @@ static inline void pt_cadence_destroy(pt_cadence *c)
 {
     if (!c)
         return;
-    free(c->pages);
     free(c->leaves);
     pt_shadow_end(&c->shadow);
     pt_departed_end(&c->departed);
     free(c);
 }
 
+/* Resumes from what an earlier daemon saved, if anything. */
+static inline void pt_cadence_resume(pt_cadence *c, uint32_t now)
+{
+    if (!pt_learned_restore(c->saved, &c->returns))
+        return;
+    c->full_pages = (uint32_t)(c->saved->full_pages < c->entries ? c->saved->full_pages : c->entries);
+    c->learned = c->full_pages;
+    if (c->learned)
+        pt_shadow_resize(&c->shadow, c->full_pages);
+    for (uint32_t slice = 0; slice < PT_SLICES; slice++)
+        c->swept[slice] = now; /* the time before is part of the tables, or no daemon ran */
+}
+
 /* Returns NULL if memory is short. */
-static inline pt_cadence *pt_cadence_create(uint32_t entries, pt_lock *locks, uint64_t seed)
+static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uint64_t now)
 {
     pt_cadence *c = calloc(1, sizeof *c);
+    uint32_t entries = v->entry_count;
     if (!c)
         return NULL;
-    *c = (pt_cadence){.entries = entries, .locks = locks, .seed = seed, .random = seed | 1, .newest = PT_NONE};
+    *c = (pt_cadence){.entries = entries, .locks = v->locks, .seed = seed, .random = seed | 1, .newest = PT_NONE};
     pt_returns_begin(&c->returns);
-    c->pages = calloc(entries, sizeof *c->pages);
+    c->pages = v->histories;
+    c->saved = (pt_learned *)v->learned;
     c->leaves = malloc(entries * sizeof *c->leaves);
     bool remembers = pt_departed_begin(&c->departed, entries);
     bool shadows = pt_shadow_begin(&c->shadow, entries / PT_SHADOW_SHARE + 1);
-    if (!c->pages || !c->leaves || !remembers || !shadows) {
+    if (!c->leaves || !remembers || !shadows) {
         pt_cadence_destroy(c);
         return NULL;
     }
-    for (uint32_t entry = 0; entry < entries; entry++)
-        c->pages[entry].parent = c->pages[entry].place = PT_NONE;
+    pt_cadence_resume(c, pt_moment(now));
     return c;
 }
 
@@ -99,9 +103,6 @@ static inline uint64_t pt_key_hash(const pt_cadence *c, const uint8_t *key)
 }
 
 /* ---- times ---- */
-
-/* Returns the moment of a time; it is never 0. */
-static inline uint32_t pt_moment(uint64_t now) { return (uint32_t)(now / PT_MOMENT_NS) | 1; }
 
 /* Returns the seconds between two moments, of which the first is the earlier one. */
 static inline float pt_seconds_between(uint32_t from, uint32_t to) { return (float)(uint32_t)(to - from) / 1024; }
@@ -130,8 +131,7 @@ static inline void pt_leaf_remove(pt_cadence *c, uint32_t entry)
 /* Returns the page before this one in its prompt, or PT_NONE if it is not known or left all tiers. */
 static inline uint32_t pt_parent_of(const pt_cadence *c, uint32_t entry)
 {
-    const pt_cadence_page *p = &c->pages[entry];
-    return p->parent != PT_NONE && c->pages[p->parent].life == p->parent_life ? p->parent : PT_NONE;
+    return pt_history_parent(c->pages, entry);
 }
 
 /* Returns whether the page before it left all tiers: then no match reaches it. */
@@ -212,6 +212,27 @@ static inline void pt_cadence_forget(pt_cadence *c, uint32_t entry, uint64_t has
         pt_cadence_leave(c, entry);
     if (p->seen)
         pt_departed_put(&c->departed, hash,
-                        (pt_departed_page){pt_departed_print(hash), p->seen, p->class, p->cadence, p->uses, 0});
-    *p = (pt_cadence_page){.parent = PT_NONE, .place = PT_NONE, .life = p->life + 1};
+                        (pt_departed_page){pt_departed_print(hash), p->seen, (uint8_t)p->class, p->cadence, p->uses, 0});
+    pt_history_clear(p);
+}
+
+/* Derives the trees of all pages in memory from their histories. */
+static inline void pt_cadence_derive(pt_cadence *c, pt_entry *entries)
+{
+    for (uint32_t entry = 0; entry < c->entries; entry++) {
+        pt_cadence_page *p = &c->pages[entry];
+        p->in_memory = pt_tiers(&entries[entry]) & PT_TIER_MEMORY;
+        p->children = 0;
+        p->place = PT_NONE;
+    }
+    for (uint32_t entry = 0; entry < c->entries; entry++) {
+        uint32_t parent = pt_parent_of(c, entry);
+        if (parent == PT_NONE)
+            continue;
+        c->pages[parent].named = true;
+        c->pages[parent].children += c->pages[entry].in_memory;
+    }
+    for (uint32_t entry = 0; entry < c->entries; entry++)
+        if (c->pages[entry].in_memory && !c->pages[entry].children)
+            pt_leaf_add(c, entry);
 }

@@ -19,6 +19,26 @@ static inline const char *pt_cadence_wrong_page(const pt_owner *o, uint32_t entr
     return NULL;
 }
 
+/* Returns what is wrong with the histories of all pages, or NULL. `seen` has room for one number per entry, all 0. */
+static inline const char *pt_history_check(const pt_view *v, uint32_t *seen)
+{
+    for (uint32_t entry = 0; entry < v->entry_count; entry++) {
+        const pt_history *h = &v->histories[entry];
+        if (h->parent != PT_NONE && h->parent >= v->entry_count)
+            return "the page before one is out of range";
+        if (h->class >= PT_CLASSES || h->cadence >= PT_AGES || h->uses > PT_MOST_USES)
+            return "a page has a class, a cadence or a number of uses that does not exist";
+    }
+    for (uint32_t start = 0; start < v->entry_count; start++) {
+        uint32_t at = start;
+        for (; at != PT_NONE && !seen[at]; at = pt_history_parent(v->histories, at))
+            seen[at] = start + 1;
+        if (at != PT_NONE && seen[at] == start + 1)
+            return "a page is before itself in its prompt";
+    }
+    return NULL;
+}
+
 /* Returns what is wrong with the policy's own memory, or NULL. `children` has room for one number per entry, all 0. */
 static inline const char *pt_cadence_check(const pt_owner *o, uint32_t *children)
 {

@@ -9,7 +9,7 @@ static inline uint32_t pt_slice_start(uint32_t slice, uint32_t count) { return (
 static inline uint32_t pt_slice_of(uint32_t at, uint32_t count) { return (uint32_t)((uint64_t)at * PT_SLICES / count); }
 
 /* Adds the time since the page was seen, or since its slice was added up, if that was later. */
-static inline void pt_add_risk(pt_cadence *c, uint32_t slice, uint8_t class, uint32_t seen, uint32_t now, float weight)
+static inline void pt_add_risk(pt_cadence *c, uint32_t slice, uint16_t class, uint32_t seen, uint32_t now, float weight)
 {
     float age = pt_seconds_between(seen, now), uncounted = pt_seconds_between(c->swept[slice], now);
     pt_note_risk(&c->returns, class, age > uncounted ? age - uncounted : 0, age, weight);
@@ -66,6 +66,7 @@ static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
             continue;
         pt_note_round(c, pt_moment(now));
         pt_returns_update(&c->returns);
+        pt_learned_save(c->saved, &c->returns, c->full_pages);
         c->learned = c->full_pages;
     }
     if (c->stored >= c->next_slice) /* more was stored at once than a round: the rest is not made up for */

@@ -4,8 +4,8 @@
 
 #include "../answers.h"
 #include "../evict.h"
+#include "disk_history.h"
 
-#define PT_CLIMB 65536u /* steps up the trees that a request may take, beyond the number of its pages */
 #define PT_CUT 8u /* pages that are left out together */
 
 static inline const uint8_t *pt_nth_key(const uint8_t *keys, uint32_t at) { return keys + at * (uint64_t)PT_KEY_BYTES; }
@@ -74,13 +74,33 @@ static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *p
     o->cadence->pages[parent].stamped = (uint32_t)pt_tick_of(o->cadence, parent);
 }
 
+/* Returns the number of a prompt's first page, from what the client says or from the page before it; 0: not known. */
+static inline uint32_t pt_depth_of(const pt_owner *o, const pt_prompt *prompt)
+{
+    uint32_t before = prompt->depth || !prompt->parent ? PT_NONE : pt_entry_of(o, prompt->parent);
+    uint32_t depth = before == PT_NONE ? 0 : o->view.histories[before].depth;
+    return prompt->depth ? prompt->depth : depth ? depth + 1 : 0;
+}
+
 /* Returns the place of a prompt when its pages are stored: the page before it may be of an earlier prompt of the batch. */
 static inline pt_place pt_place_of(const pt_owner *o, const pt_request *r, const pt_prompt *prompt)
 {
     pt_place place = prompt->place;
     if (o->cadence && !r->part && r->chain_kind == PT_CHAIN_PROMPT && prompt->parent && place.parent == PT_NONE)
         pt_place_after(o->cadence, &place, pt_entry_of(o, prompt->parent));
+    place.depth = pt_depth_of(o, prompt);
     return place;
+}
+
+/* Records the number of a page in its prompt, with any policy, and moves on to that of the next page. */
+static inline void pt_note_depth(pt_owner *o, uint32_t entry, pt_place *place)
+{
+    uint32_t depth = place->depth < PT_MOST_DEPTH ? place->depth : PT_MOST_DEPTH;
+    if (!place->depth)
+        return;
+    place->depth = depth + 1;
+    if (entry != PT_NONE && o->view.histories[entry].depth != depth)
+        o->view.histories[entry].depth = depth & PT_MOST_DEPTH;
 }
 
 /* Learns from the pages of a prompt that exist, before they are stamped, and finds the place of the first one. Only the
