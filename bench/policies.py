@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eviction.core import IN_INDEX, ON_LISTS, compile_core, hits_of, replay
+from eviction.hints import HintsWanted, with_hints
 from eviction.picture import Panel, picture
 from eviction.traces import Trace, merged, read_trace
 
@@ -156,10 +157,21 @@ def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--merge", action="store_true", help="replay each two traces together, too")
     parser.add_argument("--shift", type=float, nargs="+", default=[0.0], metavar="SECONDS",
                         help="how much later the second trace of a merge begins")  # fmt: skip
+    parser.add_argument("--hints", metavar="KIND:SHARE", help="over or returns, and the share of hints that are right")
+    parser.add_argument("--seed", type=int, default=1, help="decides which hints are wrong")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the hit ratio over the size as SVG")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="replays at the same time")
     parser.add_argument("--json", action="store_true", help="print one object a cell")
     return parser, parser.parse_args()
+
+
+def wanted_hints(parser: argparse.ArgumentParser, given: argparse.Namespace) -> HintsWanted:
+    """Returns which hints to derive. Ends the process if the command line does not say."""
+    print(f"hints {given.hints}, seed {given.seed}", file=sys.stderr)
+    try:
+        return HintsWanted.parse(given.hints, given.seed)
+    except ValueError:
+        parser.error(f"{given.hints}: write KIND:SHARE, for example over:0.9 or returns:1.0")
 
 
 def main() -> None:
@@ -170,6 +182,8 @@ def main() -> None:
         if not path or not tokens.isdecimal():
             parser.error(f"{each}: write FILE:TOKENS, for example trace.jsonl.gz:512")
         traces[Path(path).name.partition(".")[0]] = read_trace(Path(path), int(tokens))
+    if given.hints:
+        traces = {name: with_hints(trace, wanted_hints(parser, given)) for name, trace in traces.items()}
     if given.merge:
         traces = with_merged(traces, given.shift)
     settings = [

@@ -5,6 +5,7 @@ from pagetier.client.client import Client
 from pagetier.client.futures import PendingReservation, Prefetch
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
@@ -22,6 +23,7 @@ from pagetier.shm.protocol import Prompt
 __all__ = [
     "LAYOUT_NAMES",
     "NO_BLOCK",
+    "NO_HINT",
     "AsyncCopier",
     "Blocks",
     "CacheGroup",
@@ -31,6 +33,7 @@ __all__ = [
     "Group",
     "GroupKeys",
     "GroupMatch",
+    "Hint",
     "IncompleteLoadError",
     "Keys",
     "LayoutError",

@@ -22,7 +22,7 @@ from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session, ShmError
 from pagetier.shm.daemon_link import Greeting, Link, RefusedError
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import BUILD, Attach
+from pagetier.shm.protocol import BUILD, HINTS, Attach
 
 log = logging.getLogger("pagetier.client")
 
@@ -43,11 +43,13 @@ class LinkedSession(msgspec.Struct, frozen=True, eq=False):
         granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
             by single method calls only, which are atomic for other threads. So it needs no lock, and a forked child
             cannot inherit a lock that is taken.
+        takes_hints: Whether the daemon understands hints.
     """
 
     link: Link
     session: Session
     granted: set[int]
+    takes_hints: bool = False
 
 
 class Attachment:
@@ -135,7 +137,7 @@ class Attachment:
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
-        self.linked = LinkedSession(link, session, self._granted)
+        self.linked = LinkedSession(link, session, self._granted, HINTS in greeting.welcome.extras)
         self._hangs = False
         self.attached.set()
         self._settled.set()

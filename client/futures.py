@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
+from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Part
 from pagetier.client.reservation import Reservation
@@ -81,6 +82,7 @@ def request_reservation(
     sizes: int | Sequence[int] | npt.NDArray[np.uint64],
     part: Part,
     timeout: float,
+    hint: Hint = NO_HINT,
 ) -> PendingRequest[Reservation]:
     """Returns a request for memory for pages, sent without waiting for the response.
 
@@ -94,13 +96,17 @@ def request_reservation(
         sizes: Bytes of each page, or of every page.
         part: The part of each page that the caller writes.
         timeout: Seconds for sending.
+        hint: What is known of the session. A daemon that does not understand hints ignores it.
     """
+    require_hint(hint)
     packed = packed_sizes(sizes, len(keys))
     space = Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
     linked = attachment.linked
 
     def request(number: int) -> Reserve:
-        return Reserve(number, space, part.index, part.count, keys.data, packed, part.division, keys.prompts)
+        return Reserve(
+            number, space, part.index, part.count, keys.data, packed, part.division, keys.prompts, hint.kind, hint.ttl
+        )
 
     def accept(answer: Answer) -> Reservation | None:
         return Reservation(linked, answer, part) if linked and isinstance(answer, Reserved) else None

@@ -18,6 +18,7 @@ from pagetier.client.futures import (
     request_reservation,
 )
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, disk_prefix_of
 from pagetier.client.match import Match
@@ -127,7 +128,12 @@ class PageClient(MatchingClient):
         return self._prefetch(match.missing(), timeout)
 
     def store(
-        self, keys: Keys, pages: HostBuffers | Blocks, part: Part = WHOLE, timeout: float | None = None
+        self,
+        keys: Keys,
+        pages: HostBuffers | Blocks,
+        part: Part = WHOLE,
+        timeout: float | None = None,
+        hint: Hint = NO_HINT,
     ) -> StoreResult:
         """Stores a page for each key, or this writer's part of each page.
 
@@ -142,6 +148,7 @@ class PageClient(MatchingClient):
                 times smaller than its page. Of blocks, the rank's own part is stored, except for skipped pages.
             part: The part of every page that this writer stores. Blocks determine it on their own.
             timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
+            hint: What is known of the prompt's session, see hint().
 
         Returns:
             What became of each page.
@@ -154,9 +161,9 @@ class PageClient(MatchingClient):
         if isinstance(pages, Blocks):
             if part != WHOLE:
                 raise ValueError(f"{part} was given for blocks, which determine the part on their own")
-            return self._store_blocks(keys, pages, timeout)
+            return self._store_blocks(keys, pages, timeout, hint)
         memory = pages_of(pages, len(keys), Access.READ)
-        with self.reserve(keys, memory.sizes * part.count, part, timeout) as reservation:
+        with self.reserve(keys, memory.sizes * part.count, part, timeout, hint) as reservation:
             point("client.reserved")
             reservation.write_all(memory, self.threads)
             point("client.written")
@@ -168,6 +175,7 @@ class PageClient(MatchingClient):
         sizes: int | Sequence[int] | npt.NDArray[np.uint64],
         part: Part = WHOLE,
         timeout: float | None = None,
+        hint: Hint = NO_HINT,
     ) -> Reservation:
         """Returns memory for pages: the first half of store(), for an engine that writes a page in pieces.
 
@@ -178,6 +186,7 @@ class PageClient(MatchingClient):
             sizes: Bytes of each page with all of its parts, or one number for all pages.
             part: The part of every page that this writer stores.
             timeout: Seconds to wait for the daemon; with 0 or less all pages are rejected.
+            hint: What is known of the prompt's session, see hint().
         """
         require_keys(keys, "reserve()")
         seconds = self._seconds(timeout)
@@ -189,7 +198,7 @@ class PageClient(MatchingClient):
             return Reservation.rejected(len(keys), "the timeout left no time to ask", part)
         attachment = self._own_attachment()
         attachment.wait_linked(seconds)
-        pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()))
+        pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()), hint)
         return pending.collect(ends - time.monotonic())
 
     def reserve_async(
@@ -198,6 +207,7 @@ class PageClient(MatchingClient):
         sizes: int | Sequence[int] | npt.NDArray[np.uint64],
         part: Part = WHOLE,
         timeout: float | None = None,
+        hint: Hint = NO_HINT,
     ) -> PendingReservation:
         """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
 
@@ -207,9 +217,27 @@ class PageClient(MatchingClient):
         """
         require_keys(keys, "reserve_async()")
         attachment = self._own_attachment()
-        pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout))
+        pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout), hint)
         pending.leave()
         return PendingReservation(pending, len(keys), part)
+
+    def hint(self, keys: Keys, hint: Hint, timeout: float | None = None) -> bool:
+        """Says what is known of pages: that their session is over or when it returns, or that they are to be kept.
+
+        Sends a message and waits for no response, but perhaps for the daemon's socket to take it, at most `timeout`.
+        Hints have an effect with `evict.policy = "cadence"`. They move pages in the order of eviction, and never reject
+        a store; keys of pages that do not exist are counted and ignored. A store without a hint, or NO_HINT, ends the
+        hint of the pages that it uses. Kept pages stay kept until their time ends, or until Hint.unkeep().
+
+        Args:
+            keys: The pages; all keys from the first page of the prompt on, since the last page is useless without them.
+            hint: What is known.
+            timeout: Seconds for sending; None for the client's timeout.
+
+        Returns:
+            Whether the hint was sent. False without a daemon, and for a daemon that does not know hints.
+        """
+        return send_hint(self._own_attachment(), keys, hint, self._seconds(timeout))
 
     def flush(self, namespace: Namespace, timeout: float | None = None) -> bool:
         """Drops the pages of a namespace from memory and disk, regardless of which process stored them.
@@ -234,10 +262,10 @@ class PageClient(MatchingClient):
         pending.leave()
         return answer is not None and not answer.kept
 
-    def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None) -> StoreResult:
+    def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None, hint: Hint) -> StoreResult:
         require_named(keys.namespace, pages.cache.page)
         pages.whole(len(keys))
-        with self.reserve(keys, pages.page_bytes, pages.part, timeout) as reservation:
+        with self.reserve(keys, pages.page_bytes, pages.part, timeout, hint) as reservation:
             reservation.gather(pages, self.threads)
             return reservation.publish()
 

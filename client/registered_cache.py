@@ -8,6 +8,7 @@ from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.blocking_copies import BlockingCopies, DeviceCopies, HostCopies, LazyCopier
 from pagetier.client.hash_inputs import Hashes, Tokens
+from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
@@ -224,6 +225,27 @@ class RegisteredCache:
         """
         keys = self.keys(tokens, hashes=hashes, extra=extra)
         return self.start_store(keys, self.slots_of(block_table, len(keys)), after)
+
+    def hint(
+        self,
+        hint: Hint,
+        tokens: Tokens | Keys | None = None,
+        *,
+        hashes: Hashes | None = None,
+        extra: bytes | Sequence[bytes] = b"",
+    ) -> bool:
+        """Says what is known of a prompt's pages, whether they were matched or stored. See Client.hint().
+
+        Args:
+            hint: What is known.
+            tokens: The prompt, see keys().
+            hashes: See keys().
+            extra: See keys().
+
+        Returns:
+            Whether the hint was sent.
+        """
+        return self._client.hint(self.keys(tokens, hashes=hashes, extra=extra), hint)
 
     def copier(self) -> AsyncCopier:
         """Returns the copier of the asynchronous copies, opened by the first call. Raises as open_copier() does."""

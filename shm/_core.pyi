@@ -44,6 +44,21 @@ class ChainKind(IntEnum):
     PROMPT = ...
     NONE = ...
 
+class HintKind(IntEnum):
+    """What is known of a page's session: it is over, or returns within so many seconds, or later.
+
+    KEEP and UNKEEP are no property of a session: pages that are to stay, and the end of that.
+    """
+
+    NONE = ...
+    OVER = ...
+    WITHIN_20 = ...
+    WITHIN_60 = ...
+    WITHIN_300 = ...
+    LATER = ...
+    KEEP = ...
+    UNKEEP = ...
+
 class WriteRule(IntEnum):
     """Which pages are written to disk: those about to be evicted, all at once, or evicted ones that were used again."""
 
@@ -206,6 +221,12 @@ class FlushedPages(NamedTuple):
     kept: int
 
 @final
+class KeptPages(NamedTuple):
+    """What is kept: frames of pages that are evicted last, and the keeps that ended before their time."""
+
+    frames: int
+    ended_early: int
+
 class UnwrittenPages(NamedTuple):
     """The pages and bytes still to be written by the present rule, and the pages that stay in memory only."""
 
@@ -594,6 +615,8 @@ class Owner:
         begins: Array = ...,
         parents: Array = ...,
         depths: Array = ...,
+        hint: HintKind = ...,
+        hint_ttl_ns: int = 0,
         /,
     ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
@@ -611,7 +634,41 @@ class Owner:
             begins: u32, the first page of each prompt, ascending from 0; without them all pages are one prompt.
             parents: KEY_BYTES each, the key of the page before each prompt; zeros if there is none, or it is not known.
             depths: u32, the number of each prompt's first page in its prompt, counted from 1; 0: not known.
+            hint: What is known of the session of the prompts; KEEP and UNKEEP count as NONE.
+            hint_ttl_ns: The hint expires after this time, rounded up to a power of two seconds.
         """
+    def hint(self, hint: HintKind, ttl_ns: int, keys: Array, /) -> int:
+        """Gives the pages that exist a hint other than KEEP and UNKEEP; returns their number. 0 with the policy lru.
+
+        The hint counts until the next store that uses the page, or until it expires: see reserve().
+        """
+    def keep(self, uid: int, ttl_ns: int, most_frames: int, space: int, keys: Array, /) -> int:
+        """Keeps pages that are in memory: they are evicted last. Returns how many are kept; 0 with the policy lru.
+
+        Args:
+            uid: The user who keeps them.
+            ttl_ns: They are kept for this time; 2**64-1: until unkeep().
+            most_frames: The limit of all keeps. The oldest keeps of the user that keeps most end for new ones.
+            space: Only pages of this namespace; NO_ENTRY: of any.
+            keys: KEY_BYTES each, head first.
+        """
+    def unkeep(self, uid: int, space: int, keys: Array, /) -> int:
+        """Ends the keep of pages. Returns how many of them exist and are not kept now.
+
+        Args:
+            uid: Only pages that this user keeps; NO_ENTRY: that any user keeps.
+            space: Only pages of this namespace; NO_ENTRY: of any.
+            keys: KEY_BYTES each.
+        """
+    def keep_at_most(self, frames: int, /) -> None:
+        """Ends keeps, the oldest of the user that keeps most first, until so many frames are kept."""
+    def kept(self) -> KeptPages:
+        """Returns what is kept now."""
+    def keys_in_memory(self, space: int, /) -> _Bytes:
+        """Returns the keys of a namespace's pages in memory, those that were stored first first."""
+    @property
+    def learns(self) -> bool:
+        """Whether the policy that learns when pages return is in force: see learn_returns()."""
     def process_of(self, slot: int, /) -> tuple[int, int]:
         """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
     def frames_writing(self, slot: int, /) -> int:

@@ -16,6 +16,7 @@ import msgspec
 from pagetier.shm import unix_socket
 from pagetier.shm.errors import PagetierError
 from pagetier.shm.failpoints import point
+from pagetier.shm.message_codec import pack, read_answer
 from pagetier.shm.protocol import (
     REQUEST_LIMIT,
     Answer,
@@ -27,8 +28,6 @@ from pagetier.shm.protocol import (
     Refusal,
     Request,
     Welcome,
-    pack,
-    read_answer,
 )
 from pagetier.shm.socket_path import DefaultSocket
 from pagetier.shm.socket_trust import why_untrusted

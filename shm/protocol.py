@@ -6,9 +6,8 @@ with Refusal. After that the client may send requests at any time; each is answe
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,9 +19,9 @@ BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 # Maximum bytes of any message, of an engine's request (400,000 pages), and of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
+HINT_KEYS: Final = 1 << 16  # maximum pages of one HintPages
+HINTS: Final = "hints"  # in Welcome.extras: the daemon understands HintPages
 GREETING_LIMIT: Final = 2 << 20
-LENGTH: Final = struct.Struct("<I")
-_T = TypeVar("_T")
 
 
 class ProtocolError(PagetierError):
@@ -57,11 +56,16 @@ class Observe(_Message, frozen=True):
 
 
 class Welcome(_Message, frozen=True):
-    """Accepts Attach or Observe. Sent with the descriptors of index, lock words and, for an engine, the arena."""
+    """Accepts Attach or Observe. Sent with the descriptors of index, lock words and, for an engine, the arena.
+
+    Attributes:
+        extras: What this daemon understands beyond the first builds of the protocol; a daemon of those sends none.
+    """
 
     slot: int
     segments_id: int
     populated: bool
+    extras: tuple[str, ...] = ()
 
 
 class Refusal(_Message, frozen=True):
@@ -83,10 +87,8 @@ class Space(msgspec.Struct, frozen=True, array_like=True):
 class Prompt(NamedTuple):
     """The place of a prompt among the pages of a request. A client of an earlier build does not say `depth`.
 
-    Attributes:
-        begin: The index of its first page among the pages.
-        before: The key of the page before that one, b"" if there is none or it is not known.
-        depth: The number of its first page in the prompt, counted from 0; -1: not known.
+    `begin` is the index of its first page among the pages, `before` the key of the page before that one (b"": none, or
+    not known), `depth` the number of its first page in the prompt, counted from 0 (-1: not known).
     """
 
     begin: int
@@ -104,6 +106,8 @@ class Reserve(_Message, frozen=True):
         division: How a page is divided into parts (u32); parts of different divisions never form one page.
         chains: The prompts among the pages, ascending from page 0; empty if each page is useful on its own. None, as
             from clients of earlier builds: not known.
+        hint: What is known of the session: a HintKind, 0 if nothing is.
+        hint_ttl: Seconds after which the hint expires.
     """
 
     number: int
@@ -114,6 +118,8 @@ class Reserve(_Message, frozen=True):
     sizes: bytes
     division: int = 0
     chains: tuple[Prompt, ...] | None = None
+    hint: int = 0
+    hint_ttl: float = 0.0
 
 
 class Reserved(_Message, frozen=True):
@@ -149,6 +155,37 @@ class Fetched(_Message, frozen=True):
     number: int
     outcomes: bytes
     reason: str = ""
+
+
+class HintPages(_Message, frozen=True):
+    """Says what is known of pages. Only to a daemon with HINTS among its extras: others close the connection.
+
+    Attributes:
+        number: 0 requests no response.
+        keys: KEY_BYTES bytes for each page, at most HINT_KEYS pages; without keys all pages of the namespace.
+        hint: A HintKind.
+        ttl: Seconds after which the hint expires; infinite for pages that are kept until UNKEEP.
+        namespace: Only pages of the namespaces with this label, model or digest (in hex); None: of any.
+    """
+
+    number: int
+    keys: bytes
+    hint: int
+    ttl: float
+    namespace: str | None = None
+
+
+class PagesHinted(_Message, frozen=True):
+    """Answers HintPages with the pages that it names, those to which the hint applies now, and all bytes that are kept.
+
+    `trouble` says why the hint has no effect, "" if it has.
+    """
+
+    number: int
+    pages: int
+    applied: int
+    kept_bytes: int = 0
+    trouble: str = ""
 
 
 class Flush(_Message, frozen=True):
@@ -257,34 +294,7 @@ class Detached(_Message, frozen=True):
     number: int
 
 
-Request: TypeAlias = Attach | Observe | Reserve | Fetch | Flush | Save | Resize | Describe | Check | Detach
+Request: TypeAlias = Attach | Observe | Reserve | Fetch | HintPages | Flush | Save | Resize | Describe | Check | Detach
 Answer: TypeAlias = (
-    Welcome | Refusal | Reserved | Fetched | Flushed | Saved | Resized | Description | Findings | Detached
+    Welcome | Refusal | Reserved | Fetched | PagesHinted | Flushed | Saved | Resized | Description | Findings | Detached
 )
-
-_encoder: Final = msgspec.msgpack.Encoder()
-_requests: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
-_answers: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
-
-
-def pack(message: msgspec.Struct) -> bytes:
-    """Returns a message with its length, ready to be sent."""
-    body = _encoder.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def read_request(body: bytes) -> Request:
-    """Returns the request in the body of a message. Raises ProtocolError if it is not one."""
-    return _decode(_requests, body)
-
-
-def read_answer(body: bytes) -> Answer:
-    """Returns the response in the body of a message. Raises ProtocolError if it is not one."""
-    return _decode(_answers, body)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec does not convert the second one
-        raise ProtocolError(f"no message of this protocol: {error}") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pagetier.shm.protocol import LENGTH, MESSAGE_LIMIT, ProtocolError
+from pagetier.shm.message_codec import LENGTH
+from pagetier.shm.protocol import MESSAGE_LIMIT, ProtocolError
 
 
 class Unpacker:

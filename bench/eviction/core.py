@@ -20,6 +20,7 @@ class _Trace(ctypes.Structure):
         ("starts", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
         ("seconds", ctypes.c_void_p),
+        ("hints", ctypes.c_void_p),
         ("requests", ctypes.c_int64),
     ]
 
@@ -70,7 +71,9 @@ def replay(core: ctypes.CDLL, trace: Trace, room: int, policy: str, speed: float
         MemoryError: There is not enough memory.
         AssertionError: The index is damaged afterwards.
     """
-    given = _Trace(trace.starts.ctypes.data, trace.pages.ctypes.data, trace.seconds.ctypes.data, len(trace.seconds))
+    hints = None if trace.hints is None else trace.hints.ctypes.data
+    arrays = trace.starts.ctypes.data, trace.pages.ctypes.data, trace.seconds.ctypes.data
+    given = _Trace(*arrays, hints, len(trace.seconds))
     out = Outcome()
     if core.replay(ctypes.byref(given), room, IN_INDEX[policy], speed, ctypes.byref(out)):
         raise MemoryError

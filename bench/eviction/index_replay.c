@@ -2,14 +2,17 @@
  *
  * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request matches its prompt, as
  * readers do, and stores it whole if a page is missing, as `pagetier replay` does. */
+#include "core/daemon/cadence/hints.h"
 #include "small_index.h"
 
+#define HINT_NS 3600000000000ull /* a hint's time to live */
 #define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
 
 typedef struct {
     const int64_t *starts; /* of the requests in `pages`; one more than requests */
     const int32_t *pages; /* numbers of the pages of each prompt, head first */
     const double *seconds; /* of the requests */
+    const uint8_t *hints; /* an enum pt_hint of each request; NULL: none */
     int64_t requests;
 } trace;
 
@@ -31,13 +34,13 @@ static uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t
     return hits;
 }
 
-static void store(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, outcome *out)
+static void store(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, uint8_t hint, outcome *out)
 {
     uint64_t *sizes = malloc(count * sizeof *sizes);
     pt_answer *answers = malloc(count * sizeof *answers);
     pt_prompt prompt = {0};
     pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
-                    .prompts = &prompt, .prompt_count = 1};
+                    .prompts = &prompt, .prompt_count = 1, .hint = hint, .lasts = pt_lasts(HINT_NS)};
     for (uint32_t i = 0; i < count; i++)
         sizes[i] = 4096;
     double began = thread_seconds();
@@ -74,7 +77,9 @@ int replay(const trace *t, uint32_t pages, int learns, double speed, outcome *ou
         out->hits += hits;
         out->followed += o.cadence && o.cadence->shadow.follows;
         if (hits < count)
-            store(&o, keys, count, now + (uint64_t)(STORE_NS / speed), out);
+            store(&o, keys, count, now + (uint64_t)(STORE_NS / speed), t->hints ? t->hints[request] : 0, out);
+        else if (t->hints)
+            pt_hint_pages(&o, t->hints[request], pt_lasts(HINT_NS), keys, count, now + (uint64_t)(STORE_NS / speed));
     }
     pt_settle_all(&o, UINT64_MAX / 2);
     pt_check_integrity(&o, &found);

@@ -26,12 +26,14 @@ class Trace(msgspec.Struct, frozen=True, eq=False):
         pages: i32, the pages of all prompts, numbered from 0.
         seconds: f64, when each request arrived.
         distinct: The number of different pages.
+        hints: u8, what is said of each request; None: nothing.
     """
 
     starts: npt.NDArray[np.int64]
     pages: npt.NDArray[np.int32]
     seconds: npt.NDArray[np.float64]
     distinct: int
+    hints: npt.NDArray[np.uint8] | None = None
 
     def room(self, share: float) -> int:
         """Returns the pages in a cache of this share, in per cent, of all different pages."""
@@ -60,7 +62,7 @@ def merged(first: Trace, second: Trace, later: float = 0.0) -> Trace:
     Args:
         first: A trace.
         second: A trace that begins `later` seconds after the first one.
-        later: See `second`.
+        later: See `second`. The hints of both remain, if both have some.
     """
     seconds = np.concatenate([first.seconds, second.seconds + later])
     order = np.argsort(seconds, kind="stable")
@@ -68,7 +70,10 @@ def merged(first: Trace, second: Trace, later: float = 0.0) -> Trace:
     chosen = [prompts[request] for request in order]
     starts = np.concatenate([[0], np.cumsum([len(prompt) for prompt in chosen])]).astype(np.int64)
     pages = np.concatenate(chosen).astype(np.int32)
-    return Trace(starts, pages, seconds[order], first.distinct + second.distinct)
+    hints = None
+    if first.hints is not None and second.hints is not None:
+        hints = np.concatenate([first.hints, second.hints])[order]
+    return Trace(starts, pages, seconds[order], first.distinct + second.distinct, hints)
 
 
 def _prompts(trace: Trace) -> list[npt.NDArray[np.int32]]:

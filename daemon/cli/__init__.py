@@ -36,6 +36,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "config": CommandEntry(f"{__name__}.config", "Show the settings that the daemon runs by, and the source of each"),
     "doctor": CommandEntry(f"{__name__}.doctor", "Check the host and the daemon; each line says ok or what to do"),
     "flush": CommandEntry(f"{__name__}.flush", "Drop pages, or write all pages to disk"),
+    "pin": CommandEntry(f"{__name__}.pin", "Keep pages in memory: they are evicted last"),
     "replay": CommandEntry(
         "pagetier.client.cli.replay", "Replay a TRACE of prompts and verify every byte that is loaded"
     ),
@@ -48,6 +49,7 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "unit": CommandEntry(
         f"{__name__}.unit", "Print or install the systemd units, the system user and an example configuration"
     ),
+    "unpin": CommandEntry(f"{__name__}.pin", "Let pages leave memory again that `pagetier pin` or an engine keeps"),
     "wait": CommandEntry(f"{__name__}.wait", "Wait until engines can attach to the daemon"),
 }
 

@@ -42,11 +42,12 @@ class Refused(click.ClickException):
 
 
 class Daemon:
-    """A daemon that answered. `observer` reads its index."""
+    """A daemon that answered. `observer` reads its index, and `extras` are those of its Welcome."""
 
-    def __init__(self, path: Path, link: Link, observer: Observer) -> None:
+    def __init__(self, path: Path, link: Link, observer: Observer, extras: tuple[str, ...]) -> None:
         self.path = path
         self.observer = observer
+        self.extras = extras
         self._link = link
 
     def is_there(self) -> bool:
@@ -73,14 +74,14 @@ class Daemon:
 @contextmanager
 def daemon_at(path: Path) -> Iterator[Daemon]:
     """Yields the daemon that listens at `path`. Raises Unreachable."""
-    link, observer = _connect(path)
+    link, observer, extras = _connect(path)
     try:
-        yield Daemon(path, link, observer)
+        yield Daemon(path, link, observer, extras)
     finally:
         link.close()
 
 
-def _connect(path: Path) -> tuple[Link, Observer]:
+def _connect(path: Path) -> tuple[Link, Observer, tuple[str, ...]]:
     try:
         link = Link(path, _GREETING_S)
     except RefusedError as error:
@@ -90,7 +91,8 @@ def _connect(path: Path) -> tuple[Link, Observer]:
             raise Unreachable(f"{error}: {_SHUT}") from error
         raise Unreachable(f"no daemon: {error}; start pagetierd, or name its socket with --socket") from error
     try:
-        return link, observe_and_close(link.greet(Observe(BUILD), _GREETING_S).descriptors)
+        greeting = link.greet(Observe(BUILD), _GREETING_S)
+        return link, observe_and_close(greeting.descriptors), greeting.welcome.extras
     except (LinkError, ShmError, OSError) as error:
         link.close()
         raise _unreachable(path, str(error)) from error

@@ -44,6 +44,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         lookups=_pick(LookupStats, counts),
         stores=_pick(StoreStats, header, writing=header.open_entries),
         eviction=status.eviction,
+        hints=status.hints,
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )

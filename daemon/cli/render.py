@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot
-from pagetier.daemon.disk.status import DiskReport, Standing
+from pagetier.daemon.disk.status import DiskReport, HintReport, Standing
 from pagetier.shm.units import counted, format_size
 
 
@@ -43,6 +43,20 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"
+
+
+def hint_line(hints: HintReport) -> str:
+    """Returns what hints named and what is kept by request; "" without hints."""
+    if not hints.pages and not hints.wrong:
+        return ""
+    ignored = [
+        f"{number:,} {what}"
+        for number, what in ((hints.absent, "absent"), (hints.without_effect, "without effect: evict.policy is lru"))
+        if number
+    ]
+    wrong = f"; {counted(hints.wrong, 'invalid hint')}" if hints.wrong else ""
+    named = ", ".join([f"Hints: {counted(hints.pages, 'page')}", *ignored])
+    return f"{named}{wrong}; {format_size(hints.kept_bytes)} kept in memory by request"
 
 
 def synced(disk: DiskReport) -> str:
@@ -98,6 +112,8 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
         yield wasteful
     if snapshot.eviction.policy != "lru":
         yield snapshot.eviction.text
+    if hinted := hint_line(snapshot.hints):
+        yield hinted
     if _has_disk(snapshot):
         yield "\n  ".join(disk_lines(snapshot.disk, snapshot.disk_work))
     if snapshot.namespaces:

@@ -11,7 +11,7 @@ import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.frame_advice import frame_advice
-from pagetier.daemon.disk.status import DiskReport, Phase
+from pagetier.daemon.disk.status import DiskReport, HintReport, Phase
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +205,10 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state of a cache. disk: the state of the disk tier; eviction: which page leaves memory first."""
+    """The whole state of a cache.
+
+    disk: the state of the disk tier; eviction: which page leaves memory first; hints: since the daemon started.
+    """
 
     daemon: DaemonStats
     tiers: Tiers
@@ -214,6 +217,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     lookups: LookupStats
     stores: StoreStats
     eviction: EvictionReport = EvictionReport()
+    hints: HintReport = HintReport()
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 

@@ -23,6 +23,7 @@ AT_ONCE: Final = frozenset(
         "disk.size",
         "evict.low",
         "evict.high",
+        "evict.keep_share",
         "evict.policy",
         "index.namespace_idle",
         "log.level",

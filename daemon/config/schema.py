@@ -109,6 +109,9 @@ class EvictOptions(Section, frozen=True, kw_only=True):
             "cadence",
         ),
     ] = "lru"
+    keep_share: Annotated[
+        float, share_setting("Share of the arena that may be kept by request: its pages are evicted last.")
+    ] = 0.5
     low: Annotated[float, share_setting("Evict when less than this share of the frames is free.")] = 0.005
     high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
 

@@ -12,7 +12,7 @@ from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.show_stop import StopProgress
-from pagetier.daemon.disk.status import DiskCounters, PhaseProgress, Standing
+from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress, Standing
 from pagetier.daemon.disk.worker_events import WorkerEvents
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
@@ -133,6 +133,10 @@ class DiskTier:
     def publish_eviction(self, eviction: EvictionReport) -> None:
         """Publishes the order of eviction, with or without a configured disk."""
         self._bulletin.evicts(eviction)
+
+    def note_hints(self, hints: HintReport) -> None:
+        """Publishes the counters of hints, with or without a configured disk."""
+        self._bulletin.note_hints(hints)
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.

@@ -8,7 +8,14 @@ import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.disk.status import DaemonStatus, DiskReport, PhaseProgress, Standing, with_state
+from pagetier.daemon.disk.status import (
+    DaemonStatus,
+    DiskReport,
+    HintReport,
+    PhaseProgress,
+    Standing,
+    with_state,
+)
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner
@@ -32,6 +39,7 @@ class StatusPublisher:
         self.report = DiskReport()
         self.progress = PhaseProgress()
         self.eviction = EvictionReport()
+        self.hints = HintReport()
 
     @property
     def standing(self) -> Standing:
@@ -77,6 +85,12 @@ class StatusPublisher:
             self.eviction = eviction
             self._publish()
 
+    def note_hints(self, hints: HintReport) -> None:
+        """Publishes the counters of hints, if they changed."""
+        if hints != self.hints:
+            self.hints = hints
+            self._publish()
+
     def _publish(self) -> None:
-        status = DaemonStatus(progress=self.progress, eviction=self.eviction, disk=self.report)
+        status = DaemonStatus(progress=self.progress, eviction=self.eviction, disk=self.report, hints=self.hints)
         self._owner.publish_status(status.pack())

@@ -15,8 +15,9 @@ from typing import Final, TypeAlias
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.failpoints import point
+from pagetier.shm.message_codec import pack
 from pagetier.shm.process import Process
-from pagetier.shm.protocol import ProtocolError, pack
+from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
     Command,

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from array import array
 
-from pagetier.shm._core import KEY_BYTES, ChainKind, Owner
+from pagetier.daemon.common.namespaces import wrong_space
+from pagetier.daemon.index.hints import nanoseconds
+from pagetier.shm._core import KEY_BYTES, PARTS, ChainKind, HintKind, Owner
 from pagetier.shm.protocol import Prompt, Reserve
 
 _SIZE_BYTES = 8
+_U32 = 1 << 32
 _NO_PARENT = bytes(KEY_BYTES)
 _WHOLE = (Prompt(0),)
 _MOST_DEPTH = (1 << 24) - 1
+
+
+def wrong_request(request: Reserve) -> str:
+    """Returns why a request is invalid, "" if it is valid."""
+    pages, rest = divmod(len(request.keys), KEY_BYTES)
+    if rest:
+        return f"{len(request.keys)} bytes are not a whole number of keys"
+    if len(request.sizes) != 8 * pages:
+        return f"{len(request.sizes)} bytes of sizes for {pages} pages"
+    if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
+        return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
+    if not 0 <= request.division < _U32:
+        return f"division {request.division} is invalid: it is a u32"
+    return wrong_chains(request) or wrong_space(request.space)
 
 
 def wrong_chains(request: Reserve) -> str:
@@ -42,6 +59,8 @@ def reserve_chains(
         array("I", [prompt.begin for prompt in chains]),
         b"".join(prompt.before or _NO_PARENT for prompt in chains),
         array("I", [min(max(prompt.depth, -1), _MOST_DEPTH) + 1 for prompt in chains]),
+        HintKind(request.hint),
+        nanoseconds(request.hint_ttl),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.common.namespaces import printable, wrong_space
+from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import LiveSettings
 from pagetier.daemon.config.schema import Config
@@ -19,19 +19,21 @@ from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
-from pagetier.daemon.index.chains import reserve_chains, wrong_chains
+from pagetier.daemon.index.chains import reserve_chains, wrong_request
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.flush import FlushRequests
+from pagetier.daemon.index.hints import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
 from pagetier.daemon.index.pressure import PinQuota, Shortage
 from pagetier.daemon.index.quotas import StoreQuota, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.scan_queue import ScanQueue
-from pagetier.shm._core import KEY_BYTES, NO_ENTRY, PARTS, Owner, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
+    HINTS,
     Attach,
     Check,
     Fetch,
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 
 _SERIAL_BYTES, _SIZE_BYTES = 8, 8
 _NO_ENTRY = NO_ENTRY.to_bytes(4, "little")
-_U32, _U64 = 1 << 32, 1 << 64
+_U64 = 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
 _FIRST_SAVE, _NEXT_SAVE = (Save, True), (Save, False)  # keys of the scan queue, for a client's first and next requests
@@ -66,6 +68,7 @@ class Service:
     Clients may observe at once; engines may attach after open_to_engines().
 
     Attributes:
+        hints: Gives hints to pages.
         alive: Called a few times a second by the loop that does all work.
         evictor: Evicts pages ahead of need, and knows the order of eviction.
     """
@@ -79,6 +82,7 @@ class Service:
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
         self.evictor = Evictor(self._owner, config.evict, loop)
+        self.hints = Hints(self._owner, config.evict)
         self._store_quota = StoreQuota(self._owner, config.store.share)
         self._pin_quota = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
@@ -158,13 +162,14 @@ class Service:
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
-        wrong = _wrong(request)
+        wrong = wrong_request(request)
         space = -1 if wrong else self._space(request)
         if wrong or space < 0:
             return _refused(request, wrong or self.idle_namespaces.reject())
-        pages = self._store_quota.pages(slot, request.sizes)
+        request, pages = self.hints.checked(request), self._store_quota.pages(slot, request.sizes)
         outcomes, entries, serials = reserve_chains(self._owner, slot, space, self._ttl_ns, request, pages)
         point("service.reserved")
+        self.hints.keep_stored(slot, request, pages)
         if self.disk.budget.per_day:
             self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
         self.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
@@ -227,6 +232,7 @@ class Service:
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self.evictor.follow(config.evict)
         self.in_force.notes = self.evictor.notes()
+        self.hints.follow(config.evict)
         self._pin_quota.follow(config.match.share)
         self.idle_namespaces.follow(config.index)
         self.disk.resize(config.disk.size)
@@ -239,7 +245,8 @@ class Service:
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
-        return Welcome(slot, self._owner.header().segments_id, self._config.arena.prefault == "populate")
+        populated = self._config.arena.prefault == "populate"
+        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS,))
 
     def _space(self, request: Reserve) -> int:
         space = request.space
@@ -264,6 +271,7 @@ class Service:
             self.disk.flush.go_on()
         self.disk.tidy()
         self.disk.publish_eviction(self.evictor.poll())
+        self.disk.note_hints(self.hints.report)
         self._store_quota.renew()
         self._pin_quota.check()
         self.idle_namespaces.poll()
@@ -276,21 +284,7 @@ def _ignore_tick() -> None:
     """Ignores that the loop runs."""
 
 
-def _wrong(request: Reserve) -> str:
-    """Returns why a request is invalid, "" if it is valid."""
-    pages, rest = divmod(len(request.keys), KEY_BYTES)
-    if rest:
-        return f"{len(request.keys)} bytes are not a whole number of keys"
-    if len(request.sizes) != 8 * pages:
-        return f"{len(request.sizes)} bytes of sizes for {pages} pages"
-    if not 1 <= request.parts <= PARTS or not 0 <= request.part < request.parts:
-        return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
-    if not 0 <= request.division < _U32:
-        return f"division {request.division} is invalid: it is a u32"
-    return wrong_chains(request) or wrong_space(request.space)
-
-
 def _refused(request: Reserve, reason: str) -> Reserved:
     pages = len(request.keys) // KEY_BYTES
-    none = _NO_ENTRY * pages
-    return Reserved(request.number, bytes([ReserveOutcome.REFUSED_FULL]) * pages, none, bytes(8 * pages), reason)
+    outcomes = bytes([ReserveOutcome.REFUSED_FULL]) * pages
+    return Reserved(request.number, outcomes, _NO_ENTRY * pages, bytes(8 * pages), reason)

@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import (
 
 from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.frame_advice import pages_that_fit
-from pagetier.daemon.disk.status import DiskReport, Phase, Standing
+from pagetier.daemon.disk.status import DiskReport, HintReport, Phase, Standing
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
@@ -138,6 +138,7 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     yield from _transfers(sample)
     yield from _leaving(sample)
     yield from _reservations(sample)
+    yield from _hints(sample.hints)
     yield from disk_families(sample)
     yield from space_families(sample, most_spaces)
 
@@ -265,6 +266,16 @@ def _leaving(sample: Sample) -> Iterator[Metric]:
     yield counter("eviction_switches", about, eviction.switches)
     about = "Pages that were not stored, because those in memory are expected to be used sooner; of this daemon."
     yield counter("left_out_pages", about, eviction.left_out)
+
+
+def _hints(hints: HintReport) -> Iterator[Metric]:
+    pages = {"applied": hints.applied, "absent": hints.absent, "without_effect": hints.without_effect}
+    about = "Pages that hints named: applied, absent, or without effect because of evict.policy; of this daemon."
+    yield counters("hint_pages", about, ["result"], pages)
+    yield counter("hints_wrong", "Hints that were ignored because they were invalid; of this daemon.", hints.wrong)
+    yield gauge("kept_bytes", "Bytes that are kept in memory by request.", hints.kept_bytes)
+    about = "Requests to keep pages that ended before their time, in favour of others; of this daemon."
+    yield counter("keeps_ended_early", about, hints.keeps_ended_early)
 
 
 def _reservations(sample: Sample) -> Iterator[Metric]:

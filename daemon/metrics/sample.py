@@ -6,7 +6,7 @@ import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.disk.status import DiskCounters, PhaseProgress
+from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress
 from pagetier.daemon.index.idle_namespaces import IdleCounts
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord
@@ -28,6 +28,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         idle_namespaces: The counters of dropped namespaces.
         progress: The phase of the daemon.
         eviction: The order of eviction.
+        hints: The counters of hints.
     """
 
     header: IndexHeader
@@ -40,6 +41,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     idle_namespaces: IdleCounts
     progress: PhaseProgress
     eviction: EvictionReport
+    hints: HintReport
 
 
 class Sampler:
@@ -64,4 +66,5 @@ class Sampler:
             idle_namespaces=service.idle_namespaces.counts,
             progress=service.disk.progress,
             eviction=service.evictor.report(),
+            hints=service.hints.report,
         )

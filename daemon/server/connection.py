@@ -11,11 +11,14 @@ import msgspec
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
+from pagetier.daemon.index.hints import EVERY_USER
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
 from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.message_codec import pack, read_request
 from pagetier.shm.protocol import (
     BUILD,
     GREETING_LIMIT,
@@ -30,6 +33,7 @@ from pagetier.shm.protocol import (
     Fetch,
     Findings,
     Flush,
+    HintPages,
     Observe,
     ProtocolError,
     Refusal,
@@ -38,8 +42,6 @@ from pagetier.shm.protocol import (
     Resize,
     Save,
     Saved,
-    pack,
-    read_request,
 )
 from pagetier.shm.unpacker import Unpacker
 
@@ -168,7 +170,7 @@ class Connection(asyncio.Protocol):
                 self._handle_of_engine(request)
             case Describe() if self._greeted:
                 self._send(Description(request.number, self._service.in_force.described()))
-            case Save() | Flush() | Check() | Resize() if self._greeted:
+            case HintPages() | Save() | Flush() | Check() | Resize() if self._greeted:
                 self._handle_if_allowed(request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not allowed for this peer, or not yet")
@@ -189,12 +191,14 @@ class Connection(asyncio.Protocol):
                 if request.number:
                     self._send(Detached(request.number))
 
-    def _handle_if_allowed(self, request: Save | Flush | Check | Resize) -> None:
+    def _handle_if_allowed(self, request: HintPages | Save | Flush | Check | Resize) -> None:
         rights = self._greeter.rights
         if rights < (Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH):
             self._send(Refusal(_NOT_ALLOWED[rights]))
             return
         match request:
+            case HintPages():
+                self._give_hint(request)
             case Save():
                 self._walked_for = True
                 self._service.save(request, self._send_walked)
@@ -206,6 +210,12 @@ class Connection(asyncio.Protocol):
                 self._service.check(request, self._send_walked)
             case Resize():
                 self._send(self._service.resize(request))
+
+    def _give_hint(self, request: HintPages) -> None:
+        any_user = self._greeter.rights >= Rights.MANAGE and request.hint == HintKind.UNKEEP
+        answer = self._service.hints.give(EVERY_USER if any_user else self._caller.uid, request)
+        if request.number:
+            self._send(answer)
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(pack(answer))

@@ -13,7 +13,8 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Peer, Rights, peer_of, rights_of
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import ShmError
-from pagetier.shm.protocol import BUILD, Attach, Observe, Refusal, Welcome, pack
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import BUILD, Attach, Observe, Refusal, Welcome
 
 
 class GreetingReply(msgspec.Struct, frozen=True):

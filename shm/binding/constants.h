@@ -31,6 +31,12 @@ static const named_number chain_kinds[] = {
     {"UNKNOWN", PT_CHAIN_UNKNOWN}, {"PROMPT", PT_CHAIN_PROMPT}, {"NONE", PT_CHAIN_NONE}, {NULL, 0},
 };
 
+static const named_number hint_kinds[] = {
+    {"NONE", PT_HINT_NONE}, {"OVER", PT_HINT_OVER}, {"WITHIN_20", PT_HINT_WITHIN_20}, {"WITHIN_60", PT_HINT_WITHIN_60},
+    {"WITHIN_300", PT_HINT_WITHIN_300}, {"LATER", PT_HINT_LATER}, {"KEEP", PT_HINT_KEEP}, {"UNKEEP", PT_HINT_UNKEEP},
+    {NULL, 0},
+};
+
 static const named_number write_rules[] = {
     {"EVICTED", PT_WRITE_EVICTED}, {"THROUGH", PT_WRITE_THROUGH}, {"SECOND", PT_WRITE_SECOND}, {NULL, 0},
 };
@@ -56,6 +62,7 @@ static const struct {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
     {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "ChainKind", chain_kinds},
+    {"IntEnum", "HintKind", hint_kinds},
 };
 
 /* Returns the members of an enumeration as a list of pairs, NULL with an exception set. */

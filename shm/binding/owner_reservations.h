@@ -67,17 +67,21 @@ static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in
     return packed;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths) -> (outcomes, entries, serials) */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns)
+ * -> (outcomes, entries, serials) */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
-    unsigned long long ttl;
-    unsigned int chain = PT_CHAIN_UNKNOWN;
+    unsigned long long ttl, hint_ttl = 0;
+    unsigned int chain = PT_CHAIN_UNKNOWN, hint = PT_HINT_NONE;
     PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
     array in[2], prompts[3];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOO", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division, &chain, &begins, &parents, &depths))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIK", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl))
         return NULL;
+    r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
+    r.lasts = pt_lasts(hint_ttl);
+    r.keep = hint == PT_HINT_KEEP;
     r.expires_ns = r.now + ttl;
     r.chain_kind = (enum pt_chain)chain;
     if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "owner_disk.h"
+#include "owner_hints.h"
 
 static PyMethodDef owner_methods[] = {
     {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},
@@ -26,6 +27,12 @@ static PyMethodDef owner_methods[] = {
     {"matches_at_quota", (PyCFunction)owner_matches_at_quota, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)owner_attachments_with_pins, METH_NOARGS, NULL},
     {"settle", (PyCFunction)owner_settle, METH_VARARGS, NULL},
+    {"hint", (PyCFunction)owner_hint, METH_VARARGS, NULL},
+    {"keep", (PyCFunction)owner_keep, METH_VARARGS, NULL},
+    {"unkeep", (PyCFunction)owner_unkeep, METH_VARARGS, NULL},
+    {"keep_at_most", (PyCFunction)owner_keep_at_most, METH_VARARGS, NULL},
+    {"kept", (PyCFunction)owner_kept, METH_NOARGS, NULL},
+    {"keys_in_memory", (PyCFunction)owner_keys_in_memory, METH_VARARGS, NULL},
     {"evict", (PyCFunction)owner_evict, METH_VARARGS, NULL},
     {"flush", (PyCFunction)owner_flush, METH_VARARGS, NULL},
     {"space", (PyCFunction)owner_space, METH_VARARGS, NULL},
@@ -58,6 +65,7 @@ static PyMethodDef owner_methods[] = {
 static PyGetSetDef owner_getset[] = {
     {"free_frames", (getter)owner_free_frames, NULL, NULL, NULL},
     {"lacks_memory", (getter)owner_lacks_memory, NULL, NULL, NULL},
+    {"learns", (getter)owner_learns, NULL, NULL, NULL},
     {"open_entries", (getter)owner_open_entries, NULL, NULL, NULL},
     {0},
 };

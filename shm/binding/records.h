@@ -33,12 +33,13 @@ static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes"
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};
+static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
 static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", NULL};
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *UnwrittenPages, *Eviction, *IdleTurn, *SegmentSizes, *StructLayout;
+    *FlushedPages, *UnwrittenPages, *Eviction, *KeptPages, *IdleTurn, *SegmentSizes, *StructLayout;
 
 static const struct {
     const char *name;
@@ -54,6 +55,7 @@ static const struct {
     {"FlushedPages", flushed_fields, &FlushedPages},
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},
     {"Eviction", eviction_fields, &Eviction},
+    {"KeptPages", kept_fields, &KeptPages},
     {"IdleTurn", idle_fields, &IdleTurn},
     {"SegmentSizes", sizes_fields, &SegmentSizes},
     {"StructLayout", layout_fields, &StructLayout},

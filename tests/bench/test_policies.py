@@ -18,7 +18,9 @@ import pytest
 import policies
 from cache_models import Arc, S3Fifo
 from eviction.core import compile_core, hits_of, replay
+from eviction.hints import HintsWanted, derived_hints, seconds_until_return, with_hints
 from eviction.traces import Trace, merged
+from pagetier.shm._core import HintKind
 
 Prompts = Sequence[Sequence[int]]
 
@@ -158,6 +160,49 @@ def test_cadence_follows_lru_where_that_hits_more(core: ctypes.CDLL) -> None:
     trace = trace_of([[number // 40, dice.randrange(8) + number // 5, 1, 2] for number in range(6000)])
     lru, cadence = (replay(core, trace, 60, policy).hits for policy in ("lru", "cadence"))
     assert cadence > 0.97 * lru, (cadence, lru)
+
+
+def chats(seed: int, requests: int) -> list[list[int]]:
+    """Returns prompts of chats, of which half continue once, after about 150 others. History does not show which."""
+    dice = random.Random(seed)
+    prompts: list[list[int]] = []
+    later: dict[int, list[int]] = {}
+    while len(prompts) < requests:
+        prompt = later.pop(len(prompts), None)
+        if prompt is None:
+            prompt = [len(prompts), *range(9)]
+            if dice.random() < 0.5:
+                later[len(prompts) + dice.randrange(100, 200)] = [*prompt, 1, 2, 3]
+        prompts.append(prompt)
+    return prompts
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_hints_count_as_far_as_they_are_right(core: ctypes.CDLL, seed: int) -> None:
+    trace, room = trace_of(chats(seed, 4000), step=0.5), 400
+    best = hits_of(core, "optimum", trace, room)
+
+    def share(hints: str) -> float:
+        hinted = with_hints(trace, HintsWanted.parse(hints, seed)) if hints else trace
+        return float(replay(core, hinted, room, "cadence").hits / best)
+
+    none, right, mostly, random_ones = map(share, ("", "over:1", "over:0.9", "over:0.5"))
+    assert right > none + 0.2 and mostly > none + 0.1, (none, right, mostly)
+    assert random_ones > none - 0.03, (none, random_ones)
+    assert share("returns:1") > none + 0.2
+
+
+def test_hints_are_derived_from_what_follows() -> None:
+    trace = trace_of([[1, 2], [7], [1, 2, 3], [8], [1, 2, 3, 4]], step=30.0)
+    until = seconds_until_return(trace.starts, trace.pages, trace.seconds)
+    assert until.tolist() == [60.0, np.inf, 60.0, np.inf, np.inf]
+    over, within_60 = int(HintKind.OVER), int(HintKind.WITHIN_60)
+    assert derived_hints(until, HintsWanted("returns", 1.0)).tolist() == [within_60, over, within_60, over, over]
+    assert derived_hints(until, HintsWanted("over", 1.0)).tolist() == [0, over, 0, over, over]
+    wrong = derived_hints(until, HintsWanted("returns", 0.0)).tolist()
+    assert all(
+        hint not in (0, true) for hint, true in zip(wrong, [within_60, over, within_60, over, over], strict=True)
+    )
 
 
 @pytest.fixture

@@ -15,19 +15,8 @@ from typing import Self
 
 from anonymous_segments import DAY_NS, Memory, attach
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import (
-    Answer,
-    Attach,
-    Detach,
-    Detached,
-    Refusal,
-    Request,
-    Reserve,
-    Reserved,
-    Welcome,
-    pack,
-    read_request,
-)
+from pagetier.shm.message_codec import pack, read_request
+from pagetier.shm.protocol import Answer, Attach, Detach, Detached, Refusal, Request, Reserve, Reserved, Welcome
 from pagetier.shm.unpacker import Unpacker
 
 ANSWER_S = 10.0

@@ -19,18 +19,8 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import (
-    BUILD,
-    Answer,
-    Attach,
-    Check,
-    Findings,
-    Observe,
-    Request,
-    Welcome,
-    pack,
-    read_answer,
-)
+from pagetier.shm.message_codec import pack, read_answer
+from pagetier.shm.protocol import BUILD, Answer, Attach, Check, Findings, Observe, Request, Welcome
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.shm.unpacker import Unpacker
 

@@ -8,7 +8,7 @@ from hashlib import sha256
 import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
-from pagetier.shm._core import KEY_BYTES, ChainKind, Owner, Pins, ReserveOutcome, Session
+from pagetier.shm._core import KEY_BYTES, ChainKind, HintKind, Owner, Pins, ReserveOutcome, Session
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
@@ -29,20 +29,29 @@ class Engine:
     def keys(self, prompt: Sequence[int]) -> list[bytes]:
         return [sha256(repr(tuple(prompt[: end + 1])).encode()).digest() for end in range(len(prompt))]
 
-    def use(self, prompt: Sequence[int]) -> int:
+    def use(self, prompt: Sequence[int], hint: HintKind = HintKind.NONE) -> int:
         """Matches a prompt and stores what is missing. Returns the number of pages that hit."""
         keys = self.keys(prompt)
         with self.session.match(Pins, None, b"".join(keys)) as pins:
             hits = len(pins)
-            self.store(keys[hits:], keys[hits - 1] if hits else b"")
+            self.store(keys[hits:], keys[hits - 1] if hits else b"", hint=hint)
         return hits
 
-    def store(self, keys: Sequence[bytes], parent: bytes, chain: ChainKind = ChainKind.PROMPT, part: int = 0) -> bytes:
+    def store(
+        self,
+        keys: Sequence[bytes],
+        parent: bytes,
+        chain: ChainKind = ChainKind.PROMPT,
+        part: int = 0,
+        hint: HintKind = HintKind.NONE,
+        size: int = FRAME,
+    ) -> bytes:
         """Stores pages and returns their outcomes."""
+        about = (chain, bytes(4), parent or bytes(KEY_BYTES), bytes(4), hint, DAY_NS)
         space = self.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
-        sizes = np.full(len(keys), FRAME, np.uint64).tobytes()
+        sizes = np.full(len(keys), size, np.uint64).tobytes()
         outcomes, entries, serials = self.owner.reserve(
-            self.slot, space, part, 1, DAY_NS, b"".join(keys), sizes, 0, chain, bytes(4), parent or bytes(KEY_BYTES)
+            self.slot, space, part, 1, DAY_NS, b"".join(keys), sizes, 0, *about
         )
         granted = np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED
         chosen = np.frombuffer(entries, np.uint32)[granted], np.frombuffer(serials, np.uint64)[granted]

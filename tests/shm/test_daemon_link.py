@@ -14,7 +14,8 @@ import pytest
 from fake_daemon import Peer
 from link_fixtures import BIG, HELLO, SLACK_S, SOON_S, linked, read_nothing, wait_for_end
 from pagetier.shm.daemon_link import Link, LinkError
-from pagetier.shm.protocol import Answer, Check, Findings, pack
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import Answer, Check, Findings
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, -0.5, SOON_S])

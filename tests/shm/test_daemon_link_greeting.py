@@ -15,7 +15,8 @@ from fake_daemon import Peer, refuse
 from link_fixtures import HELLO, SLACK_S, SOON_S, hang_up, linked, wait_for_end
 from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
-from pagetier.shm.protocol import BUILD, Findings, Observe, pack
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import BUILD, Findings, Observe
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])

@@ -90,10 +90,11 @@ typedef struct {
     uint32_t children; /* in memory */
     uint32_t place; /* among the leaves; PT_NONE if it is not one */
     uint32_t depth : 24, device : 8; /* depth: number of the page in its prompt, from 1; 0: not known. device: of the disk */
-    uint8_t hint; /* reserved: what an engine said about its return; 0: nothing */
+    uint8_t keep; /* number of the keep that it belongs to, which may have ended; 0: none */
     bool in_memory : 1;
     bool named : 1; /* a page named it as its parent in this life */
-    uint16_t hint_ends; /* reserved: when the hint expires */
+    uint8_t lasts; /* the hint of its class holds for 2 to the power of so many seconds after `seen` */
+    uint8_t spare;
 } pt_history;
 _Static_assert(sizeof(pt_history) == 40, "with the lists of the policies a page costs at most 96 bytes");
 

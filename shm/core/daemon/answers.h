@@ -17,7 +17,7 @@ enum pt_chain {
 typedef struct {
     uint32_t parent, life; /* the page before it, or PT_NONE, and its life then: while room is made, it may leave */
     uint8_t cadence; /* of the page before it */
-    uint8_t growth; /* of the request */
+    pt_said said; /* by the request */
     uint32_t depth; /* number of the page in its prompt, from 1; 0: not known */
 } pt_place;
 
@@ -38,6 +38,8 @@ typedef struct {
     enum pt_chain chain_kind; /* how the pages depend on each other */
     pt_prompt *prompts; /* ascending from page 0; NULL: one prompt, and the page before it is not known */
     uint32_t prompt_count;
+    uint8_t hint, lasts; /* what is known of the session of all pages, as in pt_said */
+    bool keep; /* the pages are to be kept: none is left out */
 } pt_request;
 
 typedef struct {

@@ -113,6 +113,10 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     pt_candidate c = pt_next_to_leave(o, before, now);
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
+    if (pt_is_kept(o, c.entry, now)) {
+        o->kind->used(c.list, c.entry, now);
+        return PT_WARMER;
+    }
     pt_prefetch_rest(o, &o->view.entries[c.entry]);
     uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
     if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_page(o, c.entry)) {
@@ -134,18 +138,36 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
 #define PT_PASSES 16384u
 #define PT_LEASE_NS 5000000000ull
 
-/* Ends the leases of pages that are no longer pinned. Returns false if there are no leases, or if it already ran at this time. */
-static inline bool pt_end_leases(pt_owner *o, uint64_t now)
+/* Lists pages that are not pinned with their true ticks. */
+static inline void pt_list_truly(pt_owner *o, uint64_t now)
 {
-    if (o->leased_until <= now || o->leases_checked_ns == now)
-        return false;
-    o->leases_checked_ns = now;
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         bool pinned = atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS;
         pt_policy *list = pinned ? NULL : pt_list_of(o, entry);
         if (list)
             o->kind->used(list, entry, pt_true_tick(o, entry, now));
     }
+}
+
+/* Ends the leases of pages that are no longer pinned. Returns false if there are no leases, or if it already ran at this time. */
+static inline bool pt_end_leases(pt_owner *o, uint64_t now)
+{
+    if (o->leased_until <= now || o->leases_checked_ns == now)
+        return false;
+    o->leases_checked_ns = now;
+    pt_list_truly(o, now);
+    return true;
+}
+
+/* Lets some pages go that are kept, the oldest keeps first, because nothing else can be evicted. Returns false if no page is
+ * kept. An eighth of all is so many that not each store walks all entries. */
+static inline bool pt_end_keeps(pt_owner *o, uint64_t now)
+{
+    uint64_t frames = o->cadence ? pt_kept_frames(&o->cadence->kept, now) : 0;
+    if (!frames)
+        return false;
+    pt_keep_at_most(&o->cadence->kept, frames - (frames + 7) / 8, now);
+    pt_list_truly(o, now);
     return true;
 }
 
@@ -162,7 +184,7 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     uint32_t passed = 0;
     do
         got = pt_evict_step(o, before, now, passed++ < PT_PASSES ? now : pt_lease(o, now));
-    while (got == PT_WARMER || (got == PT_NOTHING && pt_end_leases(o, now)));
+    while (got == PT_WARMER || (got == PT_NOTHING && (pt_end_leases(o, now) || pt_end_keeps(o, now))));
     return got == PT_EVICTED;
 }
 
@@ -176,7 +198,8 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
             return false;
         uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
         bool listed = pt_list_of(o, c.entry);
-        bool may_go = tick <= c.tick && pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
+        bool may_go = tick <= c.tick && !pt_is_kept(o, c.entry, now) &&
+                      pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
         if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
             PT_POINT("wholly.evicted");
             o->view.header->counters.disk_evicted++;

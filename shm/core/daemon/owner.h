@@ -235,9 +235,19 @@ static inline void pt_page_enters(pt_owner *o, uint32_t entry)
 
 static inline void pt_page_leaves(pt_owner *o, uint32_t entry)
 {
-    pt_leave_memory(&o->view, &o->view.entries[entry]);
-    if (o->cadence)
-        pt_cadence_leave(o->cadence, entry);
+    pt_entry *e = &o->view.entries[entry];
+    pt_leave_memory(&o->view, e);
+    if (!o->cadence)
+        return;
+    pt_cadence_unkeep(o->cadence, entry, pt_frames_for(&o->view, e->size));
+    pt_cadence_leave(o->cadence, entry);
+}
+
+/* Returns whether a page is to be evicted last. One that no match reaches is not. */
+static inline bool pt_is_kept(const pt_owner *o, uint32_t entry, uint64_t now)
+{
+    const pt_cadence *c = o->cadence;
+    return c && c->pages[entry].keep && pt_keep_lives(&c->kept, c->pages[entry].keep, now) && !pt_is_orphan(c, entry);
 }
 
 /* ---- freeing entries ---- */

@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, HintKind
 from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import (
     BUILD,
     REQUEST_LIMIT,
@@ -27,12 +28,12 @@ from pagetier.shm.protocol import (
     Check,
     Fetch,
     Flush,
+    HintPages,
     Observe,
     Request,
     Reserve,
     Save,
     Space,
-    pack,
 )
 
 _SEED: Final = 20261121
@@ -194,7 +195,8 @@ def asking(path: Path) -> None:
     space = Space(b"h" * KEY_BYTES, "hostile", 16)
     keys = os.urandom(KEY_BYTES * 1000)
     reserve = Reserve(1, space, 0, 1, keys, struct.pack("<Q", 1 << 16) * 1000)
-    _flood(path, Attach(BUILD, 7, "asking"), Check(1), Flush(2, None), reserve, Fetch(3, keys, 1e6), Save(4))
+    hint = HintPages(0, os.urandom(KEY_BYTES * 1000), HintKind.KEEP, 1e300)
+    _flood(path, Attach(BUILD, 7, "asking"), Check(1), Flush(2, None), reserve, Fetch(3, keys, 1e6), Save(4), hint)
 
 
 def watching(path: Path) -> None:

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -114,14 +114,20 @@ def _exec(client: Client, pipe: Connection) -> None:
     os.execvp("sleep", ["sleep", "60"])
 
 
+def opened_by(pid: int) -> Iterator[str]:
+    """Yields what the descriptors of a process refer to. A program that begins opens and closes some."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            yield str(link.readlink())
+
+
 def test_a_process_keeps_its_pins_after_exec_until_it_ends(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         assert store(client, prompt(0)).stored == 8
         with attached(daemon.socket, _exec) as child:
             assert child.reported() == 8
             assert eventually(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
-            descriptors = [str(link.readlink()) for link in Path(f"/proc/{child.pid}/fd").iterdir()]
-            assert not [to for to in descriptors if daemon.name in to], "the new program inherits no segment"
+            assert not [to for to in opened_by(child.pid) if daemon.name in to], "the new program inherits no segment"
             assert daemon.name not in Path(f"/proc/{child.pid}/maps").read_text()
             time.sleep(0.6)  # longer than the quarantine
             assert {slot.pid: slot.pins for slot in daemon.slots()}[child.pid] == 8, (

@@ -27,6 +27,7 @@ TYPED = {
     "index.namespaces": ("7", 7),
     "index.namespace_idle": ("90s", 90.0),
     "evict.policy": ("cadence", "cadence"),
+    "evict.keep_share": ("0.25", 0.25),
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),
     "store.reservation_timeout": ("250ms", 0.25),

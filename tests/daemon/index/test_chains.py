@@ -13,9 +13,11 @@ from anonymous_segments import DAY_NS
 from learning_index import FRAME, Engine
 from pagetier.daemon.index.chains import reserve_chains, wrong_chains
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
-from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space, pack, read_request
+from pagetier.shm.message_codec import pack, read_request
+from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
 
 SPACE = Space(bytes(KEY_BYTES), "test", 16, 0, 0)
+_CHAINS = 8  # the place of the prompts in the message, after which earlier builds have nothing
 PARENT = bytes(KEY_BYTES)
 Chains = tuple[Prompt, ...] | None
 
@@ -78,5 +80,5 @@ def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> Non
 def test_a_client_of_an_earlier_build_does_not_say_the_number_of_a_page() -> None:
     asked = request(4, (Prompt(0), Prompt(3, PARENT)))
     earlier = msgspec.msgpack.decode(pack(asked)[4:])
-    earlier[-1] = [[0, b""], [3, PARENT]]
+    earlier[_CHAINS:] = [[[0, b""], [3, PARENT]]]
     assert read_request(msgspec.msgpack.encode(earlier)) == asked

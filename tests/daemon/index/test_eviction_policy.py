@@ -43,19 +43,20 @@ def rounds(count: int) -> list[Chain]:
 def until_lru_is_followed(loop: asyncio.AbstractEventLoop) -> tuple[Engine, Evictor, Clock]:
     """Returns an index whose guard has just turned to LRU. The policy draws at random, so not every index gets there.
 
-    Prompts that return in each round end, and new prompts return once, soon, as LRU likes it.
+    Prompts that fill the memory return in each round, and others never do, so that new pages are left out. Then the
+    others return, soon, as LRU likes it.
     """
     for _ in range(60):
         engine, clock = Engine(1024), Clock()
         evictor = Evictor(engine.owner, EvictOptions(policy="cadence"), loop, clock)
-        for turn in range(60):
-            for prompt in range(20):
+        for turn in range(100):
+            for prompt in range(98):
                 engine.use([prompt, *range(9)])
             engine.use([1000 + turn, *range(31)])
         assert evictor.poll().state in {EvictionState.LEARNING, EvictionState.CHOOSING}
         for turn in range(200):
             engine.use([2000 + turn, *range(20)])
-            engine.use([2000 + max(0, turn - 25), *range(20)])
+            engine.use([2000 + max(0, turn - 20), *range(20)])
             if evictor.report().state is EvictionState.FOLLOWING_LRU:
                 return engine, evictor, clock
     raise AssertionError("the guard did not turn to LRU in 60 indexes")
@@ -69,8 +70,9 @@ def limit_memory(daemon: RunningDaemon, more: int) -> None:
     resource.prlimit(daemon.process.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
-def test_lru_is_shown_where_memory_is_too_short_to_learn() -> None:
-    daemon = RunningDaemon("16MiB", "64KiB", "--index-entries=1000000")  # learning takes 86 MB
+def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else 64 MiB of address space are reserved for each thread
+    daemon = RunningDaemon("16MiB", "64KiB", "--index-entries=1000000")  # learning takes 52 MB
     daemon.config.touch()
     with daemon:
         limit_memory(daemon, 24 << 20)

@@ -13,18 +13,8 @@ from in_process_server import Peer
 from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
 from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.protocol import (
-    REQUEST_LIMIT,
-    Check,
-    Detach,
-    Fetch,
-    Fetched,
-    Findings,
-    Reserve,
-    Reserved,
-    Space,
-    pack,
-)
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import REQUEST_LIMIT, Check, Detach, Fetch, Fetched, Findings, Reserve, Reserved, Space
 
 
 def caller(pid: int = 1, uid: int = 7) -> Caller:

@@ -1,6 +1,7 @@
 /* daemon_acts.h - the actions of the daemon: requests, deaths, passing time, disks that open, change and close. */
 #pragma once
 
+#include "daemon/cadence/hints.h"
 #include "daemon/disk_tier.h"
 #include "engine_acts.h"
 #include "daemon/fetch.h"
@@ -33,6 +34,22 @@ static inline void learn_sometimes(place *p, uint32_t run)
         return;
     pt_cadence_is_full(&p->owner);
     p->owner.cadence->learned = p->owner.cadence->full_pages;
+}
+
+/* Says something of pages. */
+static inline void hint_sometimes(place *p, uint32_t run, const uint8_t *keys, uint32_t count)
+{
+    uint64_t now = pt_now_ns();
+    pt_keep_request r = {run % 3, run % 5 ? PT_NONE : run % SPACES, now + (run % 2 ? 1000000ull * (run % 512) : PT_LEASE_NS),
+                         run % (PLACE_FRAMES + 1)};
+    if (run % 3 == 0)
+        pt_keep_pages(&p->owner, &r, keys, count, now);
+    if (run % 11 == 0)
+        pt_unkeep_pages(&p->owner, &r, keys, count, now);
+    if (run % 5 == 0)
+        pt_hint_pages(&p->owner, (enum pt_hint)(run % PT_HINTS), (uint8_t)(run % 16), keys, count, now);
+    if (run % 13 == 0 && p->owner.cadence)
+        pt_keep_at_most(&p->owner.cadence->kept, r.most_frames / 2, now);
 }
 
 static inline pt_request choose_request(place *p, uint32_t engine, uint32_t parts)
@@ -71,7 +88,11 @@ static inline void daemon_reserve(place *p)
     pt_prompt prompts[] = {{.parent = keys + (count - 1) * PT_KEY_BYTES}, {.begin = count / 2, .parent = keys}};
     r.prompts = prompts;
     r.prompt_count = count > 1 ? 2 : 1;
+    r.hint = (uint8_t)(r.chain / 2 % PT_HINTS); /* no choices either */
+    r.lasts = (uint8_t)(r.chain % 16);
+    r.keep = r.chain % 7 == 0;
     pt_reserve(&p->owner, &r, keys, sizes, count, answers);
+    hint_sometimes(p, r.chain, keys, count);
     grants_add(p, engine, r.part, answers, count);
 }
 

@@ -26,17 +26,8 @@ from pagetier.daemon.server.connection import Connection, House
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.protocol import (
-    BUILD,
-    Attach,
-    Detach,
-    Fetch,
-    Observe,
-    ProtocolError,
-    pack,
-    read_answer,
-    read_request,
-)
+from pagetier.shm.message_codec import pack, read_answer, read_request
+from pagetier.shm.protocol import BUILD, Attach, Detach, Fetch, HintPages, Observe, ProtocolError
 from pagetier.shm.segments import SegmentRequest, take
 from pagetier.shm.unpacker import Unpacker
 
@@ -130,8 +121,8 @@ class Fuzzed:
 
 
 def is_late(request: Any) -> bool:
-    """Returns whether the response to a request may come later."""
-    return isinstance(request, Fetch | Detach)
+    """Returns whether the response to a request may come later, or not at all."""
+    return isinstance(request, Fetch | Detach) or (isinstance(request, HintPages) and not request.number)
 
 
 def requests(said: bytes) -> list[Any]:

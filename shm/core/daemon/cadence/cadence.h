@@ -16,6 +16,7 @@
 #include "../../common/dict.h"
 #include "departed.h"
 #include "history.h"
+#include "kept.h"
 #include "saved_returns.h"
 #include "shadow_lru.h"
 
@@ -24,6 +25,12 @@
 #define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
 
 typedef pt_history pt_cadence_page;
+
+/* What a request says of the pages that it uses. */
+typedef struct {
+    uint8_t growth; /* a step of how many pages it appends */
+    uint8_t hint, lasts; /* what it knows of their session, and for how long, as in pt_history */
+} pt_said;
 
 typedef struct {
     pt_cadence_page *pages; /* in the index */
@@ -42,6 +49,7 @@ typedef struct {
     pt_returns returns;
     pt_shadow shadow;
     pt_departed departed;
+    pt_kept kept;
 } pt_cadence;
 
 static inline void pt_cadence_destroy(pt_cadence *c)
@@ -110,6 +118,22 @@ static inline float pt_seconds_between(uint32_t from, uint32_t to) { return (flo
 static inline uint64_t pt_tick_of(const pt_cadence *c, uint32_t entry)
 {
     return atomic_load_explicit(&c->locks[entry].tick, memory_order_relaxed);
+}
+
+/* Returns the step of a hint's time to live. */
+static inline uint8_t pt_lasts(uint64_t ttl_ns)
+{
+    uint8_t lasts = 0;
+    while (lasts < PT_LASTS_MOST && (1000000000ull << lasts) < ttl_ns)
+        lasts++;
+    return lasts;
+}
+
+/* Returns the class of a page at a moment: a hint that has expired does not count any more. */
+static inline uint16_t pt_class_in_force(const pt_cadence_page *p, uint32_t now)
+{
+    bool expired = pt_hint_of_class(p->class) && pt_seconds_between(p->seen, now) > (float)(1u << p->lasts);
+    return expired ? pt_class_with(p->class, PT_HINT_NONE) : p->class;
 }
 
 /* ---- the trees ---- */
@@ -191,6 +215,15 @@ static inline void pt_cadence_enter(pt_cadence *c, uint32_t entry)
         pt_child_enters(c, p->parent);
 }
 
+/* The page is not kept any more. */
+static inline void pt_cadence_unkeep(pt_cadence *c, uint32_t entry, uint32_t frames)
+{
+    pt_cadence_page *p = &c->pages[entry];
+    if (p->keep)
+        c->kept.keeps[p->keep].frames -= frames;
+    p->keep = 0;
+}
+
 /* The page's bytes leave the arena. */
 static inline void pt_cadence_leave(pt_cadence *c, uint32_t entry)
 {
@@ -212,7 +245,7 @@ static inline void pt_cadence_forget(pt_cadence *c, uint32_t entry, uint64_t has
         pt_cadence_leave(c, entry);
     if (p->seen)
         pt_departed_put(&c->departed, hash,
-                        (pt_departed_page){pt_departed_print(hash), p->seen, (uint8_t)p->class, p->cadence, p->uses, 0});
+                        (pt_departed_page){pt_departed_print(hash), p->seen, p->class, p->cadence, p->uses});
     pt_history_clear(p);
 }
 
@@ -222,7 +255,7 @@ static inline void pt_cadence_derive(pt_cadence *c, pt_entry *entries)
     for (uint32_t entry = 0; entry < c->entries; entry++) {
         pt_cadence_page *p = &c->pages[entry];
         p->in_memory = pt_tiers(&entries[entry]) & PT_TIER_MEMORY;
-        p->children = 0;
+        p->children = p->keep = 0;
         p->place = PT_NONE;
     }
     for (uint32_t entry = 0; entry < c->entries; entry++) {

@@ -26,8 +26,8 @@ static inline const char *pt_history_check(const pt_view *v, uint32_t *seen)
         const pt_history *h = &v->histories[entry];
         if (h->parent != PT_NONE && h->parent >= v->entry_count)
             return "the page before one is out of range";
-        if (h->class >= PT_CLASSES || h->cadence >= PT_AGES || h->uses > PT_MOST_USES)
-            return "a page has a class, a cadence or a number of uses that does not exist";
+        if (h->class >= PT_CLASSES || h->cadence >= PT_AGES || h->uses > PT_MOST_USES || h->lasts > PT_LASTS_MOST)
+            return "a page has a class, a cadence, a number of uses or a time of its hint that does not exist";
     }
     for (uint32_t start = 0; start < v->entry_count; start++) {
         uint32_t at = start;
@@ -39,10 +39,23 @@ static inline const char *pt_history_check(const pt_view *v, uint32_t *seen)
     return NULL;
 }
 
+/* Returns what is wrong with the frames that are counted for keeps, or NULL. */
+static inline const char *pt_cadence_wrong_keeps(const pt_owner *o)
+{
+    uint32_t frames[PT_KEEPS] = {0};
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        if (o->cadence->pages[entry].keep)
+            frames[o->cadence->pages[entry].keep] += pt_frames_for(&o->view, o->view.entries[entry].size);
+    for (uint32_t number = 1; number < PT_KEEPS; number++)
+        if (o->cadence->kept.keeps[number].frames != frames[number])
+            return "the eviction policy counted the frames of kept pages wrongly";
+    return NULL;
+}
+
 /* Returns what is wrong with the policy's own memory, or NULL. `children` has room for one number per entry, all 0. */
 static inline const char *pt_cadence_check(const pt_owner *o, uint32_t *children)
 {
-    const char *wrong = NULL;
+    const char *wrong = pt_cadence_wrong_keeps(o);
     uint32_t leaves = 0;
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         uint32_t parent = pt_parent_of(o->cadence, entry);

@@ -15,7 +15,8 @@
 typedef struct {
     uint32_t print; /* of the key */
     uint32_t seen; /* 0: no record */
-    uint8_t class, cadence, uses, spare;
+    uint16_t class;
+    uint8_t cadence, uses;
 } pt_departed_page;
 
 typedef struct {

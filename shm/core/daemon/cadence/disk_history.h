@@ -11,7 +11,7 @@
 typedef struct {
     uint8_t parent[PT_KEY_BEGIN]; /* the beginning of the key of the page before it; zeros: not known, or the first */
     uint32_t depth; /* as in pt_history */
-    uint8_t cadence, uses, growth, hint;
+    uint8_t cadence, uses, growth, hint; /* hint: reserved */
 } pt_disk_history;
 _Static_assert(sizeof(pt_disk_history) == 24, "the record on disk has this size");
 
@@ -20,7 +20,7 @@ static inline pt_disk_history pt_describe_history(const pt_view *v, uint32_t ent
 {
     const pt_history *h = &v->histories[entry];
     uint8_t growth = (uint8_t)pt_growth_of_class(h->class);
-    pt_disk_history kept = {.depth = h->depth, .cadence = h->cadence, .uses = h->uses, .growth = growth, .hint = h->hint};
+    pt_disk_history kept = {.depth = h->depth, .cadence = h->cadence, .uses = h->uses, .growth = growth};
     uint32_t parent = pt_history_parent(v->histories, entry);
     if (parent != PT_NONE)
         memcpy(kept.parent, v->entries[parent].key, sizeof kept.parent);
@@ -37,7 +37,7 @@ static inline void pt_restore_history(pt_owner *o, uint32_t entry, const pt_disk
     uint8_t growth = kept->growth < PT_GROWTHS ? kept->growth : 0;
     h->uses = kept->uses < PT_MOST_USES ? kept->uses : PT_MOST_USES;
     h->cadence = kept->cadence < PT_AGES ? kept->cadence : 0;
-    h->class = o->cadence ? pt_class_of(&o->cadence->returns, h->cadence, h->uses, growth) : growth;
+    h->class = o->cadence ? pt_class_of(&o->cadence->returns, h->cadence, h->uses, growth, PT_HINT_NONE) : growth;
     h->seen = pt_moment(now - (age_ns < now ? age_ns : now));
 }
 

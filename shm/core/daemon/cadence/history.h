@@ -9,6 +9,7 @@
 
 #define PT_MOMENT_NS (1000000000ull / 1024) /* the unit of moments, which wrap around after 48 days */
 #define PT_MOST_USES 7u
+#define PT_LASTS_MOST 15u /* a hint holds for at most about nine hours */
 #define PT_MOST_DEPTH ((1u << 24) - 1)
 
 /* Returns the moment of a time; it is never 0. */
@@ -30,10 +31,11 @@ static inline uint32_t pt_history_parent(const pt_history *all, uint32_t entry)
 /* Resets what cannot be true, and what is derived. */
 static inline void pt_history_accept(pt_history *h, uint32_t now)
 {
-    bool known = h->class < PT_CLASSES && h->cadence < PT_AGES && h->uses <= PT_MOST_USES && (int32_t)(now - h->seen) >= 0;
+    bool known = h->class < PT_CLASSES && h->cadence < PT_AGES && h->uses <= PT_MOST_USES &&
+                 h->lasts <= PT_LASTS_MOST && (int32_t)(now - h->seen) >= 0;
     if (!known)
-        h->class = h->cadence = h->uses = h->seen = 0;
-    h->children = 0;
+        h->class = h->cadence = h->uses = h->lasts = h->seen = 0;
+    h->keep = h->children = 0;
     h->place = PT_NONE;
     h->in_memory = h->named = false;
 }

@@ -15,11 +15,20 @@ static inline void pt_add_risk(pt_cadence *c, uint32_t slice, uint16_t class, ui
     pt_note_risk(&c->returns, class, age > uncounted ? age - uncounted : 0, age, weight);
 }
 
+/* Adds the time at risk of a page up to now, and ends its hint if that is due. */
+static inline void pt_sweep_page(pt_cadence *c, uint32_t slice, uint32_t entry, uint32_t now)
+{
+    pt_cadence_page *p = &c->pages[entry];
+    if (!p->seen)
+        return;
+    p->class = pt_class_in_force(p, now);
+    pt_add_risk(c, slice, p->class, p->seen, now, 1);
+}
+
 static inline void pt_sweep_pages(pt_cadence *c, uint32_t slice, uint32_t now)
 {
     for (uint32_t entry = pt_slice_start(slice, c->entries); entry < pt_slice_start(slice + 1, c->entries); entry++)
-        if (c->pages[entry].seen)
-            pt_add_risk(c, slice, c->pages[entry].class, c->pages[entry].seen, now, 1);
+        pt_sweep_page(c, slice, entry, now);
 }
 
 static inline void pt_sweep_departed(pt_cadence *c, uint32_t slice, uint32_t now)
@@ -73,27 +82,41 @@ static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
         c->next_slice = c->stored + 1;
 }
 
+/* ---- hints ---- */
+
+/* Gives a page a hint. Its age begins again: a hint says when a page returns, counted from now. */
+static inline void pt_cadence_hint(pt_cadence *c, uint32_t entry, enum pt_hint hint, uint8_t lasts, uint64_t now)
+{
+    pt_cadence_page *p = &c->pages[entry];
+    pt_sweep_page(c, pt_slice_of(entry, c->entries), entry, pt_moment(now));
+    p->class = pt_class_with(p->class, hint);
+    p->seen = pt_moment(now);
+    p->lasts = lasts;
+}
+
 /* ---- a page of a store ---- */
 
 /* A page that is in a tier has returned. Its parent has to be linked already. */
-static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, uint8_t growth, uint64_t now)
+static inline void pt_cadence_use(pt_cadence *c, uint32_t entry, uint64_t hash, pt_said said, uint64_t now)
 {
     pt_cadence_page *p = &c->pages[entry];
     if (p->seen) {
         float gap = pt_seconds_between(p->seen, pt_moment(now));
-        pt_note_return(&c->returns, p->class, gap, 1);
-        pt_add_risk(c, pt_slice_of(entry, c->entries), p->class, p->seen, pt_moment(now), 1);
+        uint16_t class = pt_class_in_force(p, pt_moment(now));
+        pt_note_return(&c->returns, class, gap, 1);
+        pt_add_risk(c, pt_slice_of(entry, c->entries), class, p->seen, pt_moment(now), 1);
         pt_note_gap(&c->returns, gap);
         p->cadence = pt_cadence_after(&c->returns, p->cadence, gap);
     }
     p->uses += p->uses < 7;
     p->seen = pt_moment(now);
-    p->class = pt_class_of(&c->returns, p->cadence, p->uses, growth);
+    p->class = pt_class_of(&c->returns, p->cadence, p->uses, said.growth, said.hint);
+    p->lasts = said.lasts;
     pt_shadow_use(&c->shadow, hash, p->in_memory);
 }
 
 /* A page is stored that is in no tier: a new one, or one that returns. A new page gets its parent's cadence. */
-static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, uint8_t growth,
+static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t hash, uint8_t inherited, pt_said said,
                                                   uint64_t now)
 {
     pt_departed_page page = {.print = pt_departed_print(hash), .cadence = inherited, .uses = 1}, *known;
@@ -102,7 +125,7 @@ static inline pt_departed_page pt_cadence_arrival(const pt_cadence *c, uint64_t 
         page.uses = (uint8_t)(known->uses + (known->uses < 7));
     }
     page.seen = pt_moment(now);
-    page.class = pt_class_of(&c->returns, page.cadence, page.uses, growth);
+    page.class = pt_class_of(&c->returns, page.cadence, page.uses, said.growth, said.hint);
     return page;
 }
 
@@ -123,7 +146,7 @@ static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
 }
 
 /* Gives a new entry what is known of its page. */
-static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page)
+static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page, uint8_t lasts)
 {
     pt_cadence_page *p = &c->pages[entry];
     pt_departed_page *known = pt_departed_find(&c->departed, hash);
@@ -133,5 +156,6 @@ static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t has
     p->cadence = page->cadence;
     p->uses = page->uses;
     p->seen = page->seen;
+    p->lasts = lasts;
     c->stored++;
 }

@@ -30,7 +30,7 @@ static inline uint64_t pt_learned_checksum(const pt_learned *l)
     return checksum ? checksum : 1;
 }
 
-/* Takes some 20 microseconds. */
+/* Takes some 100 microseconds. */
 static inline void pt_learned_save(pt_learned *l, const pt_returns *t, uint32_t full_pages)
 {
     l->checksum = 0;

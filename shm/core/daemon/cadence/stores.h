@@ -31,18 +31,18 @@ static inline bool pt_was_used(const pt_cadence *c, uint32_t entry)
     return (uint32_t)pt_tick_of(c, entry) != c->pages[entry].stamped;
 }
 
-static inline void pt_note_use_of(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now)
+static inline void pt_note_use_of(pt_owner *o, uint32_t entry, pt_said said, uint64_t now)
 {
-    pt_cadence_use(o->cadence, entry, pt_key_hash(o->cadence, o->view.entries[entry].key), growth, now);
+    pt_cadence_use(o->cadence, entry, pt_key_hash(o->cadence, o->view.entries[entry].key), said, now);
     o->cadence->pages[entry].stamped = (uint32_t)pt_tick_of(o->cadence, entry);
 }
 
 /* Learns from the pages before the first one of a store. Their recency rises from `tick`, as that of one prompt. */
-static inline void pt_note_ancestors(pt_owner *o, uint32_t entry, uint8_t growth, uint64_t now, uint64_t tick)
+static inline void pt_note_ancestors(pt_owner *o, uint32_t entry, pt_said said, uint64_t now, uint64_t tick)
 {
     for (; entry != PT_NONE && o->cadence->climb && pt_was_used(o->cadence, entry); o->cadence->climb--) {
         pt_stamp(o, entry, ++tick);
-        pt_note_use_of(o, entry, growth, now);
+        pt_note_use_of(o, entry, said, now);
         entry = pt_parent_of(o->cadence, entry);
     }
 }
@@ -66,7 +66,7 @@ static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *p
 {
     uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
     pt_place_after(o->cadence, &prompt->place, parent);
-    pt_note_ancestors(o, parent, prompt->place.growth, r->now, r->now + count);
+    pt_note_ancestors(o, parent, prompt->place.said, r->now, r->now + count);
     if (parent == PT_NONE)
         return;
     prompt->place.cadence = o->cadence->pages[parent].cadence;
@@ -110,7 +110,7 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
     prompt->place = (pt_place){.parent = PT_NONE};
     if (!o->cadence || r->part)
         return;
-    prompt->place.growth = pt_growth_of(pt_appended(o, keys, count));
+    prompt->place.said = (pt_said){pt_growth_of(pt_appended(o, keys, count)), r->hint, r->lasts};
     pt_find_parent(o, r, prompt, count);
     bool missing = false; /* one of the pages before */
     for (uint32_t i = 0, before = prompt->place.parent; i < count; i++) {
@@ -119,7 +119,7 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
         if (entry != PT_NONE) {
             pt_cadence_link(o->cadence, entry, before);
             if (o->view.entries[entry].on_list != PT_LIST_OPEN)
-                pt_note_use_of(o, entry, prompt->place.growth, r->now);
+                pt_note_use_of(o, entry, prompt->place.said, r->now);
             if (!missing) /* new pages inherit the cadence of the last one before them */
                 prompt->place.cadence = o->cadence->pages[entry].cadence;
         }
@@ -136,10 +136,10 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
     uint64_t hash = pt_key_hash(c, key);
     uint32_t entry = answer.entry;
     if (answer.outcome == PT_GRANTED && !c->pages[entry].seen) {
-        pt_departed_page page = pt_cadence_arrival(c, hash, place->cadence, place->growth, r->now);
+        pt_departed_page page = pt_cadence_arrival(c, hash, place->cadence, place->said, r->now);
         pt_cadence_missed(c, hash, r->now);
         pt_link_at(c, entry, place);
-        pt_cadence_become(c, entry, hash, &page);
+        pt_cadence_become(c, entry, hash, &page, place->said.lasts);
     }
     pt_place_after(c, place, r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry);
     if (entry == PT_NONE)
@@ -165,7 +165,7 @@ static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys,
 static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
+    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
     return o->cadence->returns.index[page.class][0];
 }
 
@@ -175,12 +175,14 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
 static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
                                         uint32_t count, const pt_place *place)
 {
-    if (!pt_cadence_chooses(o) || r->chain_kind != PT_CHAIN_PROMPT || r->parts != 1 || o->disk.open)
+    if (!pt_cadence_chooses(o) || r->chain_kind != PT_CHAIN_PROMPT || r->parts != 1 || o->disk.open || r->keep)
         return count;
     uint64_t need = pt_frames_missing(o, keys, sizes, count);
     while (count && o->view.header->free_frames < need) {
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
         pt_offer other = pt_least_leaf(o, r->now, r->now);
+        if (other.entry == PT_NONE && pt_kept_frames(&o->cadence->kept, r->now))
+            return count; /* the store is compared with nothing: some pages are not kept any more */
         while (other.entry != PT_NONE && other.worth <= own && o->view.header->free_frames < need &&
                pt_evict_one(o, r->now, r->now))
             other = pt_least_leaf(o, r->now, r->now);
@@ -198,7 +200,7 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
 static inline pt_answer pt_leave_out(pt_owner *o, const pt_request *r, const uint8_t *key, pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
-    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->growth, r->now);
+    pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
     pt_cadence_missed(o->cadence, hash, r->now);
     pt_departed_put(&o->cadence->departed, hash, page);
     o->left_out++;

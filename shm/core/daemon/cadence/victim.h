@@ -16,13 +16,15 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
     const pt_cadence_page *p = &c->pages[entry];
     uint64_t tick = pt_tick_of(c, entry);
     float gap = pt_seconds_between(p->seen, pt_moment(now)), age = now > tick ? (float)(now - tick) / 1e9f : 0;
-    return pt_is_orphan(c, entry) ? -1 : c->returns.index[p->class][pt_age_bin(age < gap ? age : gap)];
+    uint16_t class = pt_class_in_force(p, pt_moment(now));
+    return pt_is_orphan(c, entry) ? -1 : c->returns.index[class][pt_age_bin(age < gap ? age : gap)];
 }
 
-/* Returns whether a leaf may leave: it is evictable, loses nothing by it, was last used before `before` and is not pinned. */
+/* Returns whether a leaf may leave: it is evictable, loses nothing by it, was last used before `before`, is not pinned and
+ * not kept. */
 static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
-    return o->kind->lists(o->ready, entry) && pt_true_tick(o, entry, now) < before &&
+    return o->kind->lists(o->ready, entry) && pt_true_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
            !(atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS);
 }
 
@@ -33,6 +35,8 @@ static inline uint32_t pt_draw_leaf(pt_cadence *c)
     c->random ^= c->random << 17;
     return c->leaves[(c->random >> 32) * c->leaf_count >> 32];
 }
+
+#define PT_MORE_DRAWS 8u
 
 typedef struct {
     uint32_t entry;
@@ -49,11 +53,10 @@ static inline void pt_offer_leaf(pt_owner *o, uint32_t entry, uint64_t before, u
         *best = (pt_offer){entry, worth};
 }
 
-/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. */
-static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
+/* Offers some leaves that are drawn, or all if there are few. */
+static inline void pt_offer_some(pt_owner *o, uint64_t before, uint64_t now, pt_offer *best)
 {
     pt_cadence *c = o->cadence;
-    pt_offer best = {PT_NONE, 0};
     uint32_t draws[PT_CANDIDATES], count = c->leaf_count < PT_CANDIDATES ? c->leaf_count : PT_CANDIDATES;
     for (uint32_t i = 0; i < count; i++) {
         draws[i] = count == c->leaf_count ? c->leaves[i] : pt_draw_leaf(c);
@@ -61,7 +64,18 @@ static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
         __builtin_prefetch(&c->locks[draws[i]]);
     }
     for (uint32_t i = 0; i < count; i++)
-        pt_offer_leaf(o, draws[i], before, now, &best);
+        pt_offer_leaf(o, draws[i], before, now, best);
+}
+
+/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where most
+ * leaves are kept, it draws again. */
+static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
+{
+    pt_cadence *c = o->cadence;
+    pt_offer best = {PT_NONE, 0};
+    pt_offer_some(o, before, now, &best);
+    for (uint32_t more = c->kept.used ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES; more--)
+        pt_offer_some(o, before, now, &best);
     if (c->newest != PT_NONE && c->pages[c->newest].place != PT_NONE)
         pt_offer_leaf(o, c->newest, before, now, &best);
     return best;

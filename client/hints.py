@@ -1,0 +1,115 @@
+"""Hints: what an engine knows of a session, and which pages are to stay."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Self
+
+import msgspec
+
+from pagetier.client.attachment import Attachment
+from pagetier.client.keys import Keys
+from pagetier.client.misuse import require_keys
+from pagetier.shm._core import KEY_BYTES, HintKind
+from pagetier.shm.daemon_link import LinkError
+from pagetier.shm.protocol import HINT_KEYS, HintPages
+
+_TTL_S: Final = 300.0
+_OVER_TTL_S: Final = 3600.0
+_WITHIN: Final = ((20.0, HintKind.WITHIN_20), (60.0, HintKind.WITHIN_60), (300.0, HintKind.WITHIN_300))
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """What is known of the session of pages: it is over, or returns within a time; or pages that are to be kept.
+
+    A hint moves pages in the order of eviction, and never rejects a store. It counts as far as hints of its kind were
+    right before, and until the next store that uses the page. Made by the class methods.
+
+    Attributes:
+        kind: What is known.
+        ttl: Seconds after which the hint expires. The daemon rounds them up to a power of two, at most 9 hours, except
+            for pages that are kept.
+
+    Raises:
+        ValueError: The time to live is not positive, or it is infinite for a hint other than keep().
+    """
+
+    kind: HintKind = HintKind.NONE
+    ttl: float = _TTL_S
+
+    def __post_init__(self) -> None:
+        if not self.ttl > 0 or (math.isinf(self.ttl) and self.kind is not HintKind.KEEP):
+            raise ValueError(f"the time to live of a hint is a positive number of seconds, not {self.ttl}")
+
+    @classmethod
+    def over(cls, ttl: float = _OVER_TTL_S) -> Self:
+        """Returns the hint that a session does not return."""
+        return cls(HintKind.OVER, ttl)
+
+    @classmethod
+    def returns_within(cls, seconds: float, ttl: float | None = None) -> Self:
+        """Returns the hint that a session returns within some seconds, counted from the hint.
+
+        The daemon distinguishes 20, 60 and 300 seconds, and more. If the session does not return in time, its pages
+        lose their worth, as far as other sessions with such a hint did not return either.
+
+        Args:
+            seconds: The session returns at the latest after this time.
+            ttl: Seconds after which the hint expires; None: twice the time, and 5 minutes or more.
+
+        Raises:
+            ValueError: A time is not positive, or it is infinite.
+        """
+        if not 0 < seconds < math.inf:
+            raise ValueError(f"a session returns within a positive number of seconds, not {seconds}")
+        kind = next((kind for most, kind in _WITHIN if seconds <= most), HintKind.LATER)
+        return cls(kind, max(_TTL_S, 2 * seconds) if ttl is None else ttl)
+
+    @classmethod
+    def keep(cls, ttl: float = _TTL_S) -> Self:
+        """Returns the hint that pages are evicted last, within `evict.keep_share`; math.inf: until unkeep()."""
+        return cls(HintKind.KEEP, ttl)
+
+    @classmethod
+    def unkeep(cls) -> Self:
+        """Returns the hint that ends keep(), for pages that this user keeps."""
+        return cls(HintKind.UNKEEP)
+
+
+NO_HINT: Final = Hint()
+"""Says nothing; for pages that have a hint: it does not count any more."""
+
+
+def send_hint(attachment: Attachment, keys: Keys, hint: Hint, timeout: float) -> bool:
+    """Sends a hint.
+
+    Args:
+        attachment: The attachment of this process.
+        keys: The pages. Those beyond 65,536 are sent in further messages.
+        hint: The hint.
+        timeout: Seconds for sending each message.
+
+    Returns:
+        Whether there is a daemon that understands hints, and its socket took the message.
+
+    Raises:
+        TypeError: `keys` is not Keys, or `hint` not a Hint.
+    """
+    require_keys(keys, "hint()")
+    require_hint(hint)
+    linked = attachment.linked
+    if linked is None or not linked.takes_hints:
+        return False
+    most = HINT_KEYS * KEY_BYTES
+    try:
+        for at in range(0, len(keys.data), most):
+            linked.link.send(HintPages(0, keys.data[at : at + most], hint.kind, hint.ttl), timeout)
+    except LinkError:
+        return False
+    return True
+
+
+def require_hint(hint: object) -> None:
+    """Raises TypeError unless `hint` is a Hint."""
+    if not isinstance(hint, Hint):
+        raise TypeError(f"a hint is made by Hint.over(), Hint.returns_within() or Hint.keep(), not {hint!r}")

@@ -1,0 +1,147 @@
+"""`pagetier pin` and `pagetier unpin`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.common.namespaces import means
+from pagetier.shm._core import KEY_BYTES, HintKind
+from pagetier.shm.protocol import HINT_KEYS, HINTS, HintPages, PagesHinted
+from pagetier.shm.units import counted, format_size
+
+_BYTES: Final = HINT_KEYS * KEY_BYTES
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class PinOutcome(msgspec.Struct, frozen=True):
+    """What `--json` prints: the pages that were named, those to which it applies, and all bytes that are kept now."""
+
+    pages: int
+    applied: int
+    kept_bytes: int
+
+
+def _options(command: _Command) -> _Command:
+    for option in (
+        click.option("--json", "show", flag_value="json", help="Print one JSON object."),
+        click.option(
+            "--keys-file",
+            "file",
+            type=click.File(),
+            metavar="FILE",
+            help="The pages: a key in hexadecimal on each line, - for stdin. [default: all pages of the namespace]",
+        ),
+        click.option(
+            "--namespace",
+            metavar="TEXT",
+            help="Only pages of namespaces with this label, model, or digest (at least 8 digits).",
+        ),
+        socket_option,
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@_options
+def pin(socket: Path, namespace: str | None, file: IO[str] | None, show: str | None) -> None:
+    """Keep pages in memory: they are evicted last.
+
+    For prompts that many requests share. Pages stay pinned until `pagetier unpin`, a flush or a restart of the daemon.
+    Pages that are not in memory are not pinned. All pages that are kept by request have at most the share
+    evict.keep_share of the arena; beyond that, the oldest of the user that keeps most end. Needs evict.policy =
+    "cadence".
+
+    Exit codes: 0: all pages are pinned; 1: some are not (the message says how many), or no such namespace; 2: invalid
+    usage; 3: no daemon.
+    """
+    outcome = _send(socket, namespace, file, HintKind.KEEP)
+    _print(outcome, show, f"{counted(outcome.applied, 'page')} pinned")
+    _expect_all(outcome)
+
+
+@click.command()
+@_options
+def unpin(socket: Path, namespace: str | None, file: IO[str] | None, show: str | None) -> None:
+    """Let pages leave memory again that `pagetier pin` or an engine keeps.
+
+    Root and the daemon's own user unpin the pages of all users, other users only their own.
+
+    Exit codes: 0: done; 1: no such namespace, or hints have no effect (the message says which); 2: invalid usage; 3: no
+    daemon.
+    """
+    outcome = _send(socket, namespace, file, HintKind.UNKEEP)
+    _print(outcome, show, f"{counted(outcome.applied, 'page')} not pinned now")
+
+
+def _expect_all(outcome: PinOutcome) -> None:
+    if missing := outcome.pages - outcome.applied:
+        raise click.ClickException(
+            f"{counted(missing, 'page')} not pinned: not in memory, of another namespace, or beyond evict.keep_share"
+        )
+
+
+def _send(socket: Path, namespace: str | None, file: IO[str] | None, kind: HintKind) -> PinOutcome:
+    """Sends the request.
+
+    Returns:
+        Its outcome.
+
+    Raises:
+        click.UsageError: Neither a namespace nor a file is given, or a line of the file is no key.
+        click.ClickException: The namespace does not exist, or the daemon does not keep pages.
+    """
+    if namespace is None and file is None:
+        raise click.UsageError("give --namespace, --keys-file or both")
+    keys = b"" if file is None else b"".join(_keys(file))
+    with daemon_at(socket) as daemon:
+        _check(daemon, namespace)
+        parts = [keys[at : at + _BYTES] for at in range(0, len(keys), _BYTES)] if file is not None else [b""]
+        answers = [
+            daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
+            for number, part in enumerate(parts, 1)
+        ]
+    for answer in answers:
+        if answer.trouble:
+            raise click.ClickException(answer.trouble)
+    pages, applied = sum(answer.pages for answer in answers), sum(answer.applied for answer in answers)
+    return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0)
+
+
+def _keys(file: IO[str]) -> Iterator[bytes]:
+    for number, line in enumerate(file, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise click.UsageError(f"line {number} of {file.name} is no key of {2 * KEY_BYTES} hexadecimal digits")
+        yield key
+
+
+def _check(daemon: Daemon, namespace: str | None) -> None:
+    if HINTS not in daemon.extras:
+        raise click.ClickException("this daemon is of an earlier version, which keeps no pages: restart it")
+    known = take_snapshot(daemon.observer).namespaces
+    if namespace is not None and not any(means(namespace, each.label, bytes.fromhex(each.digest)) for each in known):
+        labels = "\n".join(f"  {each.label}" for each in known)
+        there = f"there are:\n{labels}" if known else "there are none yet"
+        raise click.ClickException(f'no namespace has the label, model or digest "{namespace}"; {there}')
+
+
+def _print(outcome: PinOutcome, show: str | None, text: str) -> None:
+    if show:
+        click.echo(msgspec.json.encode(outcome))
+    else:
+        click.echo(f"{text}; {format_size(outcome.kept_bytes)} are kept in memory by request")
