@@ -41,12 +41,16 @@ class Engine:
             }
         )
 
-    def generate(self, prompts: list[list[int]], tokens: int = 8, salt: str = "") -> dict[str, Any]:
+    def generate(
+        self, prompts: list[list[int]], tokens: int = 8, salt: str = "", said: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens."""
         before = self._external()
         salted = {"cache_salt": salt} if salt else {}
         asked = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
-        outputs = self._llm.generate(asked, _greedy(tokens, 3), use_tqdm=False)
+        sampling = _greedy(tokens, 3)
+        sampling.extra_args = said and {"kv_transfer_params": {"pagetier": said}}
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
         answers = [
             {
                 "tokens": list(output.outputs[0].token_ids),

@@ -238,7 +238,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
-        self._scheduler.loaded(connector_output.finished_recving or ())
+        self._scheduler.loaded(connector_output.finished_recving or (), connector_output.finished_sending or ())
         stored = getattr(connector_output, "kv_connector_worker_meta", None)
         if stored is not None and self._scheduler.announcer is not None:
             self._scheduler.announcer.report(stored.results, self._config.parallel_config.world_size)

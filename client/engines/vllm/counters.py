@@ -9,6 +9,7 @@ HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",
     "disk_tokens": "Prompt tokens loaded from pagetier's disk.",
     "stored_pages": "Pages, or parts of pages, stored in pagetier.",
+    "wrong_hints": "Requests whose hints were wrong and therefore ignored.",
     "failed_loads": "Requests that were recomputed because their pages could not be loaded.",
 }
 

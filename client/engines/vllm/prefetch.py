@@ -1,12 +1,17 @@
-"""Requests pages on disk on a thread of its own, so that a daemon that hangs does not block the scheduler."""
+"""Requests pages on disk and sends hints on a thread of its own: a daemon that hangs does not block the scheduler."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 from pagetier.client.client import Client
 from pagetier.client.futures import Prefetch
 from pagetier.client.group_match import GroupMatch
+from pagetier.client.hints import Hint
+from pagetier.client.keys import Keys
+
+_MOST_HINTS: Final = 256
 
 
 class PendingPrefetch:
@@ -22,10 +27,11 @@ class PendingPrefetch:
 
 
 class PrefetchThread:
-    """One thread that sends all prefetch requests. No method blocks."""
+    """One thread that sends all prefetch requests and hints. No method blocks."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._hints: list[None] = []  # one element for each that waits to be sent: append and pop are atomic
         self._thread = ThreadPoolExecutor(1, "pagetier-ask")
 
     def submit(self, match: GroupMatch, timeout: float) -> PendingPrefetch:
@@ -39,6 +45,19 @@ class PrefetchThread:
             A handle that reports the end of the prefetch.
         """
         return PendingPrefetch(self._thread.submit(self._client.prefetch_groups, match, timeout))
+
+    def hint(self, keys: Keys, hint: Hint) -> None:
+        """Sends a hint. It is dropped while many requests wait to be sent: the daemon hangs."""
+        if len(self._hints) >= _MOST_HINTS:
+            return
+        self._hints.append(None)
+        self._thread.submit(self._send_hint, keys, hint)
+
+    def _send_hint(self, keys: Keys, hint: Hint) -> None:
+        try:
+            self._client.hint(keys, hint)
+        finally:
+            self._hints.pop()
 
     def close(self) -> None:
         """Cancels requests that were not sent. Does not wait."""

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from pagetier.client.engines.vllm.prefetch import PendingPrefetch
+from pagetier.client.engines.vllm.request_hints import NOTHING, RequestHints
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import Group, Recurrent, grain_of
 from pagetier.client.keys import Keys, Namespace
@@ -91,11 +92,13 @@ class Tracked:
         waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
         tables: For each group the blocks of the pages.
+        said: What the request says of its session.
         grain: The number of tokens of which the length of every hit is a multiple.
     """
 
-    def __init__(self, request: Any, groups: Sequence[PagedGroup]) -> None:
+    def __init__(self, request: Any, groups: Sequence[PagedGroup], said: RequestHints = NOTHING) -> None:
         self.request = request
+        self.said = said
         self.groups = groups
         self.found: PinnedHit | None = None
         self.prefetch: PendingPrefetch | None = None

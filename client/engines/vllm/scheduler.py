@@ -12,6 +12,7 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters
+from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
@@ -65,6 +66,7 @@ class SchedulerHalf:
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
         self.counters = ConnectorCounters()
+        self._hints = FinishedHints(self._prefetches, self.counters)
         self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
@@ -126,8 +128,9 @@ class SchedulerHalf:
                 tracked.taken = NO_TOKENS
                 self._arriving.remove(name)
 
-    def loaded(self, requests: Iterable[str]) -> None:
-        """Records that all workers have ended the loads of these requests."""
+    def loaded(self, requests: Iterable[str], stored: Iterable[str] = ()) -> None:
+        """Records that all workers have ended the loads of these requests, and the last stores of the others."""
+        self._hints.stored(stored)
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 if tracked.taken.tokens:
@@ -151,6 +154,7 @@ class SchedulerHalf:
         self._late.extend(self._numbered(command) for command in late)
         self._touch(tracked)
         tracked.release_hit()
+        self._hints.finished(tracked, stores=bool(late))
         if not tracked.loading:
             del self._tracked[request.request_id]
         return bool(late)
@@ -194,7 +198,8 @@ class SchedulerHalf:
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request))
+            said = self._hints.read(request)
+            tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request), said)
         return tracked
 
     def _track_again(self, request: Any) -> Tracked:
@@ -254,7 +259,8 @@ class SchedulerHalf:
             tracked.lookup = match.lookup
         if tracked.from_memory < 0:
             tracked.from_memory = match.tokens
-        if tracked.prefetch is None and match.available_tokens > max(match.tokens, computed):
+        on_disk = match.available_tokens > max(match.tokens, computed)
+        if tracked.prefetch is None and on_disk and tracked.said.prefetch:
             self._ask_disk(tracked, match)
             if self._disk_timeout:
                 match.release()
