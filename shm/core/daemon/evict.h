@@ -106,11 +106,10 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
     pt_prefetch_write(&o->view.histories[next]);
 }
 
-/* Evicts the next page if it was last used before `before`, or finds that it was used after it was listed and lists it with
- * its true tick. A pinned page is in use, so it counts as used at `pinned`. */
-static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint64_t now, uint64_t pinned)
+/* Evicts a page if it was last used before `before`, or finds that it was used after it was listed and lists it with its
+ * true tick. A pinned page is in use, so it counts as used at `pinned`. */
+static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, uint64_t before, uint64_t now, uint64_t pinned)
 {
-    pt_candidate c = pt_next_to_leave(o, before, now);
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
     if (pt_is_kept(o, c.entry, now)) {
@@ -119,7 +118,10 @@ static inline enum pt_try_evict pt_evict_step(pt_owner *o, uint64_t before, uint
     }
     pt_prefetch_rest(o, &o->view.entries[c.entry]);
     uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
+    uint32_t before_it = pt_used_alike(o->cadence, c.entry);
     if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_page(o, c.entry)) {
+        if (o->cadence)
+            pt_begin_run(o->cadence, before_it);
         pt_count_evicted(o, bytes, c.list == o->unwritten);
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
@@ -183,9 +185,16 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     enum pt_try_evict got;
     uint32_t passed = 0;
     do
-        got = pt_evict_step(o, before, now, passed++ < PT_PASSES ? now : pt_lease(o, now));
+        got = pt_evict_candidate(o, pt_next_to_leave(o, before, now), before, now, passed++ < PT_PASSES ? now : pt_lease(o, now));
     while (got == PT_WARMER || (got == PT_NOTHING && (pt_end_leases(o, now) || pt_end_keeps(o, now))));
     return got == PT_EVICTED;
+}
+
+/* Evicts the page that was offered, or another one if it is in use by now. Returns false if there is none. */
+static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t now)
+{
+    pt_candidate c = {o->ready, offer->entry, pt_true_tick(o, offer->entry, now)};
+    return pt_evict_candidate(o, c, now, now, now) == PT_EVICTED || pt_evict_one(o, now, now);
 }
 
 /* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it

@@ -21,6 +21,7 @@
 #include "shadow_lru.h"
 
 #define PT_CANDIDATES 32u
+#define PT_RUN 16u /* pages of one prompt that leave after one draw */
 #define PT_SLICES 64u /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
 #define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
 
@@ -41,6 +42,8 @@ typedef struct {
     uint64_t random;
     uint32_t climb; /* steps up the trees that the present request may still take */
     uint32_t newest; /* the last page of the newest prompt */
+    uint32_t run, run_life; /* the page before the last one that was evicted, if both were used alike, and its life then */
+    uint32_t run_left; /* how many more of them may leave without a draw */
     uint64_t stored, next_slice; /* pages */
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
     uint32_t swept[PT_SLICES]; /* the moments when the slices were added up last */
@@ -82,7 +85,7 @@ static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uin
     uint32_t entries = v->entry_count;
     if (!c)
         return NULL;
-    *c = (pt_cadence){.entries = entries, .locks = v->locks, .seed = seed, .random = seed | 1, .newest = PT_NONE};
+    *c = (pt_cadence){.entries = entries, .locks = v->locks, .seed = seed, .random = seed | 1, .newest = PT_NONE, .run = PT_NONE};
     pt_returns_begin(&c->returns);
     c->pages = v->histories;
     c->saved = (pt_learned *)v->learned;

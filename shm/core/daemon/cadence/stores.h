@@ -184,7 +184,7 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
         if (other.entry == PT_NONE && pt_kept_frames(&o->cadence->kept, r->now))
             return count; /* the store is compared with nothing: some pages are not kept any more */
         while (other.entry != PT_NONE && other.worth <= own && o->view.header->free_frames < need &&
-               pt_evict_one(o, r->now, r->now))
+               pt_evict_offer(o, &other, r->now))
             other = pt_least_leaf(o, r->now, r->now);
         if (o->view.header->free_frames >= need)
             break;

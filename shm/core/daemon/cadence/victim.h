@@ -67,12 +67,44 @@ static inline void pt_offer_some(pt_owner *o, uint64_t before, uint64_t now, pt_
         pt_offer_leaf(o, draws[i], before, now, best);
 }
 
+/* Returns the page before this one if both were last used by the same stores, or PT_NONE. */
+static inline uint32_t pt_used_alike(const pt_cadence *c, uint32_t entry)
+{
+    uint32_t before = c ? pt_parent_of(c, entry) : PT_NONE;
+    if (before == PT_NONE || c->pages[before].seen != c->pages[entry].seen || c->pages[before].class != c->pages[entry].class)
+        return PT_NONE;
+    return before;
+}
+
+/* A page was evicted. The page before it is worth the same if both were used alike, so it leaves next without a draw. */
+static inline void pt_begin_run(pt_cadence *c, uint32_t before)
+{
+    c->run = before;
+    c->run_life = before == PT_NONE ? 0 : c->pages[before].life;
+}
+
+/* Returns the next page of a run, if it is a leaf that may leave. */
+static inline uint32_t pt_next_of_run(pt_owner *o, uint64_t before, uint64_t now)
+{
+    pt_cadence *c = o->cadence;
+    uint32_t entry = c->run;
+    c->run = PT_NONE;
+    bool leaf = entry != PT_NONE && c->run_left && c->pages[entry].life == c->run_life && c->pages[entry].place != PT_NONE;
+    if (!leaf || !pt_may_leave(o, entry, before, now))
+        return PT_NONE;
+    c->run_left--;
+    return entry;
+}
+
 /* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where most
  * leaves are kept, it draws again. */
 static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
-    pt_offer best = {PT_NONE, 0};
+    pt_offer best = {pt_next_of_run(o, before, now), 0};
+    if (best.entry != PT_NONE)
+        return (pt_offer){best.entry, pt_worth(c, best.entry, now)};
+    c->run_left = PT_RUN - 1;
     pt_offer_some(o, before, now, &best);
     for (uint32_t more = c->kept.used ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES; more--)
         pt_offer_some(o, before, now, &best);
