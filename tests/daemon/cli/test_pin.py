@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from fake_daemon import FakeDaemon
 from pagetier.client import Client, Hint
 from pagetier.shm.exit_codes import Exit
@@ -41,10 +42,15 @@ def file(client: Client, tmp_path: Path) -> Path:
     return keys
 
 
+def words(text: str) -> str:
+    """Returns a text without its line breaks."""
+    return " ".join(text.split())
+
+
 def test_pages_of_a_file_are_pinned_and_unpinned(daemon: RunningDaemon, file: Path) -> None:
     done = daemon.pagetier("pin", "--keys-file", str(file))
     assert (done.exit_code, done.output) == (0, "10 pages pinned; 640.0 KiB are kept in memory by request\n")
-    assert "640.0 KiB kept in memory by request" in daemon.pagetier("stats").output
+    assert eventually(lambda: "640.0 KiB kept in memory by request" in words(daemon.pagetier("stats").output))
     assert json.loads(daemon.pagetier("stats", "--json").output)["hints"]["kept_bytes"] == 10 * FRAME
     done = daemon.pagetier("unpin", "--keys-file", str(file), "--json")
     assert json.loads(done.output) == {"pages": 10, "applied": 10, "kept_bytes": 0}

@@ -23,7 +23,7 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Scripts parse these keys: new ones may be added, none is renamed.
 KEYS = {
-    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "eviction", "namespaces", "clients"},
+    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "namespaces", "clients"},
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
         *("departed", "adopted", "dropped", "phase", "progress"),
@@ -41,6 +41,7 @@ KEYS = {
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
+    "hints": {"pages", "applied", "absent", "without_effect", "wrong", "kept_bytes", "keeps_ended_early"},
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
         *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
@@ -64,7 +65,7 @@ def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     assert set(values["tiers"]) == KEYS["tiers"]
     for tier in values["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
-    for name in ("daemon", "disk", "disk_work", "lookups", "stores", "eviction"):
+    for name in ("daemon", "disk", "disk_work", "lookups", "stores", "eviction", "hints"):
         assert set(values[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
         assert all(set(item) == KEYS[name] for item in values[name])
