@@ -112,7 +112,8 @@ class Requests:
 
     def __init__(self) -> None:
         # Reentrant, since objects may be finalized at any point of the thread that has the lock.
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # entered as the lock: no interrupt comes between lock and block
         self._reading = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
@@ -167,7 +168,7 @@ class Requests:
         with self._lock:
             while not pending.done and (left := ends - time.monotonic()) > 0:
                 if self._reading or link is None:
-                    self._lock.wait(left)
+                    self._changed.wait(left)
                     continue
                 try:
                     # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
@@ -208,7 +209,7 @@ class Requests:
             self._logged = False
             for pending in waiting.values():
                 pending.finish(pending.fail("the daemon is gone"))
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def log_silence(self) -> None:
         """Logs when the daemon has been silent for a while, and when it answers again.
@@ -245,21 +246,23 @@ class Requests:
         )
 
     def _read(self, link: Link, seconds: float) -> None:
-        """Reads once, without the lock, which the caller has taken once.
+        """Reads once, without the lock, which the caller has taken once. An interrupt at any point leaves the lock taken.
 
         Raises LinkError at the end of the connection.
         """
         answers: list[Answer] = []
         self._reading = True
-        self._lock.release()
         try:
+            self._lock.release()
             answers = link.read(seconds)
         finally:
-            self._lock.acquire()
-            self._reading = False
-            for answer in answers:
-                self._deliver(answer)
-            self._lock.notify_all()
+            try:
+                self._lock.acquire()
+            finally:
+                self._reading = False
+                for answer in answers:
+                    self._deliver(answer)
+                self._changed.notify_all()
 
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. The caller has the lock."""
