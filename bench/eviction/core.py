@@ -15,7 +15,9 @@ IN_INDEX: Final = {"lru": 0, "cadence": 1}
 ON_LISTS: Final = ("arc", "s3fifo")
 
 
-class _Trace(ctypes.Structure):
+class TraceRecord(ctypes.Structure):
+    """A trace; see eviction/small_index.h."""
+
     _fields_ = [
         ("starts", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
@@ -25,8 +27,15 @@ class _Trace(ctypes.Structure):
     ]
 
 
+def record_of(trace: Trace) -> TraceRecord:
+    """Returns a trace in the form that the replays take. The trace must live as long."""
+    hints = None if trace.hints is None else trace.hints.ctypes.data
+    arrays = (array.ctypes.data for array in (trace.starts, trace.pages, trace.seconds))
+    return TraceRecord(*arrays, hints, len(trace.seconds))
+
+
 class Outcome(ctypes.Structure):
-    """What a replay counted; see eviction/index_replay.c."""
+    """What a replay counted; see eviction/small_index.h."""
 
     _fields_ = [
         ("hits", ctypes.c_int64),
@@ -71,10 +80,7 @@ def replay(core: ctypes.CDLL, trace: Trace, room: int, policy: str, speed: float
         MemoryError: There is not enough memory.
         AssertionError: The index is damaged afterwards.
     """
-    hints = None if trace.hints is None else trace.hints.ctypes.data
-    arrays = trace.starts.ctypes.data, trace.pages.ctypes.data, trace.seconds.ctypes.data
-    given = _Trace(*arrays, hints, len(trace.seconds))
-    out = Outcome()
+    given, out = record_of(trace), Outcome()
     if core.replay(ctypes.byref(given), room, IN_INDEX[policy], speed, ctypes.byref(out)):
         raise MemoryError
     if out.findings:

@@ -8,32 +8,6 @@
 #define HINT_NS 3600000000000ull /* a hint's time to live */
 #define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
 
-typedef struct {
-    const int64_t *starts; /* of the requests in `pages`; one more than requests */
-    const int32_t *pages; /* numbers of the pages of each prompt, head first */
-    const double *seconds; /* of the requests */
-    const uint8_t *hints; /* an enum pt_hint of each request; NULL: none */
-    int64_t requests;
-} trace;
-
-typedef struct {
-    int64_t hits, stored, left_out, followed; /* pages; followed: requests while the policy followed LRU */
-    int64_t findings; /* of the integrity check at the end */
-    double store_seconds; /* CPU time of all stores */
-} outcome;
-
-/* Uses the pages of the prompt that are there, up to the first one that is not. Returns their number. */
-static uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now)
-{
-    uint32_t hits = 0, entry;
-    while (hits < count && (entry = pt_entry_of(o, keys + hits * (size_t)PT_KEY_BYTES)) != PT_NONE &&
-           pt_true_state(o, entry) == PT_READABLE)
-        hits++;
-    for (uint32_t at = 0; at < hits; at++)
-        pt_stamp(o, pt_entry_of(o, keys + at * (size_t)PT_KEY_BYTES), now + hits - at);
-    return hits;
-}
-
 static void store(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, uint8_t hint, outcome *out)
 {
     uint64_t *sizes = malloc(count * sizeof *sizes);
