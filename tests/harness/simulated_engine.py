@@ -10,10 +10,12 @@ from fake_vllm_requests import FINISHED, LOADING, Request
 from fake_vllm_scheduler import Scheduler, Turn
 from pagetier.client import Client
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
+from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import Group
 from running_daemon import RunningDaemon, namespace
+from vllm_block_pool import PoolView
 from vllm_expected_blocks import Tokens, TrueWorker
 
 HASHED = 4
@@ -27,6 +29,7 @@ class SimulatedEngine:
 
     Attributes:
         loaded_pages: The number of pages of all load commands.
+        stored_blocks: The blocks of all store commands.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class SimulatedEngine:
         turn: Turn = Turn.LOADED_FIRST,
         prefix_cache: PrefixCache = PrefixCache.ON,
         disk_timeout: float = 0.0,
+        budget: int = 4000,
     ) -> None:
         self.daemon, salt = daemon, token_hex(8)
         groups = [
@@ -49,9 +53,16 @@ class SimulatedEngine:
         ]
         self.half = SchedulerHalf(clients[0], groups, disk_timeout, prefix_cache=prefix_cache)
         self.worker = TrueWorker(clients[1], groups)
-        self.vllm = Scheduler(self.half, kinds, hash_tokens=HASHED, blocks=blocks, budget=4000, offers=False)
+        self.vllm = Scheduler(self.half, kinds, hash_tokens=HASHED, blocks=blocks, budget=budget, offers=False)
         self.vllm.turn = turn
         self.loaded_pages = 0
+        self.stored_blocks: list[int] = []
+
+    def store_on_eviction(self) -> GpuPages:
+        """Stores pages from now on when they leave the engine's cache."""
+        step_blocks = -(-self.vllm.budget // self.vllm.kinds[0].page_tokens)
+        self.half.gpu_pages = GpuPages(PoolView(self.vllm.pool), step_blocks, self.half.counters)
+        return self.half.gpu_pages
 
     def store_elsewhere(self, prompt: Sequence[int]) -> None:
         """Stores all pages of a prompt, as another engine would."""
@@ -72,6 +83,7 @@ class SimulatedEngine:
         step = self.vllm.schedule()
         commands = self.half.build(step)
         self.loaded_pages += sum(len(group.blocks) for load in commands.loads for group in load.groups)
+        self.stored_blocks += [block for store in commands.stores for block in store.blocks]
         self.vllm.advance(step)
         self.worker.step(commands, (), step.computed)
         step.stored = self.worker.end_stores(slice(0, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -22,7 +23,8 @@ class Pool:
 
     def __init__(self, blocks: int) -> None:
         self.null = Block(0)
-        self.free = deque(Block(at) for at in range(1, blocks))
+        self.blocks = [self.null, *(Block(at) for at in range(1, blocks))]
+        self.free = deque(self.blocks[1:])
         self.hashed: dict[object, Block] = {}
 
     def take(self) -> Block:
@@ -59,3 +61,16 @@ class Pool:
         block.block_hash = name
         self.hashed.setdefault(name, block)
         return True
+
+
+class PoolView:
+    """Reads a pool for GpuPages."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def hash_of(self, block: int) -> object:
+        return self._pool.blocks[block].block_hash
+
+    def free(self) -> Iterator[int]:
+        return (block.block_id for block in self._pool.free)

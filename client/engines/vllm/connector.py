@@ -59,7 +59,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         if role is KVConnectorRole.SCHEDULER:
             warn_of_switch(switched_off=self._off)
             warn_of_seed(seeded=_BY_REQUEST)
-        self._hash_tokens = 0
+        self._pool: Any = None
         self._pending: PendingScheduler | None = None
         self._scheduler: SchedulerHalf | None = None
         self._identity = ModelIdentity()
@@ -167,8 +167,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     # --- the scheduler's side ----------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Reads the number of tokens of a block hash."""
-        self._hash_tokens = gpu_block_pool.hash_block_size
+        """Receives the blocks of vLLM's own cache."""
+        self._pool = gpu_block_pool
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """Receives the page shapes of the workers and opens the scheduler's half if all ranks have the same.
@@ -192,7 +192,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
         try:
-            self._pending = open_scheduler(self._config, self._groups, shapes, self._hash_tokens, self._settings)
+            self._pending = open_scheduler(self._config, self._groups, shapes, self._pool, self._settings)
         except Exception as error:  # noqa: BLE001 - see register_kv_caches()
             log_unsupported(error)
             return

@@ -10,6 +10,7 @@ HELP: Final = {
     "disk_tokens": "Prompt tokens loaded from pagetier's disk.",
     "stored_pages": "Pages, or parts of pages, stored in pagetier.",
     "wrong_hints": "Requests whose hints were wrong and therefore ignored.",
+    "unstored_pages": 'Pages that left the GPU before they could be stored, with "store": "on_eviction".',
     "failed_loads": "Requests that were recomputed because their pages could not be loaded.",
 }
 

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from pagetier.client.engines.vllm.prefetch import PendingPrefetch
 from pagetier.client.engines.vllm.request_hints import NOTHING, RequestHints
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import Group, Recurrent, grain_of
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import Match, MatchHandle
 
 _NEVER: Final = 2**62
 
@@ -43,15 +41,17 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         match: The match that pins them.
-        tokens: The number of tokens that the request may load.
-        from_memory: The tokens of them that did not come from disk.
+        tokens: The end of the hit, in tokens from the begin of the prompt.
+        from_memory: The tokens before the end that did not come from disk.
         since: The time of the match, from time.monotonic().
+        begins: The tokens before the first page that was looked up.
     """
 
     match: GroupMatch
     tokens: int
     from_memory: int
     since: float
+    begins: int = 0
 
 
 class LoadedTokens(msgspec.Struct, frozen=True):
@@ -139,9 +139,12 @@ class Tracked:
         """The keys in the group with the shortest pages."""
         return min(self.keys, key=lambda keys: keys.namespace.page_tokens)
 
-    def group_keys(self) -> list[GroupKeys]:
-        """Returns the keys in the form that a match takes."""
-        return [GroupKeys(group.kind, keys) for group, keys in zip(self.groups, self.keys, strict=True)]
+    def keys_after(self, tokens: int) -> list[GroupKeys]:
+        """Returns the keys of the pages after the first `tokens` tokens, in the form that a match takes."""
+        groups = zip(self.groups, self.keys, strict=True)
+        if not tokens:
+            return [GroupKeys(group.kind, keys) for group, keys in groups]
+        return [GroupKeys(group.kind, keys[tokens // group.kind.page_tokens :]) for group, keys in groups]
 
     def mark_stored(self, tokens: int) -> None:
         """Records that the first `tokens` tokens are cached and need not be stored."""
@@ -157,6 +160,11 @@ class Tracked:
         self._planned_until, self._completes_next = ends, _NEVER
         for group, stored in zip(self.groups, self.stored, strict=True):
             self._completes_next = min(self._completes_next, _next_store(group.kind, stored, ends))
+
+    def plan_again(self) -> None:
+        """Makes the next step plan the stores of all pages again, because the request has got other blocks."""
+        if not self.is_stale:
+            self.stored, self._planned_until, self._completes_next = [0] * len(self.groups), 0, 0
 
     @property
     def is_stale(self) -> bool:
@@ -203,13 +211,3 @@ def _next_store(kind: Group, stored: int, ends: int) -> int:
 def _common_prefix(one: Keys, other: Keys) -> int:
     """Returns the number of keys in the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def handle_of(match: Match, pages: Sequence[int]) -> MatchHandle:
-    """Returns a handle of some pages of a match, given by their indexes in it."""
-    whole = match.to_handle()
-    if not len(whole):
-        return whole
-    entries = np.frombuffer(whole.entries, np.uint32)[list(pages)]
-    serials = np.frombuffer(whole.serials, np.uint64)[list(pages)]
-    return MatchHandle(whole.segments_id, whole.page_tokens, entries.tobytes(), serials.tobytes())

@@ -13,19 +13,14 @@ from pagetier.client.client import Client
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
+from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.kv_events import Announcer
-from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
+from pagetier.client.engines.vllm.load_planner import load_command
+from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.prefetch import PrefetchThread
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
-from pagetier.client.engines.vllm.request_state import (
-    NO_TOKENS,
-    LoadedTokens,
-    PagedGroup,
-    PinnedHit,
-    Tracked,
-    handle_of,
-)
+from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PagedGroup, PinnedHit, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Namespace
@@ -45,6 +40,9 @@ class SchedulerHalf:
         announcer: Receives the stored pages; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
         prefix_cache: Whether vLLM has a prefix cache of its own.
+
+    Attributes:
+        gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
     """
 
     def __init__(
@@ -67,6 +65,7 @@ class SchedulerHalf:
         self._private = PrivateNamespaces(client, private)
         self.counters = ConnectorCounters()
         self._hints = FinishedHints(self._prefetches, self.counters)
+        self.gpu_pages: GpuPages | None = None
         self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
@@ -96,10 +95,10 @@ class SchedulerHalf:
         """
         tracked = self._track(request)
         found = tracked.found
-        if found is not None:
+        if found is not None and self.gpu_pages is None:
             tracked.mark_stored(found.match.available_tokens)
         if external and found is not None:
-            command = self._load_command(tracked, found, blocks, external)
+            command = load_command(tracked, found, blocks, external)
             self._loads.append(command)
             tracked.loading_into = frozenset(block for group in command.groups for block in group.blocks)
             self._written |= tracked.loading_into
@@ -113,7 +112,9 @@ class SchedulerHalf:
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
         self._written.update(take_blocks(self._tracked, output))
-        stores = (*map(self._numbered, store_commands(self._tracked, output)), *self._late)
+        gpu, tracked = self.gpu_pages, self._tracked
+        planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
+        stores = (*map(self._numbered, planned), *self._late)
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._arriving.end_step()
@@ -151,8 +152,11 @@ class SchedulerHalf:
         if tracked is None:
             return False
         late = late_store_commands(tracked, blocks)
+        if self.gpu_pages is not None:
+            late = [*self.gpu_pages.remember(late)]
         self._late.extend(self._numbered(command) for command in late)
-        self._touch(tracked)
+        if self.gpu_pages is None:
+            self._touch(tracked)
         tracked.release_hit()
         self._hints.finished(tracked, stores=bool(late))
         if not tracked.loading:
@@ -176,6 +180,8 @@ class SchedulerHalf:
             tracked.release_hit()
             tracked.mark_stale()
         self._arriving.clear()
+        if self.gpu_pages is not None:
+            self.gpu_pages.clear()
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
@@ -248,24 +254,29 @@ class SchedulerHalf:
 
     def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
         """Returns the pinned pages of a request, or None while it waits for the disk."""
-        keys = tracked.group_keys()  # this releases the pinned pages if the hashes have changed
-        if tracked.found is not None and time.monotonic() - tracked.found.since < _PINNED_S:
-            return tracked.found
+        # What was not stored because vLLM's own cache has it is no miss.
+        begins = computed // tracked.grain * tracked.grain if self.gpu_pages is not None else 0
+        keys, found = tracked.keys_after(begins), tracked.found  # new hashes release the pinned pages
+        if found is not None and found.begins == begins and time.monotonic() - found.since < _PINNED_S:
+            return found
         if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.disk_wait_ends:
             return None
         tracked.release_hit()
-        match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1)
+        match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1 - begins)
+        tokens = begins + match.tokens
         if tracked.lookup is None:
-            tracked.lookup = match.lookup
+            memory = begins + match.lookup.memory_tokens
+            tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=memory)
         if tracked.from_memory < 0:
-            tracked.from_memory = match.tokens
-        on_disk = match.available_tokens > max(match.tokens, computed)
+            tracked.from_memory = tokens
+        on_disk = begins + match.available_tokens > max(tokens, computed)
         if tracked.prefetch is None and on_disk and tracked.said.prefetch:
             self._ask_disk(tracked, match)
             if self._disk_timeout:
                 match.release()
                 return None
-        tracked.found = PinnedHit(match, match.tokens, min(match.tokens, tracked.from_memory), time.monotonic())
+        from_memory = min(tokens, tracked.from_memory)
+        tracked.found = PinnedHit(match, tokens, from_memory, time.monotonic(), begins)
         return tracked.found
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
@@ -273,25 +284,9 @@ class SchedulerHalf:
         tracked.prefetch = self._prefetches.submit(match, max(self._disk_timeout, _DISK_S))
         tracked.disk_wait_ends = time.monotonic() + self._disk_timeout
 
-    def _load_command(
-        self, tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int
-    ) -> LoadCommand:
-        """Returns the load of all offered tokens.
-
-        If vLLM takes only some of them, the load has no pages and therefore fails.
-        """
-        taken = external == tracked.offered
-        groups = []
-        for at, (match, first) in enumerate(zip(found.match.matches, found.match.start_pages, strict=True)):
-            targets = blocks[at][first : first + len(match)]
-            places = [place for place, block in enumerate(targets) if not block.is_null and block.block_hash is None]
-            ids = tuple(int(targets[place].block_id) for place in places)
-            groups.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))
-        return LoadCommand(tracked.request.request_id, tuple(group for group in groups if group.blocks))
-
     def _touch(self, tracked: Tracked) -> None:
         """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""
-        with self._client.find_groups(tracked.group_keys()):
+        with self._client.find_groups(tracked.keys_after(0)):
             pass
 
     def _release_expired(self, now: float) -> None:

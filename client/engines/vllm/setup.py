@@ -16,6 +16,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
+from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
@@ -40,6 +41,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
         weights: A text that identifies the engine's weights, instead of their commit or files.
+        store: Whether pages are stored when they are computed, or when they leave vLLM's own cache.
         prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
 
     Raises:
@@ -51,6 +53,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     name: str = ""
     weights: str = ""
+    store: Literal["eager", "on_eviction"] = "eager"
     prefix_caching: Literal["follow", "always"] = "follow"
 
     def __post_init__(self) -> None:
@@ -159,7 +162,7 @@ def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, 
 
 
 def open_scheduler(
-    config: Any, groups: Any, shapes: Sequence[PageShape], hash_tokens: int, settings: ConnectorSettings
+    config: Any, groups: Any, shapes: Sequence[PageShape], pool: Any, settings: ConnectorSettings
 ) -> PendingScheduler:
     """Returns the scheduler's half, which can be opened once the weights are identified.
 
@@ -167,7 +170,7 @@ def open_scheduler(
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
         shapes: The page shapes on which all workers agree.
-        hash_tokens: Tokens of a block hash.
+        pool: vLLM's BlockPool.
         settings: The connector's settings.
 
     Raises:
@@ -183,11 +186,14 @@ def open_scheduler(
     def opened(identity: ModelIdentity) -> SchedulerHalf:
         salt = settings.salt if identity.weights else token_hex(16)
         namespaces = namespaces_of(config, groups, shapes, identity, salt)
-        paged = _paged_groups(config, groups, namespaces, hash_tokens)
+        paged = _paged_groups(config, groups, namespaces, pool.hash_block_size)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
         announcer = _announcer(config, groups)
-        return SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        if settings.store == "on_eviction":
+            half.gpu_pages = gpu_pages_of(config, groups, pool, half.counters)
+        return half
 
     return PendingScheduler(weights, client, opened)
 

@@ -24,10 +24,12 @@ from fake_vllm_requests import FINISHED, LOADING, Step
 from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
+from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from running_daemon import RunningDaemon, namespace
+from vllm_block_pool import PoolView
 from vllm_expected_blocks import Tokens, TrueWorker
 
 MODELS: dict[str, tuple[int, tuple[Group, ...]]] = {
@@ -72,8 +74,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         blocks=st.sampled_from([36, 40, 48, 80]),
         budget=st.integers(8, 24),
         offers=st.booleans(),
+        on_eviction=st.booleans(),
     )
-    def start(self, model: str, lag: int, blocks: int, budget: int, offers: bool) -> None:
+    def start(self, model: str, lag: int, blocks: int, budget: int, offers: bool, on_eviction: bool) -> None:
         hash_tokens, kinds = MODELS[model]
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now)
@@ -92,6 +95,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.half = SchedulerHalf(self.host.scheduler, groups, 0.0)
         self.worker = TrueWorker(self.host.worker, groups)
         self.engine = Scheduler(self.half, kinds, hash_tokens=hash_tokens, blocks=blocks, budget=budget, offers=offers)
+        if on_eviction and model.startswith("full"):
+            step_blocks = -(-budget // kinds[0].page_tokens)
+            self.half.gpu_pages = GpuPages(PoolView(self.engine.pool), step_blocks, self.half.counters)
         self.lag, self.submitted = lag, 0
         self.steps: deque[Step] = deque()
         self.stored: set[str] = set()
@@ -182,6 +188,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.update(self.steps.popleft())
         assert len(self.engine.pool.free) == self.engine.blocks - 1, "a block is lost"
         assert not self.half._tracked, "the half still has a request"
+        assert self.half.gpu_pages is None or len(self.half.gpu_pages) < self.engine.blocks
         assert not len(self.half._arriving), "a request would wait for a load that has ended"
         assert not self.host.pins(), "a pin is left"
 

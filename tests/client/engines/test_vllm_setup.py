@@ -55,7 +55,8 @@ def test_settings_are_read() -> None:
         ({"disk_timeout": "soon"}, "disk_timeout"),
         ({"socket": 7}, "socket"),
         ({"prefix_caching": "never"}, "prefix_caching"),
-        ({"sokcet": "x"}, ".*the known keys are socket, disk_timeout, salt, name, weights, prefix_caching"),
+        ({"store": "later"}, "store"),
+        ({"sokcet": "x"}, ".*the known keys are socket, disk_timeout, salt, name, weights, store, prefix_caching"),
     ],
 )
 def test_an_invalid_setting_is_named_in_the_error(given: dict[str, Any], name: str) -> None:

@@ -59,7 +59,7 @@ def model(folder: Path, content: bytes = b"weights") -> Path:
 
 def pending(name: Path | str, socket: Path, **settings: Any) -> PendingScheduler:
     given = ConnectorSettings(socket=str(socket), disk_timeout=0, **settings)
-    return open_scheduler(vllm_config(str(name)), GROUPS, SHAPES, PAGE, given)
+    return open_scheduler(vllm_config(str(name)), GROUPS, SHAPES, SimpleNamespace(hash_block_size=PAGE), given)
 
 
 def opened(name: Path | str, socket: Path, **settings: Any) -> SchedulerHalf:

@@ -1,0 +1,226 @@
+"""Remembers the pages that only vLLM's own cache has, and stores each of them when its block is about to be reused.
+
+No block is kept from reuse: the messages of the steps name all blocks that get new content, and the worker waits for
+the stores that still read one of them, or cancels them (`WorkerHalf.make_room`). So no block can leak, vLLM's order of
+eviction does not change, and a page that is lost is only a miss.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import islice
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pagetier.client.engines.vllm.counters import ConnectorCounters
+from pagetier.client.engines.vllm.group_kinds import kind_of
+from pagetier.client.engines.vllm.messages import StoreCommand
+from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.store_planner import store_commands
+from pagetier.client.groups import FullAttention
+from pagetier.shm._core import KEY_BYTES
+
+log = logging.getLogger("vllm.pagetier")
+
+_DECAY: Final = 64  # steps that take blocks after which the largest of them counts about a third
+
+
+class EngineBlocks(Protocol):
+    """The blocks of vLLM's own cache."""
+
+    def hash_of(self, block: int) -> object:
+        """Returns the hash of a block's content, or None if vLLM does not cache it."""
+
+    def free(self) -> Iterator[int]:
+        """Yields the blocks that no request uses. The first one is reused first."""
+
+
+class BlockPoolView:
+    """Reads vLLM's BlockPool, and changes nothing.
+
+    Args:
+        pool: The BlockPool.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._blocks, self._queue = pool.blocks, pool.free_block_queue
+
+    def hash_of(self, block: int) -> object:
+        """Returns the hash of a block's content, or None if vLLM does not cache it."""
+        return self._blocks[block].block_hash
+
+    def free(self) -> Iterator[int]:
+        """Yields the blocks that no request uses. The list begins and ends with a block of number -1."""
+        block = self._queue.fake_free_list_head.next_free_block
+        while block is not None and block.block_id >= 0:
+            yield block.block_id
+            block = block.next_free_block
+
+
+class _Page(msgspec.Struct, frozen=True, gc=False):
+    """A page in a block of vLLM's cache.
+
+    Attributes:
+        at: Its index in the prompt.
+        key: Its key.
+        before: The key of the page before it, b"" if there is none.
+        salt: The salt of its namespace.
+        content: vLLM's hash of the block.
+    """
+
+    at: int
+    key: bytes
+    before: bytes
+    salt: str
+    content: object
+
+
+class GpuPages:
+    """The pages in vLLM's own cache that are offered to the daemon when they leave it. At most one for each block.
+
+    The daemon copies nothing of a page that it has, but notes its use.
+
+    Args:
+        blocks: The blocks of vLLM's cache.
+        step_blocks: The blocks that a step can fill by computing.
+        counters: Counts the pages whose blocks were reused before they were stored.
+    """
+
+    def __init__(self, blocks: EngineBlocks, step_blocks: int, counters: ConnectorCounters) -> None:
+        self._blocks, self._step_blocks, self._counters = blocks, step_blocks, counters
+        self._pages: dict[int, _Page] = {}
+        self._moved = self._looked_up = self._most_taken = 0
+
+    def __len__(self) -> int:
+        """Returns the number of pages."""
+        return len(self._pages)
+
+    def clear(self) -> None:
+        """Forgets all pages."""
+        self._pages.clear()
+
+    def remember(self, commands: Iterable[StoreCommand]) -> Iterator[StoreCommand]:
+        """Remembers pages instead of storing them. Yields commands for those that vLLM does not cache."""
+        for command in commands:
+            cached = self._remember(command)
+            self._moved += cached
+            if cached < len(command.blocks):
+                yield _rest_of(command, cached)
+
+    def plan(self, tracked: Mapping[str, Tracked], output: Any, written: Set[int]) -> Iterator[StoreCommand]:
+        """Yields the store commands of a step.
+
+        Args:
+            tracked: The requests.
+            output: vLLM's SchedulerOutput.
+            written: The blocks that get new content in the step.
+        """
+        self._forget(written)
+        for request in output.scheduled_cached_reqs.resumed_req_ids & tracked.keys():
+            tracked[request].plan_again()
+        yield from self.remember(store_commands(tracked, output))
+        yield from _commands_of(self._leaving())
+
+    def _remember(self, command: StoreCommand) -> int:
+        """Remembers pages up to the first one that vLLM does not cache. Returns their number."""
+        before = command.before or b""
+        for at, block in enumerate(command.blocks):
+            key = command.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+            if (content := self._blocks.hash_of(block)) is None:
+                return at
+            self._pages[block] = _Page(command.first + at, key, before, command.salt, content)
+            before = key
+        return len(command.blocks)
+
+    def _forget(self, written: Set[int]) -> None:
+        """Forgets the pages in blocks that get new content, and notes how many blocks a step takes."""
+        if not written:
+            return
+        self._moved += len(written)
+        self._most_taken = max(len(written), self._most_taken - self._most_taken // _DECAY)
+        dropped = [(block, page) for block in written if (page := self._pages.pop(block, None)) is not None]
+        lost = sum(self._blocks.hash_of(block) != page.content for block, page in dropped)
+        if lost:
+            self._counters.add("unstored_pages", lost)
+
+    def _leaving(self) -> Iterator[tuple[int, _Page]]:
+        """Yields the pages that the next steps may evict, if the next step may take blocks that were not looked up.
+
+        Twice the blocks that a step can compute are looked up, and as many as a step has taken: loads take more.
+        """
+        if not self._moved or self._looked_up - self._moved >= self._step_blocks + self._most_taken:
+            return
+        self._moved = self._looked_up = 0
+        for block in islice(self._blocks.free(), 2 * self._step_blocks + self._most_taken):
+            self._looked_up += 1
+            page = self._pages.pop(block, None)
+            if page is not None and self._blocks.hash_of(block) == page.content:
+                yield block, page
+
+
+def gpu_pages_of(config: Any, groups: Any, pool: Any, counters: ConnectorCounters) -> GpuPages | None:
+    """Returns the pages of vLLM's own cache, or None after a log line if stores cannot wait until they leave it.
+
+    Args:
+        config: vLLM's VllmConfig.
+        groups: vLLM's KVCacheConfig.
+        pool: vLLM's BlockPool; None if vLLM did not offer it.
+        counters: The counters of the scheduler's half.
+    """
+    if reason := _obstacle(config, groups, pool):
+        log.warning('pagetier stores pages when they are computed, and not "on_eviction": %s', reason)
+        return None
+    page_tokens = kind_of(groups.kv_cache_groups[0].kv_cache_spec).page_tokens
+    return GpuPages(BlockPoolView(pool), -(-config.scheduler_config.max_num_batched_tokens // page_tokens), counters)
+
+
+def _obstacle(config: Any, groups: Any, pool: Any) -> str:
+    """Returns why stores cannot wait, or an empty text."""
+    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
+    events, transfer = getattr(config, "kv_events_config", None), config.kv_transfer_config
+    if len(kinds) != 1 or not isinstance(kinds[0], FullAttention):
+        return "the model has layers without full attention"
+    if not hasattr(getattr(pool, "free_block_queue", None), "fake_free_list_head"):
+        return "this vLLM does not show its free blocks to connectors"
+    if not getattr(pool, "enable_caching", True):
+        return "vLLM's own prefix caching is off"
+    if events is not None and events.enable_kv_cache_events:
+        return "KV cache events are enabled"
+    if not (transfer.is_kv_producer and transfer.is_kv_consumer):
+        return 'another engine needs the pages: kv_role is not "kv_both"'
+    return ""
+
+
+def _commands_of(pages: Iterable[tuple[int, _Page]]) -> Iterator[StoreCommand]:
+    """Yields a command for each run of consecutive pages, those nearest to the head of their prompt first."""
+    runs: list[list[tuple[int, _Page]]] = []
+    ends: dict[bytes, list[tuple[int, _Page]]] = {}
+    distinct = {page.key: (block, page) for block, page in pages}
+    for block, page in sorted(distinct.values(), key=lambda one: one[1].at):
+        run = ends.pop(page.before, None)
+        if run is None:
+            runs.append(run := [])
+        run.append((block, page))
+        ends[page.key] = run
+    yield from map(_command_of, runs)
+
+
+def _command_of(run: list[tuple[int, _Page]]) -> StoreCommand:
+    first = run[0][1]
+    keys, blocks = b"".join(page.key for _, page in run), tuple(block for block, _ in run)
+    return StoreCommand("", 0, first.at, keys, blocks, first.salt, before=first.before)
+
+
+def _rest_of(command: StoreCommand, pages: int) -> StoreCommand:
+    """Returns a command without its first pages."""
+    if not pages:
+        return command
+    return msgspec.structs.replace(
+        command,
+        first=command.first + pages,
+        keys=command.keys[pages * KEY_BYTES :],
+        blocks=command.blocks[pages:],
+        before=command.keys[(pages - 1) * KEY_BYTES : pages * KEY_BYTES],
+    )
