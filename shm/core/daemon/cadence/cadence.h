@@ -42,6 +42,7 @@ typedef struct {
     uint64_t random;
     uint32_t climb; /* steps up the trees that the present request may still take */
     uint32_t newest; /* the last page of the newest prompt */
+    uint32_t orphans; /* pages in memory that no match reaches */
     uint32_t run, run_life; /* the page before the last one that was evicted, if both were used alike, and its life then */
     uint32_t run_left; /* how many more of them may leave without a draw */
     uint64_t stored, next_slice; /* pages */
@@ -200,6 +201,7 @@ static inline void pt_cadence_link(pt_cadence *c, uint32_t entry, uint32_t paren
         return;
     if (p->named && pt_may_be_above(c, entry, parent))
         return;
+    c->orphans -= p->in_memory && pt_is_orphan(c, entry);
     c->pages[parent].named = true;
     p->parent = parent;
     p->parent_life = c->pages[parent].life;
@@ -212,6 +214,7 @@ static inline void pt_cadence_enter(pt_cadence *c, uint32_t entry)
 {
     pt_cadence_page *p = &c->pages[entry];
     p->in_memory = true;
+    c->orphans += pt_is_orphan(c, entry);
     if (!p->children)
         pt_leaf_add(c, entry);
     if (pt_parent_of(c, entry) != PT_NONE)
@@ -232,6 +235,7 @@ static inline void pt_cadence_leave(pt_cadence *c, uint32_t entry)
 {
     pt_cadence_page *p = &c->pages[entry];
     p->in_memory = false;
+    c->orphans -= pt_is_orphan(c, entry);
     if (p->place != PT_NONE)
         pt_leaf_remove(c, entry);
     if (pt_parent_of(c, entry) != PT_NONE)
@@ -249,6 +253,7 @@ static inline void pt_cadence_forget(pt_cadence *c, uint32_t entry, uint64_t has
     if (p->seen)
         pt_departed_put(&c->departed, hash,
                         (pt_departed_page){pt_departed_print(hash), p->seen, p->class, p->cadence, p->uses});
+    c->orphans += p->children;
     pt_history_clear(p);
 }
 
@@ -268,7 +273,9 @@ static inline void pt_cadence_derive(pt_cadence *c, pt_entry *entries)
         c->pages[parent].named = true;
         c->pages[parent].children += c->pages[entry].in_memory;
     }
-    for (uint32_t entry = 0; entry < c->entries; entry++)
+    for (uint32_t entry = 0; entry < c->entries; entry++) {
+        c->orphans += c->pages[entry].in_memory && pt_is_orphan(c, entry);
         if (c->pages[entry].in_memory && !c->pages[entry].children)
             pt_leaf_add(c, entry);
+    }
 }

@@ -56,15 +56,16 @@ static inline const char *pt_cadence_wrong_keeps(const pt_owner *o)
 static inline const char *pt_cadence_check(const pt_owner *o, uint32_t *children)
 {
     const char *wrong = pt_cadence_wrong_keeps(o);
-    uint32_t leaves = 0;
+    uint32_t leaves = 0, orphans = 0;
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         uint32_t parent = pt_parent_of(o->cadence, entry);
         if (parent != PT_NONE && o->cadence->pages[entry].in_memory)
             children[parent]++;
         leaves += o->cadence->pages[entry].place != PT_NONE;
+        orphans += o->cadence->pages[entry].in_memory && pt_is_orphan(o->cadence, entry);
     }
-    if (leaves != o->cadence->leaf_count)
-        wrong = "the eviction policy counted the leaves wrongly";
+    if (leaves != o->cadence->leaf_count || orphans != o->cadence->orphans)
+        wrong = "the eviction policy counted the leaves, or the pages that no match reaches, wrongly";
     for (uint32_t entry = 0; entry < o->view.entry_count && !wrong; entry++)
         wrong = pt_cadence_wrong_page(o, entry, children[entry]);
     return wrong;

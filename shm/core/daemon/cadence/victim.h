@@ -83,13 +83,13 @@ static inline void pt_begin_run(pt_cadence *c, uint32_t before)
     c->run_life = before == PT_NONE ? 0 : c->pages[before].life;
 }
 
-/* Returns the next page of a run, if it is a leaf that may leave. */
+/* Returns the next page of a run, if it is a leaf that may leave, and no page waits to leave first. */
 static inline uint32_t pt_next_of_run(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
     uint32_t entry = c->run;
     c->run = PT_NONE;
-    bool leaf = entry != PT_NONE && c->run_left && c->pages[entry].life == c->run_life && c->pages[entry].place != PT_NONE;
+    bool leaf = entry != PT_NONE && c->run_left && !c->orphans && c->pages[entry].life == c->run_life && c->pages[entry].place != PT_NONE;
     if (!leaf || !pt_may_leave(o, entry, before, now))
         return PT_NONE;
     c->run_left--;
