@@ -111,9 +111,10 @@ class Requests:
     """The open requests of one client in one process. Thread-safe."""
 
     def __init__(self) -> None:
-        # Reentrant, since objects may be finalized at any point of the thread that has the lock.
+        # Reentrant, since objects may be finalized at any point of the thread that has the lock. It is entered itself,
+        # not by the condition, whose enter is Python code: an interrupt could come after it and before the block.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # entered as the lock: no interrupt comes between lock and block
+        self._changed = threading.Condition(self._lock)
         self._reading = False
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
@@ -246,7 +247,7 @@ class Requests:
         )
 
     def _read(self, link: Link, seconds: float) -> None:
-        """Reads once, without the lock, which the caller has taken once. An interrupt at any point leaves the lock taken.
+        """Reads once, without the lock, which the caller has taken once. An interrupt leaves it taken.
 
         Raises LinkError at the end of the connection.
         """

@@ -42,7 +42,7 @@ def daemon() -> Iterator[DiskDaemon]:
 
 
 @contextmanager
-def locked_by_another_thread(guard: threading.Condition) -> Iterator[None]:
+def locked_by_another_thread(guard: threading.RLock) -> Iterator[None]:
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -102,6 +102,7 @@ static bool is_unreachable(const pt_cadence *c, uint32_t entry)
 
 typedef struct {
     uint32_t entries[NODES]; /* PT_NONE: not in memory */
+    uint32_t parents[NODES]; /* the entries of the pages before them, as far as the policy knows */
     bool unreachable[NODES];
     bool any; /* a page that could leave is unreachable */
 } memory;
@@ -112,6 +113,7 @@ static memory remember(const trial *t)
     memory m = {0};
     for (int32_t node = 0; node < (int32_t)NODES; node++) {
         uint32_t entry = m.entries[node] = entry_of(t, node);
+        m.parents[node] = entry == PT_NONE ? PT_NONE : pt_parent_of(o->cadence, entry);
         m.unreachable[node] = entry != PT_NONE && is_unreachable(o->cadence, entry);
         m.any |= m.unreachable[node] && !o->cadence->pages[entry].children && o->kind->lists(o->ready, entry);
     }
@@ -121,9 +123,8 @@ static memory remember(const trial *t)
 /* Checks a page that left: nothing that is left is useless without it, and it was unreachable if any was. */
 static void expect_least(trial *t, const memory *before, int32_t node)
 {
-    const pt_cadence *c = t->s.owner.cadence;
     for (int32_t child = 3 * (node + 1); child < 3 * (node + 2) && child < (int32_t)NODES; child++)
-        if (entry_of(t, child) != PT_NONE && c->pages[entry_of(t, child)].parent == before->entries[node])
+        if (entry_of(t, child) != PT_NONE && before->parents[child] == before->entries[node])
             finding("page %d left before page %d, which is useless without it", node, child);
     if (before->any && !before->unreachable[node])
         finding("page %d left, and pages stayed that no match reaches", node);
