@@ -42,7 +42,8 @@ class CopyJob(ABC):
         """Copies start after `after`, an event of the engine; None to start at once."""
         self._after = after
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
+        self._changed = threading.Condition(self._lock)
         self._cancelled = False
         self._ended = False
         self._waker: Waker | None = None
@@ -72,14 +73,14 @@ class CopyJob(ABC):
         """
         if self.foreign:
             return False
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(condition, max(0.0, timeout))
 
     def cancel(self) -> None:
         """Cancels the job: no further copies start, and copies that complete after this call do not count."""
         if self.foreign:
             return
-        with self._changed:
+        with self._lock:
             self._cancelled = True
             self._changed.notify_all()
         waker = self._waker
@@ -131,7 +132,7 @@ class CopyJob(ABC):
         """
 
     def _notify(self) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
 

@@ -63,7 +63,8 @@ class StreamQueue:
         self._in_flight: deque[Flight] = deque()
         self._pieces_in_flight = 0
         self._kept: list[CopyJob] = []
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
+        self._changed = threading.Condition(self._lock)
         self._jobs: set[CopyJob] = set()
         self._leaving = False
         self._last_completed = -math.inf
@@ -95,7 +96,7 @@ class StreamQueue:
             Whether all jobs have ended and no copies are, or may be, in flight.
         """
         with self._lock:
-            return self._lock.wait_for(lambda: not self._jobs, max(0.0, timeout)) and not self._kept
+            return self._changed.wait_for(lambda: not self._jobs, max(0.0, timeout)) and not self._kept
 
     @property
     def finished(self) -> bool:
@@ -231,7 +232,7 @@ class StreamQueue:
             for job in ended:
                 job.set_waker(None)  # so that a handle that is kept does not keep its stream
             if not self._jobs:
-                self._lock.notify_all()
+                self._changed.notify_all()
 
     def _pause(self, *, moved: bool) -> float | None:
         if not (self._in_flight or self._waiting or self._open):

@@ -63,7 +63,8 @@ class PinnedArenas:
         """
         self._current = current
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
+        self._changed = threading.Condition(self._lock)
         self._pinned: dict[Session, _Pinned] = {}
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._watching = False
@@ -71,14 +72,14 @@ class PinnedArenas:
     def lease(self, register: Registering, unregister: Unregistering) -> Lease:
         """Returns a copier's lease. The two functions pin and unpin the memory that is first pinned for it."""
         lease = Lease(self, register, unregister)
-        with self._changed:
+        with self._lock:
             self._leases.add(lease)
         return lease
 
     def check_session(self) -> None:
         """Checks at once whether the current session has changed, instead of within the next second."""
         if self._pid == os.getpid():
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     @property
@@ -102,7 +103,7 @@ class PinnedArenas:
 
     def begin(self, session: object, lease: Lease) -> _Pinned | None:
         """Returns a session's pinned arena, starting to pin it if that is allowed; None if it is not."""
-        with self._changed:
+        with self._lock:
             pinned = self._of(session)
             if pinned is None and isinstance(session, Session) and lease in self._leases and self._wanted(session):
                 pinned = self._pin(session, lease)
@@ -117,7 +118,7 @@ class PinnedArenas:
         Raises:
             ValueError: The arena is being unpinned. Even a pageable copy could then access memory while it is unpinned.
         """
-        with self._changed:
+        with self._lock:
             pinned = self.begin(copy.frames.arena.owner, lease)
             if pinned is not None and pinned.ending:
                 raise ValueError("the arena is being unpinned")
@@ -127,12 +128,12 @@ class PinnedArenas:
 
     def recorded(self, pinned: _Pinned, stream: object, event: Event) -> None:
         """Records the event that completes when everything enqueued in a stream has ended."""
-        with self._changed:
+        with self._lock:
             pinned.last[stream] = event
 
     def end(self, lease: Lease, timeout: float) -> bool:
         """Implements Lease.end()."""
-        with self._changed:
+        with self._lock:
             self._leases.discard(lease)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
@@ -169,14 +170,14 @@ class PinnedArenas:
         if pinned is None:
             return False
         pinned.end()
-        with self._changed:
+        with self._lock:
             del self._pinned[pinned.session]
             self._changed.notify_all()
         return True
 
     def _next(self) -> _Pinned | None:
         """Waits for the next arena to unpin and returns it; None when nothing is pinned any more."""
-        with self._changed:
+        with self._lock:
             while self._pinned:
                 unwanted = self._unwanted()
                 idle = next((pinned for pinned in unwanted if not pinned.in_flight), None)

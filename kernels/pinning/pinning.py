@@ -6,7 +6,7 @@ import logging
 import resource
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Thread
+from threading import Condition, RLock, Thread
 from types import TracebackType
 from typing import Final, Self
 
@@ -73,7 +73,8 @@ class Pinning:
         self.address, self.nbytes, self.chunk = address, nbytes, chunk
         self._register, self._unregister = register, unregister
         self._sizes = [min(chunk, nbytes - at) for at in range(0, nbytes, chunk)]
-        self._changed = Condition()
+        self._lock = RLock()  # entered itself: an interrupt may come within the enter of a condition
+        self._changed = Condition(self._lock)
         self._waiting = deque(range(len(self._sizes)))
         self._pinned: set[int] = set()
         self._trying = 0
@@ -112,13 +113,13 @@ class Pinning:
     @property
     def progress(self) -> float:
         """The pinned share of the bytes, from 0 to 1."""
-        with self._changed:
+        with self._lock:
             return self._pinned_bytes() / self.nbytes if self.nbytes else 1.0
 
     @property
     def state(self) -> str:
         """The progress as text for people."""
-        with self._changed:
+        with self._lock:
             done = f"{_gib(self._pinned_bytes())} of {_gib(self.nbytes)}"
             if self._closing:
                 return "closed" if not self._pinned else f"unpinning: {done} left"
@@ -128,7 +129,7 @@ class Pinning:
 
     def wait(self, seconds: float) -> bool:
         """Waits until everything is pinned or pinning has failed; returns False after `seconds`."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(self._settled, seconds)
 
     def close(self) -> bool:
@@ -139,7 +140,7 @@ class Pinning:
         Returns:
             False if the driver could not unpin everything: that memory must stay mapped until the process ends.
         """
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._waiting.clear()
             self._update()
@@ -161,13 +162,13 @@ class Pinning:
         """Pins, then unpins: the same threads do both, since none can be started while an interpreter exits."""
         while (chunk := self._next()) is not None:
             self._pin(chunk)
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closing)
         while (chunk := self._last()) is not None:
             self._unpin(chunk)
 
     def _next(self) -> int | None:
-        with self._changed:
+        with self._lock:
             if not self._waiting:
                 return None
             self._trying += 1
@@ -179,7 +180,7 @@ class Pinning:
             self._register(self.address + chunk * self.chunk, self._sizes[chunk])
         except (RuntimeError, OSError, MemoryError) as error:
             failure = str(error) or type(error).__name__
-        with self._changed:
+        with self._lock:
             self._trying -= 1
             if failure:
                 self._give_up(failure)
@@ -196,7 +197,7 @@ class Pinning:
             )
 
     def _last(self) -> int | None:
-        with self._changed:
+        with self._lock:
             return self._pinned.pop() if self._pinned else None
 
     def _unpin(self, chunk: int) -> None:

@@ -224,6 +224,15 @@ class FlushAll(Operation):
         self.send("flush")
 
 
+class Keep(Operation):
+    """An engine asks the daemon to keep pages."""
+
+    roles = (Role.DAEMON,)
+
+    def act(self) -> None:
+        self.send("keep", self.known)
+
+
 class DropIdle(Operation):
     """The table of namespaces is full, and no process uses its entries any more."""
 

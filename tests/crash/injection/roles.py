@@ -16,7 +16,7 @@ from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
 from oracle.witness import Verified, Witness
-from pagetier.client import Blocks, Client, Match, MatchHandle, Part, Reservation
+from pagetier.client import Blocks, Client, Hint, Match, MatchHandle, Part, Reservation
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.kernels.layout import engine_layouts
@@ -81,6 +81,10 @@ class EngineCommands:
     def verify(self, numbers: Iterable[int], disk_s: float = 0.0) -> Verified:
         """Matches, loads and compares pages."""
         return self._witness.verify(keys_of(numbers), disk_s)
+
+    def keep(self, numbers: Sequence[int]) -> bool:
+        """Asks the daemon to keep pages, and returns whether it took the message."""
+        return self._client.hint(keys_of(numbers), Hint.keep())
 
     def open(self, numbers: Sequence[int], part: int = 0, parts: int = 1, size: int = PAGE) -> int:
         """Reserves pages and returns how many were granted."""
