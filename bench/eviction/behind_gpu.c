@@ -58,22 +58,9 @@ static void use(gpu *g, int32_t page)
 /* Stores pages of a prompt from the page `first` on. The key of the page before it, if there is one, is before `keys`. */
 static void store(pt_owner *o, const uint8_t *keys, uint32_t first, uint32_t count, uint64_t now, outcome *out)
 {
-    uint64_t *sizes = malloc(count * sizeof *sizes);
-    pt_answer *answers = malloc(count * sizeof *answers);
     pt_prompt prompt = {.parent = first ? keys - PT_KEY_BYTES : NULL, .depth = first + 1};
-    pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
-                    .prompts = &prompt, .prompt_count = 1};
-    for (uint32_t i = 0; i < count; i++)
-        sizes[i] = 4096;
-    pt_reserve(o, &r, keys, sizes, count, answers);
-    for (uint32_t i = 0; i < count; i++) {
-        if (answers[i].outcome == PT_GRANTED)
-            pt_part_finish(&o->view, answers[i].entry, 0);
-        out->stored += answers[i].outcome == PT_GRANTED;
-        out->left_out += answers[i].outcome == PT_LEFT_OUT;
-    }
-    free(sizes);
-    free(answers);
+    pt_request r = {.now = now, .prompts = &prompt};
+    reserve(o, &r, keys, count, out);
 }
 
 /* Stores pages of one prompt, given tail first. */

@@ -8,26 +8,12 @@
 #define HINT_NS 3600000000000ull /* a hint's time to live */
 #define STORE_NS 1e6 /* of the trace, from the match of a request to its store */
 
+/* Stores a whole prompt. */
 static void store(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, uint8_t hint, outcome *out)
 {
-    uint64_t *sizes = malloc(count * sizeof *sizes);
-    pt_answer *answers = malloc(count * sizeof *answers);
     pt_prompt prompt = {0};
-    pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = now, .expires_ns = UINT64_MAX, .chain = 1,
-                    .prompts = &prompt, .prompt_count = 1, .hint = hint, .lasts = pt_lasts(HINT_NS)};
-    for (uint32_t i = 0; i < count; i++)
-        sizes[i] = 4096;
-    double began = thread_seconds();
-    pt_reserve(o, &r, keys, sizes, count, answers);
-    out->store_seconds += thread_seconds() - began;
-    for (uint32_t i = 0; i < count; i++) {
-        if (answers[i].outcome == PT_GRANTED)
-            pt_part_finish(&o->view, answers[i].entry, 0);
-        out->stored += answers[i].outcome == PT_GRANTED;
-        out->left_out += answers[i].outcome == PT_LEFT_OUT;
-    }
-    free(sizes);
-    free(answers);
+    pt_request r = {.now = now, .prompts = &prompt, .hint = hint, .lasts = pt_lasts(HINT_NS)};
+    reserve(o, &r, keys, count, out);
 }
 
 /* Replays a trace through an index of `pages` pages, `speed` times as fast. Returns 0, or -1 if memory is short. */

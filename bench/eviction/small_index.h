@@ -82,3 +82,26 @@ static inline uint32_t match(pt_owner *o, const uint8_t *keys, uint32_t count, u
         pt_stamp(o, pt_entry_of(o, keys + at * (size_t)PT_KEY_BYTES), now + hits - at);
     return hits;
 }
+
+/* Stores the pages of the request's one prompt, and counts what came of it. */
+static inline void reserve(pt_owner *o, pt_request *r, const uint8_t *keys, uint32_t count, outcome *out)
+{
+    uint64_t *sizes = malloc(count * sizeof *sizes);
+    pt_answer *answers = malloc(count * sizeof *answers);
+    r->parts = r->chain = r->prompt_count = 1;
+    r->chain_kind = PT_CHAIN_PROMPT;
+    r->expires_ns = UINT64_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        sizes[i] = 4096;
+    double began = thread_seconds();
+    pt_reserve(o, r, keys, sizes, count, answers);
+    out->store_seconds += thread_seconds() - began;
+    for (uint32_t i = 0; i < count; i++) {
+        if (answers[i].outcome == PT_GRANTED)
+            pt_part_finish(&o->view, answers[i].entry, 0);
+        out->stored += answers[i].outcome == PT_GRANTED;
+        out->left_out += answers[i].outcome == PT_LEFT_OUT;
+    }
+    free(sizes);
+    free(answers);
+}

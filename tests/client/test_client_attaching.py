@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -197,6 +199,24 @@ def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert eventually(lambda: no_slot_in_use(daemon))
+
+
+def test_no_lock_is_entered_in_steps_that_an_interrupt_may_divide(daemon: RunningDaemon) -> None:
+    """A condition's enter is Python code: an interrupt after it, and before the block, would leave the lock taken."""
+    callers: set[str] = set()
+
+    def note(frame: FrameType, _event: str, _argument: object) -> None:
+        caller = frame.f_back.f_globals["__name__"] if frame.f_back is not None else ""
+        if frame.f_code is threading.Condition.__enter__.__code__ and caller.startswith("pagetier."):
+            callers.add(caller)
+
+    with Client(daemon.socket) as client, ExitStack() as stack:
+        assert client.wait_attached(START_S)
+        stack.callback(sys.settrace, sys.gettrace())
+        sys.settrace(note)
+        store(client, KEYS)
+        client.match(KEYS).release()
+    assert callers == set()
 
 
 _SHORT_OF_ADDRESSES = """
