@@ -173,7 +173,10 @@ class WorkerEvents:
         point("disk.known")
         self.flushes.again(self.write_behind.begin(self.send, drops, contents.newest))
         point("disk.begun")
-        self.bulletin.note(standing=Standing.OPEN, trouble="")
+        self._log_open()
+        self.bulletin.note(standing=Standing.OPEN, trouble="")  # last: who sees it finds the lines in the log
+
+    def _log_open(self) -> None:
         header = self._owner.header()
         log.info(
             "disk tier in %s: %s, %s of %s in %s frames (cap %s), %s; ready after %.2f s",
