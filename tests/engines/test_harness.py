@@ -20,6 +20,8 @@ from running_daemon import RunningDaemon
 from vllm_harness import harness
 
 MODELS = ("full", "window", "recurrent", "all") if BY_REQUEST else ("full",)
+DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
+"""Models with a draft model of full attention, or with a window, in the last group."""
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +39,16 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
 def groups_of(model: str, blocks: int = 1000) -> Any:
     if model == "full":
         return None
-    return harness().make_kv_cache_config(
+    groups = harness().make_kv_cache_config(
         BLOCK,
-        swa_enabled=model in ("window", "all"),
+        swa_enabled=model in ("window", "all", "draft window"),
         mamba_enabled=model in ("recurrent", "all"),
         sw_size=3 * BLOCK,
         num_blocks=blocks,
         mamba_cache_mode="align",
     )
+    groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED
+    return groups
 
 
 def engine_of(
@@ -125,7 +129,45 @@ def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
     return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DRAFTED)
+def test_a_hit_ends_a_page_earlier_with_a_draft_model(model: str, daemon: RunningDaemon, client: Client) -> None:
+    """The draft model's state at the last token of a page depends on the token after it."""
+    engine = engine_of(model, daemon, client)
+    engine.submit(1, 100, common=96)
+    assert engine.run() == 0
+    assert engine.scheduler.reset_prefix_cache()
+    request = engine.submit(1, 100, common=96)
+    assert engine.run() == 80 and request.num_output_tokens == 4
+    assert engine.scheduler.reset_prefix_cache()
+    longer = engine.submit(2, 200, common=96)
+    assert engine.run() == 80 and longer.num_output_tokens == 4
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", DRAFTED)
+def test_the_last_page_of_an_answer_is_stored_when_it_ends(model: str, daemon: RunningDaemon, client: Client) -> None:
+    """Before, a draft model's state in it may still change."""
+    engine = engine_of(model, daemon, client)
+    request = engine.submit(1, 90, answer=40)
+    at = len(engine.groups) - 1
+
+    def stored() -> int:
+        engine.end_stores()
+        keys = _keys(engine, request, at).keys
+        return sum(len(client.match(keys[page : page + 1])) for page in range(len(keys)))
+
+    engine.step()
+    engine.step()
+    assert (request.num_computed_tokens, stored()) == (90, 90 // BLOCK)
+    while not request.is_finished():
+        assert stored() == max(90, request.num_computed_tokens - BLOCK) // BLOCK
+        engine.step()
+    engine.run()
+    assert stored() == (90 + 39) // BLOCK
+    assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
 @pytest.mark.parametrize("state", ["waiting", "loading", "loaded", "computing", "answering"])
 def test_aborted_requests_leave_nothing(model: str, state: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client)
@@ -165,7 +207,7 @@ def test_a_request_whose_load_fails_is_computed(model: str, times: int, daemon: 
     assert_nothing_is_left(engine, daemon)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
 def test_preempted_requests_leave_nothing(model: str, daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of(model, daemon, client, 40)
     requests = [engine.submit(number, 100, common=50, answer=120) for number in range(1, 5)]
@@ -306,13 +348,13 @@ def test_a_request_does_not_wait_longer_than_the_deadline() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
 def test_any_sequence_of_requests_leaves_nothing(
     model: str, lag: int, seed: int, daemon: RunningDaemon, client: Client
 ) -> None:
     """Requests that share prefixes are submitted, aborted and preempted; loads and stores end late, and some fail."""
     chance = random.Random(seed)
-    hashed = BLOCK if model == "full" or seed % 2 else BLOCK // 2
+    hashed = BLOCK if model in ("full", "draft") or seed % 2 else BLOCK // 2
     engine = engine_of(model, daemon, client, chance.choice([60, 90, 200]), lag=lag, hashed=hashed)
     for turn in range(120):
         if chance.random() < 0.25:

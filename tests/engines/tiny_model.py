@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 Recipe = Callable[..., Path]
+Weights = dict[str, Any]
+
+QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 CACHE = Path(__file__).parents[2] / ".cache" / "engines"
 
@@ -118,13 +121,52 @@ def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     return _save(folder, seed, DeepseekV2Config, own, overrides)
 
 
+def glm4_moe(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a model with full attention, experts, and a further layer that guesses the next tokens (MTP)."""
+    from transformers import Glm4MoeConfig
+
+    own = {
+        "num_hidden_layers": 2,
+        "head_dim": 32,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_nextn_predict_layers": 1,
+        "use_qk_norm": False,
+    }
+    return _rewritten(_save(folder, seed, Glm4MoeConfig, own, overrides), _with_next_token_layer)
+
+
+def eagle(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a draft model for `llama`: one layer over a token and the hidden state before it (EAGLE)."""
+    from transformers import LlamaConfig
+
+    made = _save(folder, seed, LlamaConfig, {"num_hidden_layers": 1, "head_dim": 32}, overrides)
+    return _rewritten(made, _of_eagle)
+
+
+def eagle3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a draft model for `llama`: one layer over a token and the hidden states of three layers (EAGLE-3)."""
+    from transformers import LlamaConfig
+
+    own = {"num_hidden_layers": 1, "head_dim": 32, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    own |= {"draft_vocab_size": VOCABULARY}
+    return _rewritten(_save(folder, seed, LlamaConfig, own, overrides), _of_eagle3)
+
+
 RECIPES: dict[str, Recipe] = {
     "llama": llama,
     "gemma3": gemma3,
     "gpt_oss": gpt_oss,
     "qwen3_next": qwen3_next,
     "deepseek": deepseek,
+    "glm4_moe": glm4_moe,
 }
+
+DRAFTS: dict[str, Recipe] = {"eagle": eagle, "eagle3": eagle3}
 
 # Arguments that an engine of this model needs on a CPU. Up to 0.28 its kernels support recurrent state only in float32.
 SETTINGS: dict[str, dict[str, Any]] = {"qwen3_next": {"block_size": 256, "mamba_ssm_cache_dtype": "float32"}}
@@ -145,7 +187,7 @@ def make(name: str, cache: Path = CACHE, seed: int = 0, **overrides: Any) -> Pat
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = cache / f".{folder.name}.{os.getpid()}"
-        RECIPES[name](unfinished, seed, **overrides)
+        (RECIPES | DRAFTS)[name](unfinished, seed, **overrides)
         _put(unfinished, folder)
     return folder
 
@@ -168,6 +210,54 @@ def _save(folder: Path, seed: int, config_type: Any, own: dict[str, Any], overri
     model.save_pretrained(folder)
     _save_tokenizer(folder)
     return folder
+
+
+def _rewritten(folder: Path, rewrite: Callable[[Weights], Weights]) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file(rewrite(load_file(file)), file, metadata={"format": "pt"})
+    return folder
+
+
+def _with_next_token_layer(weights: Weights) -> Weights:
+    """Adds a layer after the last one, with the names of GLM's checkpoints."""
+    last, further = "model.layers.1.", "model.layers.2."
+    copies = {name.replace(last, further): one.clone() for name, one in weights.items() if name.startswith(last)}
+    own = {f"{further}{name}.weight": _ones() for name in ("enorm", "hnorm", "shared_head.norm")}
+    own[f"{further}eh_proj.weight"] = _random(128, 256)
+    own[f"{further}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    own[f"{further}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    return weights | copies | own
+
+
+def _of_eagle(weights: Weights) -> Weights:
+    layers = {name.removeprefix("model."): one for name, one in weights.items() if name.startswith("model.layers.")}
+    kept = {name: one for name, one in layers.items() if "input_layernorm" not in name}
+    return kept | {"fc.weight": _random(128, 256)}
+
+
+def _of_eagle3(weights: Weights) -> Weights:
+    layer = {
+        name.replace("model.layers.0", "midlayer"): _random(len(one), 256) if name.endswith(QKV) else one
+        for name, one in weights.items()
+        if name.startswith("model.layers.")
+    }
+    norms = {name: _ones() for name in ("midlayer.hidden_norm.weight", "norm.weight")}
+    return layer | norms | {"lm_head.weight": weights["lm_head.weight"], "fc.weight": _random(128, 384)}
+
+
+def _ones() -> Any:
+    import torch
+
+    return torch.ones(COMMON["hidden_size"], dtype=torch.bfloat16)
+
+
+def _random(*shape: int) -> Any:
+    """Returns random weights. The model before has seeded the generator."""
+    import torch
+
+    return (torch.randn(*shape) * COMMON["initializer_range"]).to(torch.bfloat16)
 
 
 def _save_tokenizer(folder: Path) -> None:

@@ -26,7 +26,7 @@ def kind_of(spec: Any) -> Group:
         case "FullAttentionSpec" | "MLAAttentionSpec":
             return FullAttention(spec.block_size)
         case "SlidingWindowSpec":
-            return SlidingWindow(spec.block_size, spec.sliding_window)
+            return SlidingWindow(spec.block_size, spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
         case "MambaSpec":
             return Recurrent(spec.block_size)
         case other:
@@ -41,8 +41,6 @@ def _common(kinds: list[Group], spec: Any) -> Group:
 
 def _check(spec: Any) -> None:
     name = type(spec).__name__
-    if getattr(spec, "extra_retained_tokens", 0):
-        raise UnsupportedError("sliding windows that keep tokens for a draft model are not supported")
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:
         raise UnsupportedError(f"layers with a {name} take no part in prefix caching")
     if name == "MambaSpec" and getattr(spec, "mamba_cache_mode", "none") != "align":

@@ -24,14 +24,15 @@ def load_command(tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[A
         external: The number of tokens that vLLM takes.
     """
     taken = external == tracked.offered
-    groups = []
-    for at, (match, start) in enumerate(zip(found.match.matches, found.match.start_pages, strict=True)):
-        first = start + found.begins // tracked.groups[at].kind.page_tokens
+    loads = []
+    matches = zip(tracked.groups, found.match.matches, found.match.start_pages, strict=False)  # these groups come first
+    for at, (group, match, start) in enumerate(matches):
+        first = start + found.begins // group.kind.page_tokens
         targets = blocks[at][first : first + len(match)]
         places = [place for place, block in enumerate(targets) if not block.is_null and block.block_hash is None]
         ids = tuple(int(targets[place].block_id) for place in places)
-        groups.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))
-    return LoadCommand(tracked.request.request_id, tuple(group for group in groups if group.blocks))
+        loads.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))
+    return LoadCommand(tracked.request.request_id, tuple(load for load in loads if load.blocks))
 
 
 def handle_of(match: Match, pages: Sequence[int]) -> MatchHandle:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.keys import Namespace
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -117,14 +118,20 @@ def _architecture(model: Any) -> str:
 
 def _revision(config: Any, weights: str) -> dict[str, object]:
     """Returns what identifies the weights and the code that computes with them."""
-    model, load = config.model_config, config.load_config
-    return {
+    model, load, draft = config.model_config, config.load_config, draft_model_of(config)
+    drafts = [] if draft is None else [draft.method, _digest(draft.model_config), _quantisation_of(draft.model_config)]
+    revision: dict[str, object] = {
         "engine": ["vllm", getattr(sys.modules.get("vllm"), "__version__", "")],
         "code": str(getattr(model, "code_revision", None) or ""),
-        "config": sha256(_canonical_json(_settings(model.hf_config)).encode()).hexdigest(),
+        "config": _digest(model),
         "load": [str(getattr(load, name, "") or "") for name in ("load_format", "model_loader_extra_config")],
         "weights": weights,
     }
+    return revision | {"drafts": drafts} if drafts else revision
+
+
+def _digest(model: Any) -> str:
+    return sha256(_canonical_json(_settings(model.hf_config)).encode()).hexdigest()
 
 
 def _state(group: Any) -> list[str]:
@@ -143,9 +150,11 @@ def _rope(model: Any) -> dict[str, object]:
 
 def _quantisation(config: Any) -> list[object]:
     """Returns the quantisation of the weights and of the cache."""
-    model = config.model_config
-    by_model = [getattr(source, "quantization_config", None) for source in (model.hf_config, model)]
-    return [model.quantization, *by_model, str(config.cache_config.cache_dtype)]
+    return [*_quantisation_of(config.model_config), str(config.cache_config.cache_dtype)]
+
+
+def _quantisation_of(model: Any) -> list[object]:
+    return [model.quantization, *(getattr(source, "quantization_config", None) for source in (model.hf_config, model))]
 
 
 def _multimodal(model: Any) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -25,12 +25,13 @@ class WeightsThread:
     """Identifies the engine's weights in the background.
 
     Args:
-        source: Where the weights are from.
+        sources: Where the weights are from: those of the model, then those of a draft model.
         digests: Determines the digests of files.
     """
 
-    def __init__(self, source: WeightsSource, digests: FileDigests) -> None:
-        self._source, self._digests = source, digests
+    def __init__(self, sources: Sequence[WeightsSource], digests: FileDigests) -> None:
+        self._sources, self._digests = tuple(sources), digests
+        self._title = sources[0].title
         self._identity = ""
         self._ended = threading.Event()
         # A daemon thread: an engine that stops does not wait until all weights are read.
@@ -48,7 +49,7 @@ class WeightsThread:
     @property
     def identity(self) -> ModelIdentity:
         """The identity of the model once the thread has ended."""
-        return ModelIdentity(self._identity, self._source.title)
+        return ModelIdentity(self._identity, self._title)
 
     def _run(self) -> None:
         with suppress(OSError):  # on Linux this sets the priority of this thread only
@@ -58,19 +59,19 @@ class WeightsThread:
         except (UnidentifiedError, ChangedError, OSError) as error:
             log.warning(
                 'pagetier shares no pages of %s with other engines: %s; set "weights" in kv_connector_extra_config',
-                self._source.title,
+                self._title,
                 error,
             )
         finally:
             self._ended.set()
 
     def _identify(self) -> None:
-        nbytes = bytes_to_read(self._source, self._digests)
+        nbytes = bytes_to_read(self._sources, self._digests)
         if nbytes >= _LOGGED_BYTES:
             log.info(
                 "pagetier reads %.1f GiB of weights once to identify them, and caches nothing before", nbytes / 2**30
             )
-        self._identity = identify(self._source, self._digests)
+        self._identity = identify(self._sources, self._digests)
 
 
 class PendingScheduler:

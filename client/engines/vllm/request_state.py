@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -24,12 +24,27 @@ class PagedGroup(msgspec.Struct, frozen=True):
         namespace: The namespace of its pages.
         hashes: The number of vLLM's block hashes in a page.
         strong: Whether the hashes are SHA-256.
+        volatile: The number of pages at the end of an unfinished answer that are not stored, and of pages after a hit
+            that must be there, too: 1 for a draft model whose state of a token depends on the next token, else 0.
     """
 
     kind: Group
     namespace: Namespace
     hashes: int
     strong: bool
+    volatile: int = 0
+
+    def stable(self, tokens: int, prompt_tokens: int) -> int:
+        """Returns how many of the first `tokens` tokens have a state that later tokens of the answer do not change."""
+        return tokens - self.volatile * self.kind.page_tokens if tokens > prompt_tokens else tokens
+
+    def is_useful(self, page: int, grain: int) -> bool:
+        """Returns whether a match could ask for this page. A store skips pages that are not useful."""
+        return any(self.kind.useful(page - after, grain) for after in range(self.volatile + 1))
+
+    def after_a_hit(self, keys: Keys) -> Iterator[GroupKeys]:
+        """Yields one group for each volatile page: a hit in it needs the page that follows the hit in this group."""
+        return (GroupKeys(Recurrent(self.kind.page_tokens), keys[after:]) for after in range(1, self.volatile + 1))
 
     def keys(self, hashes: Sequence[bytes]) -> Keys:
         """Returns the keys of the pages whose last blocks have these hashes."""
@@ -140,11 +155,18 @@ class Tracked:
         return min(self.keys, key=lambda keys: keys.namespace.page_tokens)
 
     def keys_after(self, tokens: int) -> list[GroupKeys]:
-        """Returns the keys of the pages after the first `tokens` tokens, in the form that a match takes."""
-        groups = zip(self.groups, self.keys, strict=True)
-        if not tokens:
-            return [GroupKeys(group.kind, keys) for group, keys in groups]
-        return [GroupKeys(group.kind, keys[tokens // group.kind.page_tokens :]) for group, keys in groups]
+        """Returns the keys of the pages after the first `tokens` tokens, in the form that a match takes.
+
+        Those of the engine's groups come first.
+        """
+        kinds = [group.kind for group in self.groups]
+        keys = [
+            keys[tokens // kind.page_tokens :] if tokens else keys for kind, keys in zip(kinds, self.keys, strict=True)
+        ]
+        asked = [GroupKeys(kind, group_keys) for kind, group_keys in zip(kinds, keys, strict=True)]
+        for group, group_keys in zip(self.groups, keys, strict=True):
+            asked.extend(group.after_a_hit(group_keys))
+        return asked
 
     def mark_stored(self, tokens: int) -> None:
         """Records that the first `tokens` tokens are cached and need not be stored."""
@@ -159,7 +181,16 @@ class Tracked:
         """Records that all pages that are complete at `ends` tokens have store commands, if they could have them."""
         self._planned_until, self._completes_next = ends, _NEVER
         for group, stored in zip(self.groups, self.stored, strict=True):
-            self._completes_next = min(self._completes_next, _next_store(group.kind, stored, ends))
+            self._completes_next = min(self._completes_next, self._next_store(group, stored, ends))
+
+    def _next_store(self, group: PagedGroup, stored: int, ends: int) -> int:
+        """Returns the tokens from which a group has a page to store; 0 if one that is complete was not stored."""
+        prompt_tokens, page_tokens = int(self.request.num_prompt_tokens), group.kind.page_tokens
+        pages = group.stable(ends, prompt_tokens) // page_tokens
+        if stored < pages and not isinstance(group.kind, Recurrent):
+            return 0
+        tokens = (pages + 1) * page_tokens
+        return tokens if tokens <= prompt_tokens else tokens + group.volatile * page_tokens
 
     def plan_again(self) -> None:
         """Makes the next step plan the stores of all pages again, because the request has got other blocks."""
@@ -200,12 +231,6 @@ class Tracked:
         group = self.groups[at]
         more = hashes[(len(keys) + 1) * group.hashes - 1 :: group.hashes]
         return Keys(group.namespace, keys.data + group.keys(more).data)
-
-
-def _next_store(kind: Group, stored: int, ends: int) -> int:
-    """Returns the number of tokens from which a group has a page to store; 0 if one that is complete was not stored."""
-    pages = ends // kind.page_tokens
-    return (pages + 1) * kind.page_tokens if stored >= pages or isinstance(kind, Recurrent) else 0
 
 
 def _common_prefix(one: Keys, other: Keys) -> int:

@@ -14,6 +14,7 @@ import msgspec
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
+from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
@@ -24,7 +25,7 @@ from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, bac
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, WeightsThread
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.engines.vllm.weights import source_of, started_ns
+from pagetier.client.engines.vllm.weights import sources_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Namespace
 from pagetier.client.reconnect import LinkEvent
@@ -40,7 +41,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
-        weights: A text that identifies the engine's weights, instead of their commit or files.
+        weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
         store: Whether pages are stored when they are computed, or when they leave vLLM's own cache.
         prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
 
@@ -178,8 +179,8 @@ def open_scheduler(
     """
     for group in groups.kv_cache_groups:
         kind_of(group.kv_cache_spec)
-    source = source_of(config, settings.weights, started_ns())
-    weights = WeightsThread(source, FileDigests(user_memory()))
+    sources = sources_of(config, settings.weights, started_ns())
+    weights = WeightsThread(sources, FileDigests(user_memory()))
     attachment_log = AttachmentLog()
     client = _client(settings, attachment_log.on_link)
 
@@ -216,11 +217,12 @@ def namespaces_of(
 
 def _paged_groups(config: Any, groups: Any, namespaces: Sequence[Namespace], hash_tokens: int) -> list[PagedGroup]:
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
-    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
-    return [
-        PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong)
-        for kind, namespace in zip(kinds, namespaces, strict=True)
-    ]
+    paged = []
+    for group, namespace in zip(groups.kv_cache_groups, namespaces, strict=True):
+        kind = kind_of(group.kv_cache_spec)
+        volatile = int(getattr(group, "is_eagle_group", False))
+        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong, volatile))
+    return paged
 
 
 def _announcer(config: Any, groups: Any) -> Announcer | None:
@@ -249,9 +251,7 @@ def _check(config: Any) -> None:
     multimodal = getattr(config.model_config, "multimodal_config", None)
     if multimodal is not None and not config.cache_config.enable_prefix_caching:
         raise UnsupportedError("multimodal models require --enable-prefix-caching, without which images have no hash")
-    speculative = config.speculative_config
-    if speculative is not None and getattr(speculative, "method", None) not in ("ngram", "suffix"):
-        raise UnsupportedError("draft models are not supported yet")
+    draft_model_of(config)
 
 
 def _rank(config: Any) -> int:

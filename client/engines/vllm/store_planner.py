@@ -70,7 +70,8 @@ def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | N
     for at, group in enumerate(one.groups):
         if not isinstance(group.kind, Recurrent):
             in_window = max(0, begins - group.kind.needs) // group.kind.page_tokens
-            yield from _pages(one, at, max(one.stored[at], in_window), ends)
+            stable = group.stable(ends, one.request.num_prompt_tokens)
+            yield from _pages(one, at, max(one.stored[at], in_window), stable)
         elif offers is not None:
             yield from _offered(one, at, offers)
         else:
@@ -87,7 +88,8 @@ def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool
     if isinstance(kind, FullAttention):
         blocks = tuple(table[first:last])
     else:
-        blocks = tuple(table[page] if kind.useful(page, one.grain) else 0 for page in range(first, last))
+        useful = one.groups[at].is_useful
+        blocks = tuple(table[page] if useful(page, one.grain) else 0 for page in range(first, last))
     one.stored[at] = last
     if any(blocks):
         yield _command(one, at, first, keys, blocks, retains_blocks=retains_blocks)

@@ -7,7 +7,7 @@ The identity of weights is, in this order:
 3. a digest of the files of a folder: configuration, tokenizer, code and all of the weights. A file in the hub's cache
    is not read, because its name is the digest of its content.
 
-Without any of them the engine shares no pages.
+Without any of them the engine shares no pages. A draft model has an identity of its own beside that of the model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from pagetier.client.engines.vllm.draft_model import DraftModel, draft_model_of
 from pagetier.client.engines.vllm.file_digests import FileDigests, blob_name, is_blob, user_cache
 
 _START_FIELD: Final = 19  # starttime of proc_pid_stat(5), counted after the name of the program
@@ -63,11 +64,20 @@ class WeightsSource(msgspec.Struct, frozen=True):
     obstacle: str = ""
 
 
-def source_of(config: Any, declared: str, since: int) -> WeightsSource:
-    """Returns where the weights are from.
+def sources_of(config: Any, declared: str, since: int) -> tuple[WeightsSource, ...]:
+    """Returns where the weights of the model and of its draft model are from. The arguments are those of source_of().
+
+    Raises UnsupportedError for a draft model that is not supported.
+    """
+    draft = draft_model_of(config)
+    return tuple(source_of(one, declared, since) for one in (config, draft) if one is not None)
+
+
+def source_of(config: DraftModel | Any, declared: str, since: int) -> WeightsSource:
+    """Returns where the weights of one model are from.
 
     Args:
-        config: vLLM's VllmConfig.
+        config: vLLM's VllmConfig, or the draft model.
         declared: The setting `weights`.
         since: The time at which the engine was started, in nanoseconds.
     """
@@ -85,19 +95,24 @@ def started_ns() -> int:
     return booted + ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def identify(source: WeightsSource, digests: FileDigests) -> str:
-    """Returns the identity of the weights, in hex. This may read all of them.
+def identify(sources: Sequence[WeightsSource], digests: FileDigests) -> str:
+    """Returns the identity of the weights from all sources, in hex. This may read all of them.
 
     Raises:
         UnidentifiedError: There is no such identity.
         ChangedError: A file was changed while it was read.
         OSError: A file cannot be read.
     """
-    return sha256(json.dumps(_identity(source, digests), sort_keys=True).encode()).hexdigest()
+    identity = [part for source in sources for part in _identity(source, digests)]
+    return sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def bytes_to_read(source: WeightsSource, digests: FileDigests) -> int:
+def bytes_to_read(sources: Sequence[WeightsSource], digests: FileDigests) -> int:
     """Returns how many bytes identify() has to read. Raises OSError if a file cannot be read."""
+    return sum(_bytes_of(source, digests) for source in sources)
+
+
+def _bytes_of(source: WeightsSource, digests: FileDigests) -> int:
     if source.declared or source.obstacle or source.path is None:
         return 0
     files = _weights(source.path) if source.commit else _files(source.path)

@@ -12,6 +12,7 @@ import pytest
 
 from fake_vllm_config import Config, group, vllm_config
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
+from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
@@ -106,6 +107,7 @@ def test_a_random_hash_seed_is_logged(
 def test_each_spec_has_its_kind_of_state() -> None:
     assert kind_of(FullAttentionSpec(16)) == kind_of(MLAAttentionSpec(16)) == FullAttention(16)
     assert kind_of(SlidingWindowSpec(16, 48)) == SlidingWindow(16, 48)
+    assert kind_of(SlidingWindowSpec(16, 48, extra_retained_tokens=2)) == SlidingWindow(16, 50), "kept for drafts"
     assert kind_of(MambaSpec(32)) == Recurrent(32)
     same = {"a": FullAttentionSpec(16), "b": MLAAttentionSpec(16)}
     assert kind_of(UniformTypeKVCacheSpecs(16, same)) == FullAttention(16)
@@ -117,7 +119,6 @@ def test_each_spec_has_its_kind_of_state() -> None:
         ChunkedLocalAttentionSpec(16),
         MambaSpec(16, "none"),
         MambaSpec(16, "all"),
-        SlidingWindowSpec(16, 48, extra_retained_tokens=1),
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
     ],
 )
@@ -164,6 +165,35 @@ DIFFERENCES: dict[str, Callable[[Any], object]] = {
     "way to load": lambda config: setattr(config.load_config, "load_format", "dummy"),
     "settings of the loader": lambda config: setattr(config.load_config, "model_loader_extra_config", {"pattern": "a"}),
 }
+
+
+def with_draft(config: Any, method: str = "eagle", ranks: int = 1) -> Any:
+    """Gives the engine a draft model on this many ranks, beside one rank of the model."""
+    draft = deepcopy(config.model_config)
+    parallel = SimpleNamespace(tensor_parallel_size=ranks)
+    config.speculative_config = SimpleNamespace(
+        method=method, draft_model_config=draft, draft_load_config=None, draft_parallel_config=parallel
+    )
+    config.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    return config
+
+
+def test_a_draft_model_changes_the_namespace() -> None:
+    config = vllm_config()
+    other, quantised = with_draft(vllm_config()), with_draft(vllm_config())
+    other.speculative_config.draft_model_config.hf_config.layers = 5
+    quantised.speculative_config.draft_model_config.quantization = "fp8"
+    drafting = [with_draft(vllm_config()), with_draft(vllm_config(), "draft_model"), other, quantised]
+    assert len({digest(one) for one in (config, *drafting)}) == 5
+    for method in ("ngram", "suffix", "medusa"):
+        assert digest(with_draft(vllm_config(), method)) == digest(config), "its guesses have no state"
+
+
+def test_unsupported_draft_models_are_rejected() -> None:
+    with pytest.raises(UnsupportedError, match='drafts by "dflash" are not supported'):
+        draft_model_of(with_draft(vllm_config(), "dflash"))
+    with pytest.raises(UnsupportedError, match="a draft model on 2 ranks beside a model on 1"):
+        draft_model_of(with_draft(vllm_config(), ranks=2))
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)

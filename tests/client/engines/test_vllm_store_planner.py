@@ -30,7 +30,11 @@ def hashed(count: int, start: bytes = b"") -> list[bytes]:
 def request(tokens: int, computed: int = 0, hashes: int | None = None) -> SimpleNamespace:
     count = tokens // PAGE if hashes is None else hashes
     return SimpleNamespace(
-        request_id="one", num_tokens=tokens, num_computed_tokens=computed, block_hashes=hashed(count)
+        request_id="one",
+        num_tokens=tokens,
+        num_prompt_tokens=tokens,
+        num_computed_tokens=computed,
+        block_hashes=hashed(count),
     )
 
 
