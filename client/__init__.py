@@ -4,7 +4,7 @@ from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.futures import PendingReservation, Prefetch
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
-from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match, MatchHandle
@@ -27,6 +27,7 @@ __all__ = [
     "AsyncCopier",
     "Blocks",
     "CacheGroup",
+    "ChunkedAttention",
     "Client",
     "DeviceError",
     "FullAttention",

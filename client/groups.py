@@ -45,6 +45,10 @@ class Group(msgspec.Struct, frozen=True):
         """
         return range(max(0, tokens - self.needs) // self.page_tokens, tokens // self.page_tokens)
 
+    def first_kept(self, tokens: int) -> int:
+        """Returns the first token whose state an engine keeps when it has computed `tokens` tokens."""
+        return max(0, tokens - self.needs)
+
     def missing(self, tokens: int, wanted: int) -> int:
         """Returns how many pages a hit at `wanted` tokens needs in addition to those of a hit at `tokens`."""
         pages = self.pages(wanted)
@@ -102,6 +106,35 @@ class SlidingWindow(Group, frozen=True):
     def needs(self) -> int:
         """The tokens that the next token attends to, except itself."""
         return self.window - 1
+
+
+class ChunkedAttention(Group, frozen=True):
+    """Attention within chunks of a prompt (chunked local attention): a token attends to those of its chunk before it.
+
+    A hit within a chunk needs the tokens from the chunk's begin. A match asks for the pages with the last `chunk` - 1
+    tokens wherever the hit ends; an engine loads those of them that it keeps.
+
+    Attributes:
+        chunk: The number of tokens in a chunk, 1 or more.
+
+    Raises:
+        ValueError: `chunk` or `page_tokens` is not an integer from 1 to 2**31-1.
+    """
+
+    chunk: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("chunk", self.chunk)
+
+    @property
+    def needs(self) -> int:
+        """The most tokens of its chunk that are before a token."""
+        return self.chunk - 1
+
+    def first_kept(self, tokens: int) -> int:
+        """Returns the first token of the chunk of the next token."""
+        return tokens // self.chunk * self.chunk
 
 
 class Recurrent(Group, frozen=True):

@@ -18,7 +18,18 @@ from disk_daemon import write_through
 from eventually import eventually
 from fake_disk import DiskDaemon
 from keyed_pages import assert_exact, prompt, store
-from pagetier.client import Client, FullAttention, Group, GroupKeys, GroupMatch, Keys, Lookup, Recurrent, SlidingWindow
+from pagetier.client import (
+    ChunkedAttention,
+    Client,
+    FullAttention,
+    Group,
+    GroupKeys,
+    GroupMatch,
+    Keys,
+    Lookup,
+    Recurrent,
+    SlidingWindow,
+)
 from pagetier.client.groups import grain_of
 from pagetier.shm._core import AttachmentCounts, Observer
 from running_daemon import namespace
@@ -33,6 +44,7 @@ unhurried = settings(deadline=None)
 any_group = st.one_of(
     st.builds(FullAttention, st.integers(1, 9)),
     st.builds(SlidingWindow, st.integers(1, 9), st.integers(1, 40)),
+    st.builds(ChunkedAttention, st.integers(1, 9), st.integers(1, 40)),
     st.builds(Recurrent, st.integers(1, 9)),
 )
 
@@ -113,9 +125,20 @@ def test_the_grain_is_common_to_all() -> None:
     assert grain_of([SlidingWindow(6, 1), Recurrent(4)]) == 12
 
 
+@unhurried
+@given(any_group, st.integers(0, 200))
+def test_an_engine_keeps_no_more_than_a_hit_may_need(group: Group, tokens: int) -> None:
+    assert max(0, tokens - group.needs) <= group.first_kept(tokens) <= tokens
+
+
+def test_chunked_attention_keeps_the_chunk_of_the_next_token() -> None:
+    assert [ChunkedAttention(4, 8).first_kept(tokens) for tokens in (0, 7, 8, 13, 16)] == [0, 0, 8, 8, 16]
+
+
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, 2**31])
 def test_groups_without_tokens_are_rejected(wrong: Any) -> None:
-    for make in (FullAttention, Recurrent, lambda size: SlidingWindow(size, 4), lambda size: SlidingWindow(4, size)):
+    of_two = (lambda size: SlidingWindow(4, size), lambda size: ChunkedAttention(4, size))
+    for make in (FullAttention, Recurrent, lambda size: SlidingWindow(size, 4), *of_two):
         with pytest.raises(ValueError, match="must be 1 or more"):
             make(wrong)
 

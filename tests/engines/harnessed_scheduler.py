@@ -69,8 +69,9 @@ class HarnessedEngine:
             kv_connector_extra_config={"socket": str(daemon.socket), **settings},
             **engine_settings,
         )
-        if groups is not None and any("Mamba" in type(one.kv_cache_spec).__name__ for one in groups.kv_cache_groups):
-            config.cache_config.mamba_cache_mode = "align"
+        for one in groups.kv_cache_groups if groups is not None else ():
+            if mode := getattr(one.kv_cache_spec, "mamba_cache_mode", ""):
+                config.cache_config.mamba_cache_mode = mode
         config.scheduler_config.async_scheduling = bool(lag)
         self.blocks, self.lag, self.hashed = blocks, lag, hashed
         finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 has no such argument

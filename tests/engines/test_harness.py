@@ -19,7 +19,7 @@ from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from running_daemon import RunningDaemon
 from vllm_harness import harness
 
-MODELS = ("full", "window", "recurrent", "all") if BY_REQUEST else ("full",)
+MODELS = ("full", "window", "recurrent", "every state", "chunks", "all") if BY_REQUEST else ("full",)
 DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
 """Models with a draft model of full attention, or with a window, in the last group."""
 
@@ -42,13 +42,24 @@ def groups_of(model: str, blocks: int = 1000) -> Any:
     groups = harness().make_kv_cache_config(
         BLOCK,
         swa_enabled=model in ("window", "all", "draft window"),
-        mamba_enabled=model in ("recurrent", "all"),
+        mamba_enabled=model in ("recurrent", "every state", "all"),
         sw_size=3 * BLOCK,
         num_blocks=blocks,
-        mamba_cache_mode="align",
+        mamba_cache_mode="all" if model == "every state" else "align",
     )
+    if model == "chunks":
+        groups.kv_cache_groups.append(_chunked())
     groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED
     return groups
+
+
+def _chunked() -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheGroupSpec
+
+    heads = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
+    spec = ChunkedLocalAttentionSpec(block_size=BLOCK, attention_chunk_size=4 * BLOCK, **heads)
+    return KVCacheGroupSpec(["layer1", "layer3"], spec)
 
 
 def engine_of(

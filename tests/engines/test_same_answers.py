@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from one_host import PAGE_TOKENS, TOKENS, Scene, ask, ask_after_reset, chosen, distance, exact, prompt, scene_of, texts
+from one_host import (
+    PAGE_TOKENS,
+    REPORTS_FAILURES,
+    TOKENS,
+    Scene,
+    ask,
+    ask_after_reset,
+    chosen,
+    distance,
+    exact,
+    prompt,
+    scene_of,
+    texts,
+)
 
 PROMPT = prompt(1)
 
@@ -43,7 +56,7 @@ class Scenario:
         return int(self.engine.do("metrics")[f"vllm:pagetier_{tier}_tokens"])
 
 
-@pytest.fixture(scope="module", params=chosen())
+@pytest.fixture(scope="module", params=dict.fromkeys([*chosen(), *(["llama4"] if REPORTS_FAILURES else [])]))
 def scenario(request: pytest.FixtureRequest) -> Iterator[Scenario]:
     with scene_of(request.param) as scene:
         there = Scenario(scene)

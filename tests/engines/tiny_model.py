@@ -121,6 +121,24 @@ def deepseek(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     return _save(folder, seed, DeepseekV2Config, own, overrides)
 
 
+def llama4(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a model with two layers of attention within chunks, two of full attention, and experts."""
+    from transformers import Llama4TextConfig
+
+    own = {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "attention_chunk_size": 256,
+        "no_rope_layers": [1, 0, 1, 0],  # a layer with RoPE attends within chunks
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 256,
+        "interleave_moe_layer_step": 2,
+        "use_qk_norm": False,
+    }
+    return _save(folder, seed, Llama4TextConfig, own, overrides)
+
+
 def glm4_moe(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Makes a model with full attention, experts, and a further layer that guesses the next tokens (MTP)."""
     from transformers import Glm4MoeConfig
@@ -163,6 +181,7 @@ RECIPES: dict[str, Recipe] = {
     "gpt_oss": gpt_oss,
     "qwen3_next": qwen3_next,
     "deepseek": deepseek,
+    "llama4": llama4,
     "glm4_moe": glm4_moe,
 }
 

@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "TORCHINDUCTOR_CACHE_DIR": str(USER_CACHE / "torchinductor"),  # not in the TMPDIR of each engine
     "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": "1",  # else these layers keep the state of all tokens
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "INFO",

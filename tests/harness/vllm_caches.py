@@ -35,11 +35,13 @@ class SlidingWindowSpec:
 class MambaSpec:
     block_size: int = TOKENS
     mamba_cache_mode: str = "align"
+    num_speculative_blocks: int = 0
 
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec:
     block_size: int = TOKENS
+    attention_chunk_size: int = 64
 
 
 @dataclass(frozen=True)

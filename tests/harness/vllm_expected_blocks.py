@@ -186,8 +186,11 @@ class TrueWorker:
     def _write_states(self, one: Computed) -> None:
         for at, group in enumerate(self.groups):
             if isinstance(group.kind, Recurrent):
-                block = one.tables[at][(one.ends - 1) // group.kind.page_tokens]
-                self._overwrite(block, at).cells = {_ENTIRE: one.tokens[: one.ends]}
+                size = group.kind.page_tokens
+                whole = range((one.begins // size + 1) * size, one.ends, size) if group.has_every_page else ()
+                for ends in (*whole, one.ends):
+                    block = one.tables[at][(ends - 1) // size]
+                    self._overwrite(block, at).cells = {_ENTIRE: one.tokens[:ends]}
 
     def _write(self, at: int, one: Computed, positions: range) -> None:
         size = self.groups[at].kind.page_tokens
@@ -201,7 +204,7 @@ class TrueWorker:
             if isinstance(group.kind, Recurrent) is not recurrent:
                 continue
             size = group.kind.page_tokens
-            for position in range(max(0, one.begins - group.kind.needs), one.begins):
+            for position in range(group.kind.first_kept(one.begins), one.begins):
                 block = one.tables[at][position // size]
                 held = self.held.get(block)
                 assert block and held is not None and held.group == at, f"{one.request}: {position} of {at} is lost"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.shm.errors import PagetierError
 
 
@@ -27,6 +27,8 @@ def kind_of(spec: Any) -> Group:
             return FullAttention(spec.block_size)
         case "SlidingWindowSpec":
             return SlidingWindow(spec.block_size, spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
+        case "ChunkedLocalAttentionSpec":
+            return ChunkedAttention(spec.block_size, spec.attention_chunk_size)
         case "MambaSpec":
             return Recurrent(spec.block_size)
         case other:
@@ -43,5 +45,16 @@ def _check(spec: Any) -> None:
     name = type(spec).__name__
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:
         raise UnsupportedError(f"layers with a {name} take no part in prefix caching")
-    if name == "MambaSpec" and getattr(spec, "mamba_cache_mode", "none") != "align":
-        raise UnsupportedError("recurrent state requires --enable-prefix-caching --mamba-cache-mode align")
+    if name == "MambaSpec" and _mode(spec) not in ("align", "all"):
+        raise UnsupportedError("recurrent state requires --enable-prefix-caching --mamba-cache-mode align (or all)")
+    if has_every_state(spec) and int(getattr(spec, "num_speculative_blocks", 0)):
+        raise UnsupportedError("recurrent state with drafts requires --mamba-cache-mode align")
+
+
+def has_every_state(spec: Any) -> bool:
+    """Returns whether a step leaves a recurrent state at each end of a page, and not only at its own end."""
+    return type(spec).__name__ == "MambaSpec" and _mode(spec) == "all"
+
+
+def _mode(spec: Any) -> str:
+    return str(getattr(spec, "mamba_cache_mode", "none"))

@@ -26,6 +26,8 @@ class PagedGroup(msgspec.Struct, frozen=True):
         strong: Whether the hashes are SHA-256.
         volatile: The number of pages at the end of an unfinished answer that are not stored, and of pages after a hit
             that must be there, too: 1 for a draft model whose state of a token depends on the next token, else 0.
+        every_state: Whether a step leaves a recurrent state at the end of each page that it completes, and not only at
+            its own end.
     """
 
     kind: Group
@@ -33,6 +35,12 @@ class PagedGroup(msgspec.Struct, frozen=True):
     hashes: int
     strong: bool
     volatile: int = 0
+    every_state: bool = False
+
+    @property
+    def has_every_page(self) -> bool:
+        """Whether a step leaves the state of each page that it completes."""
+        return self.every_state or not isinstance(self.kind, Recurrent)
 
     def stable(self, tokens: int, prompt_tokens: int) -> int:
         """Returns how many of the first `tokens` tokens have a state that later tokens of the answer do not change."""
@@ -187,7 +195,7 @@ class Tracked:
         """Returns the tokens from which a group has a page to store; 0 if one that is complete was not stored."""
         prompt_tokens, page_tokens = int(self.request.num_prompt_tokens), group.kind.page_tokens
         pages = group.stable(ends, prompt_tokens) // page_tokens
-        if stored < pages and not isinstance(group.kind, Recurrent):
+        if stored < pages and group.has_every_page:
             return 0
         tokens = (pages + 1) * page_tokens
         return tokens if tokens <= prompt_tokens else tokens + group.volatile * page_tokens

@@ -18,7 +18,7 @@ from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of
@@ -221,7 +221,8 @@ def _paged_groups(config: Any, groups: Any, namespaces: Sequence[Namespace], has
     for group, namespace in zip(groups.kv_cache_groups, namespaces, strict=True):
         kind = kind_of(group.kv_cache_spec)
         volatile = int(getattr(group, "is_eagle_group", False))
-        paged.append(PagedGroup(kind, namespace, kind.page_tokens // hash_tokens, strong, volatile))
+        hashes, every = kind.page_tokens // hash_tokens, has_every_state(group.kv_cache_spec)
+        paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every))
     return paged
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.request_state import Tracked
-from pagetier.client.groups import FullAttention, Recurrent
+from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Keys
 from pagetier.shm._core import KEY_BYTES
 
@@ -61,17 +61,17 @@ def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> li
     tracked.tables = [list(blocks) for blocks in tables]
     commands: list[StoreCommand] = []
     for at, group in enumerate(tracked.groups):
-        if not isinstance(group.kind, Recurrent):
+        if group.has_every_page:
             commands.extend(_pages(tracked, at, tracked.stored[at], ends, retains_blocks=True))
     return commands
 
 
 def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreCommand]:
     for at, group in enumerate(one.groups):
-        if not isinstance(group.kind, Recurrent):
-            in_window = max(0, begins - group.kind.needs) // group.kind.page_tokens
+        if group.has_every_page:
+            kept = group.kind.first_kept(begins) // group.kind.page_tokens
             stable = group.stable(ends, one.request.num_prompt_tokens)
-            yield from _pages(one, at, max(one.stored[at], in_window), stable)
+            yield from _pages(one, at, max(one.stored[at], kept), stable)
         elif offers is not None:
             yield from _offered(one, at, offers)
         else:

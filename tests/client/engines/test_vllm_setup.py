@@ -13,7 +13,7 @@ import pytest
 from fake_vllm_config import Config, group, vllm_config
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.draft_model import draft_model_of
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.setup import (
@@ -25,7 +25,7 @@ from pagetier.client.engines.vllm.setup import (
     warn_of_seed,
     warn_of_switch,
 )
-from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
+from pagetier.client.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.kernels.layout.page_layout import Shard
 from vllm_caches import (
@@ -108,7 +108,9 @@ def test_each_spec_has_its_kind_of_state() -> None:
     assert kind_of(FullAttentionSpec(16)) == kind_of(MLAAttentionSpec(16)) == FullAttention(16)
     assert kind_of(SlidingWindowSpec(16, 48)) == SlidingWindow(16, 48)
     assert kind_of(SlidingWindowSpec(16, 48, extra_retained_tokens=2)) == SlidingWindow(16, 50), "kept for drafts"
-    assert kind_of(MambaSpec(32)) == Recurrent(32)
+    assert kind_of(ChunkedLocalAttentionSpec(16)) == ChunkedAttention(16, 64)
+    assert kind_of(MambaSpec(32)) == kind_of(MambaSpec(32, "all")) == Recurrent(32)
+    assert has_every_state(MambaSpec(32, "all")) and not has_every_state(MambaSpec(32))
     same = {"a": FullAttentionSpec(16), "b": MLAAttentionSpec(16)}
     assert kind_of(UniformTypeKVCacheSpecs(16, same)) == FullAttention(16)
 
@@ -116,9 +118,8 @@ def test_each_spec_has_its_kind_of_state() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        ChunkedLocalAttentionSpec(16),
         MambaSpec(16, "none"),
-        MambaSpec(16, "all"),
+        MambaSpec(16, "all", num_speculative_blocks=2),
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
     ],
 )
