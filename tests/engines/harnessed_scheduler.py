@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 import tiny_model
@@ -13,6 +15,7 @@ from one_host import MODELS
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from running_daemon import RunningDaemon
 from vllm_expected_blocks import Computed, TrueWorker
@@ -34,6 +37,25 @@ def open_half(connector: Any, *shapes: ShapesMetadata) -> None:
         connector._open_if_identified()
 
 
+def _shares(config: Any) -> list[RankShare]:
+    """Returns the share of each rank."""
+    ranks = range(ranks_of(config.parallel_config))
+    return [share_of(_rank_config(config.parallel_config, rank)) for rank in ranks]
+
+
+def _rank_config(parallel: Any, rank: int) -> Any:
+    one = copy(parallel)
+    one.rank = rank
+    return one
+
+
+def _report(share: RankShare, layers: Sequence[Sequence[str]]) -> ShapesMetadata:
+    """Returns what a rank with this share of the layers of each group reports."""
+    names = [tuple(f"{share.division}.{layer}" for layer in group) for group in layers]
+    shapes = [msgspec.structs.replace(PAGE, layers=one, context=share.context) for one in names]
+    return ShapesMetadata(tuple(shapes), share.division)
+
+
 class HarnessedEngine:
     """An engine with a real scheduler and a simulated worker.
 
@@ -44,6 +66,7 @@ class HarnessedEngine:
         blocks: The number of blocks.
         lag: Steps that are scheduled before the output of the first is processed; with 1 vLLM schedules asynchronously.
         hashed: Tokens of a block hash.
+        parallel: Fields of vLLM's ParallelConfig.
         settings: The connector's settings; "engine" has the arguments of the harness.
     """
 
@@ -56,6 +79,7 @@ class HarnessedEngine:
         blocks: int = 1000,
         lag: int = 0,
         hashed: int = BLOCK,
+        parallel: dict[str, int] | None = None,
         **settings: Any,
     ) -> None:
         engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
@@ -73,17 +97,24 @@ class HarnessedEngine:
             if mode := getattr(one.kv_cache_spec, "mamba_cache_mode", ""):
                 config.cache_config.mamba_cache_mode = mode
         config.scheduler_config.async_scheduling = bool(lag)
+        for name, size in (parallel or {}).items():  # a CPU starts none of them
+            setattr(config.parallel_config, name, size)
+        config.cache_config.block_size = max(hashed, BLOCK)  # the scheduler's, in which ranks divide the tokens
         self.blocks, self.lag, self.hashed = blocks, lag, hashed
         finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 has no such argument
         self.unseen: deque[tuple[Any, Any]] = deque()
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
-        count = len(groups.kv_cache_groups) if groups is not None else 1
-        open_half(self.connector, ShapesMetadata((PAGE,) * count))
+        layers = [one.layer_names for one in groups.kv_cache_groups] if groups is not None else [["layer"]]
+        open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
         self.groups: tuple[PagedGroup, ...] = self.half._groups
-        self.worker = TrueWorker(client, self.groups)
+        self.workers = [
+            TrueWorker(client, self.groups[first : first + len(layers)], first)
+            for first in range(0, len(self.groups), len(layers))
+        ]
+        self.worker = self.workers[0]
         self.stored: set[str] = set()
         self.loaded: dict[str, bool] = {}
         self.invalid: set[int] = set()
@@ -99,13 +130,14 @@ class HarnessedEngine:
     def step(self) -> Any:
         """Runs one step of the engine and returns vLLM's SchedulerOutput."""
         for request in self.scheduler.requests.values():
-            self.worker.know(request.block_hashes, self._future(request))
+            self._know(request)
         output = self.scheduler.schedule()
         computed = [self._computed(name, tokens) for name, tokens in output.num_scheduled_tokens.items()]
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         copies = getattr(output, "kv_cache_block_copies", None) or ()
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
-        self.worker.step(output.kv_connector_metadata.commands, zeroed, computed, pairs)
+        for worker in self.workers:
+            worker.step(output.kv_connector_metadata.commands, zeroed, computed, pairs)
         self.unseen.append((output, self._answer(computed)))
         while len(self.unseen) > self.lag:
             self.scheduler.update_from_output(*self.unseen.popleft())
@@ -113,13 +145,15 @@ class HarnessedEngine:
 
     def end_loads(self, *, fails: bool = False) -> None:
         """Ends all loads in progress."""
-        for request, loading in list(self.worker.loading.items()):
-            self.loaded[request] = self.worker.end_load(request, fails=fails)
-            self.invalid.update(loading.pages if not self.loaded[request] else ())
+        for request in list(self.worker.loading):
+            blocks = {block for worker in self.workers for block in worker.loading[request].pages}
+            whole = [worker.end_load(request, fails=fails) for worker in self.workers]
+            self.loaded[request] = all(whole)
+            self.invalid.update(blocks if not self.loaded[request] else ())
 
     def end_stores(self) -> None:
         """Ends all stores in progress."""
-        self.stored |= self.worker.end_stores(slice(0, None))
+        self.stored |= set.intersection(*[worker.end_stores(slice(0, None)) for worker in self.workers])
 
     def run(self, steps: int = 300) -> int:
         """Runs until all requests have ended and no block is kept. Returns the number of loaded tokens."""
@@ -137,11 +171,19 @@ class HarnessedEngine:
 
     def store_elsewhere(self, request: Any, tokens: int) -> None:
         """Stores the pages that a request with these tokens needs, as another process would."""
-        self.worker.know(request.block_hashes, self._future(request))
         for group in self.groups:
-            hashes = request.block_hashes[group.hashes - 1 :: group.hashes]
-            keys = group.keys(hashes[: tokens // group.kind.page_tokens])
-            self.worker.client.store(Keys(group.namespace, keys.data), list(keys))
+            self.store_group_elsewhere(request, group, tokens)
+
+    def store_group_elsewhere(self, request: Any, group: PagedGroup, tokens: int) -> None:
+        """Stores the pages of one group only."""
+        self._know(request)
+        hashes = request.block_hashes[group.hashes - 1 :: group.hashes]
+        keys = group.keys(hashes[: tokens // group.kind.page_tokens])
+        self.worker.client.store(Keys(group.namespace, keys.data), list(keys))
+
+    def _know(self, request: Any) -> None:
+        for worker in self.workers:
+            worker.know(request.block_hashes, self._future(request))
 
     def _length(self, request: str) -> int:
         return int(self.scheduler.requests[request].num_computed_tokens)

@@ -140,6 +140,34 @@ def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
     return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))
 
 
+PIPELINE = {"pipeline_parallel_size": 2}
+CONTEXT = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
+
+
+@pytest.mark.skipif(not BY_REQUEST, reason="tested from 0.30 on")
+@pytest.mark.parametrize(("model", "parallel"), [("full", PIPELINE), ("window", PIPELINE), ("attention", CONTEXT)])
+def test_ranks_with_other_layers_or_tokens_have_pages_of_their_own(
+    model: str, parallel: dict[str, int], daemon: RunningDaemon, client: Client
+) -> None:
+    """A hit needs the pages of all of them, and one of them that cannot load makes the whole load fail."""
+    page = BLOCK * parallel.get("decode_context_parallel_size", 1)
+    engine = engine_of(model, daemon, client, parallel=parallel, hashed=page)
+    assert len(engine.workers) == 2
+    engine.submit(1, 200, answer=40)
+    assert engine.run() == 0
+    assert engine.scheduler.reset_prefix_cache()
+    engine.submit(1, 200)
+    assert engine.run() == 199 // page * page
+    assert_nothing_is_left(engine, daemon)
+
+    half = engine_of(model, daemon, client, parallel=parallel, hashed=page)
+    request = half.submit(2, 100)
+    for group in half.workers[0].groups:
+        half.store_group_elsewhere(request, group, 96)
+    assert half.run() == 0, "the pages of the other ranks are absent"
+    assert_nothing_is_left(half, daemon)
+
+
 @pytest.mark.parametrize("model", DRAFTED)
 def test_a_hit_ends_a_page_earlier_with_a_draft_model(model: str, daemon: RunningDaemon, client: Client) -> None:
     """The draft model's state at the last token of a page depends on the token after it."""
@@ -357,6 +385,17 @@ def test_a_request_does_not_wait_longer_than_the_deadline() -> None:
         assert_nothing_is_left(engine, daemon)
 
 
+@pytest.mark.skipif(not BY_REQUEST, reason="tested from 0.30 on")
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("model", "parallel"), [("window", PIPELINE), ("attention", CONTEXT)])
+def test_any_sequence_leaves_nothing_on_ranks_with_other_layers_or_tokens(
+    model: str, parallel: dict[str, int], seed: int, daemon: RunningDaemon, client: Client
+) -> None:
+    chance = random.Random(seed)
+    blocks, page = chance.choice([60, 200]), BLOCK * parallel.get("decode_context_parallel_size", 1)
+    run_any_sequence(engine_of(model, daemon, client, blocks, parallel=parallel, hashed=page), chance, daemon)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
@@ -367,6 +406,10 @@ def test_any_sequence_of_requests_leaves_nothing(
     chance = random.Random(seed)
     hashed = BLOCK if model in ("full", "draft") or seed % 2 else BLOCK // 2
     engine = engine_of(model, daemon, client, chance.choice([60, 90, 200]), lag=lag, hashed=hashed)
+    run_any_sequence(engine, chance, daemon)
+
+
+def run_any_sequence(engine: HarnessedEngine, chance: random.Random, daemon: RunningDaemon) -> None:
     for turn in range(120):
         if chance.random() < 0.25:
             tokens = chance.randint(1, 250)

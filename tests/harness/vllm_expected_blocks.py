@@ -61,10 +61,13 @@ class Loading:
 
 
 class TrueWorker:
-    """Stores and loads through a client of its own. The content of a page in the daemon is its key."""
+    """Stores and loads through a client of its own. The content of a page in the daemon is its key.
 
-    def __init__(self, client: Client, groups: Sequence[PagedGroup]) -> None:
-        self.client, self.groups = client, groups
+    `first` is the number of its first group: those before are another rank's.
+    """
+
+    def __init__(self, client: Client, groups: Sequence[PagedGroup], first: int = 0) -> None:
+        self.client, self.groups, self.first = client, groups, first
         self.held: dict[int, Held] = {}
         self.reading: list[Reading] = []
         self.loading: dict[str, Loading] = {}
@@ -95,10 +98,11 @@ class TrueWorker:
             held = self.held[source]
             self._overwrite(target, held.group).cells = dict(held.cells)
         for load in commands.loads:
-            self._begin(load)
+            self._begin(LoadCommand(load.request, tuple(one for one in load.groups if self._is_own(one.group))))
         self._compute(computed)
         for store in commands.stores:
-            self._store(store)
+            if self._is_own(store.group):
+                self._store(store)
         for reading in self.reading:
             assert self._holds(reading.block, reading.page), f"{reading} would be read after it was overwritten"
 
@@ -120,6 +124,12 @@ class TrueWorker:
                 self.held[block] = Held(page.group, self._cells(page))
         return whole
 
+    def _is_own(self, group: int) -> bool:
+        return self.first <= group < self.first + len(self.groups)
+
+    def _group_of(self, command: StoreCommand) -> PagedGroup:
+        return self.groups[command.group - self.first]
+
     # ---- stores
 
     def _make_room(self, written: frozenset[int]) -> None:
@@ -130,17 +140,17 @@ class TrueWorker:
         self.reading = [reading for reading in self.reading if reading.block not in written]
 
     def _store(self, command: StoreCommand) -> None:
-        keys = Keys(self.groups[command.group].namespace, command.keys)
+        keys = Keys(self._group_of(command).namespace, command.keys)
         for block, key in zip(command.blocks, keys, strict=True):
             if block:
                 page = self._names[key]
-                assert page.group == command.group, "the page belongs to another group"
+                assert page.group + self.first == command.group, "the page belongs to another group"
                 assert self._holds(block, page), f"block {block} has {self.held.get(block)}, not {page}"
                 self.reading.append(Reading(command, block, key, page))
                 self.planned_stores += 1
 
     def _publish(self, reading: Reading) -> None:
-        keys = Keys(self.groups[reading.command.group].namespace, reading.key)
+        keys = Keys(self._group_of(reading.command).namespace, reading.key)
         self.client.store(keys, [reading.key])
 
     def _holding(self) -> set[str]:

@@ -28,15 +28,16 @@ def worker_of(
     settings: CopySettings = COPYING,
     shard: Shard = WHOLE,
     zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
+    first: int = 0,
 ) -> WorkerHalf:
     lanes = []
     for at, cache in enumerate(caches):
         paged = paged_cache(cache.layers, cache.spec, shard, HEADS)
         space = Namespace(
-            model="test", dtype="any", page_tokens=TOKENS, group=str(at), layout=paged.page.layout, salt=salt
+            model="test", dtype="any", page_tokens=TOKENS, group=str(first + at), layout=paged.page.layout, salt=salt
         )
         lanes.append(RankGroup(paged, space, open_copier(client, paged, settings)))
-    return WorkerHalf(client, lanes, lambda: None, zeroing)
+    return WorkerHalf(client, lanes, lambda: None, zeroing, first)
 
 
 def keys_of(worker: WorkerHalf, group: int, pages: int, prompt: int = 0) -> Keys:

@@ -6,18 +6,20 @@ Each process of vLLM has one connector, with one of the halves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
+from pagetier.client.engines.vllm.agreed_shapes import agreed_shapes
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
 from pagetier.client.engines.vllm.engine_log import log_unsupported, route_logs
 from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
+from pagetier.client.engines.vllm.rank_share import ranks_of, share_of
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.setup import (
     is_switched_off,
@@ -88,7 +90,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> ShapesMetadata | None:
         """Returns the page shapes for the scheduler, or None if nothing is cached."""
-        return ShapesMetadata(self._shapes) if self._shapes else None
+        if not self._shapes:
+            return None
+        return ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
@@ -170,25 +174,20 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Receives the blocks of vLLM's own cache."""
         self._pool = gpu_block_pool
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Receives the page shapes of the workers and opens the scheduler's half if all ranks have the same.
+    def set_xfer_handshake_metadata(self, metadata: Mapping[Any, Any]) -> None:
+        """Receives the page shapes of the workers, and opens the scheduler's half if they agree.
 
         A load has ended when all ranks have ended it.
         """
         if self._off:
             return
-        reported = [one.shapes for one in metadata.values() if isinstance(one, ShapesMetadata)]
-        shapes, ranks = set(reported), self._config.parallel_config.tensor_parallel_size
-        if 0 < len(reported) < ranks:
-            log.warning(
-                "pagetier caches nothing: %d of %d ranks cannot cache this model, their log lines have the reason",
-                ranks - len(reported),
-                ranks,
-            )
-        elif len(shapes) > 1:
-            log.warning("pagetier caches nothing: the page layouts of the ranks differ")
-        elif shapes and (agreed := shapes.pop()):
+        agreed = agreed_shapes(metadata.values(), ranks_of(self._config.parallel_config))
+        if agreed:
             self._open_scheduler(agreed)
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[Any, Any]) -> None:
+        """Receives the same from ranks of several pipeline stages. vLLM calls it from 0.32 on."""
+        self.set_xfer_handshake_metadata(metadata)
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
         try:

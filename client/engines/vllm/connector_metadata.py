@@ -54,6 +54,8 @@ class ShapesMetadata(KVConnectorHandshakeMetadata):
 
     Attributes:
         shapes: The page shape of each group; empty if this model is not cached.
+        division: The division of this rank; see rank_share.py.
     """
 
     shapes: tuple[PageShape, ...]
+    division: int = 0

@@ -28,7 +28,7 @@ def load_command(tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[A
     matches = zip(tracked.groups, found.match.matches, found.match.start_pages, strict=False)  # these groups come first
     for at, (group, match, start) in enumerate(matches):
         first = start + found.begins // group.kind.page_tokens
-        targets = blocks[at][first : first + len(match)]
+        targets = blocks[at % len(blocks)][first : first + len(match)]
         places = [place for place, block in enumerate(targets) if not block.is_null and block.block_hash is None]
         ids = tuple(int(targets[place].block_id) for place in places)
         loads.append(GroupLoad(at, handle_of(match, places if taken else ()), ids))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.engines.vllm.draft_model import draft_model_of
+from pagetier.client.engines.vllm.rank_share import ContextShare
 from pagetier.client.keys import Namespace
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -32,11 +33,15 @@ class PageShape(msgspec.Struct, frozen=True):
         layout: The layout of its PageLayout.
         nbytes: The size of a page in bytes.
         backends: The attention backends whose kernels read and write its layers.
+        layers: The layers whose state it has.
+        context: The tokens whose state it has.
     """
 
     layout: str
     nbytes: int
     backends: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    context: ContextShare = ContextShare()
 
 
 class ModelIdentity(msgspec.Struct, frozen=True):
@@ -66,23 +71,27 @@ def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdent
         model=_architecture(model),
         revision=_canonical_json(_revision(config, identity.weights)),
         dtype=str(model.dtype).removeprefix("torch."),
-        page_tokens=group.kv_cache_spec.block_size,
-        group=_canonical_json(
-            {
-                "layers": list(group.layer_names),
-                "hashes": _hashes(config.cache_config),
-                "state": _state(group),
-                "backends": [list(shape.backends), os.environ.get(_SHUFFLED, "")],
-                "processor": _processor(config),
-                "multimodal": _multimodal(model),
-            }
-        ),
+        page_tokens=group.kv_cache_spec.block_size * shape.context.ranks,
+        group=_canonical_json(_group_settings(config, group, shape)),
         layout=shape.layout,
         rope=_canonical_json(_rope(model)),
         quantisation=_canonical_json(_quantisation(config)),
         salt=salt,
         title=identity.title,
     )
+
+
+def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "layers": list(shape.layers),
+        "hashes": _hashes(config.cache_config),
+        "state": _state(group),
+        "backends": [list(shape.backends), os.environ.get(_SHUFFLED, "")],
+        "processor": _processor(config),
+        "multimodal": _multimodal(config.model_config),
+    }
+    divided = shape.context.ranks > 1
+    return settings | {"context": list(msgspec.structs.astuple(shape.context))} if divided else settings
 
 
 def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:

@@ -115,6 +115,7 @@ class Tracked:
         waited_again: Whether it has waited once more after it found less than it waited for.
         stored: For each group the first page without a store command.
         tables: For each group the blocks of the pages.
+        vllm_groups: The number of vLLM's groups: several divisions of the ranks have as many each.
         said: What the request says of its session.
         grain: The number of tokens of which the length of every hit is a multiple.
     """
@@ -140,11 +141,29 @@ class Tracked:
         self.waited_again = False
         self.stored = [0] * len(groups)
         self.tables: list[list[int]] = [[] for _ in groups]
+        self.vllm_groups = len(groups)
         self.grain = grain_of(group.kind for group in groups)
         self._planned_until = self._completes_next = 0
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
         self._last = b""
+
+    def set_tables(self, tables: Sequence[Sequence[int]]) -> None:
+        """Replaces the blocks by those of vLLM's groups. Each division of the ranks has a group for each of them."""
+        self.vllm_groups = len(tables)
+        self.tables = [list(tables[self.table_of(at)]) for at in range(len(self.groups))]
+
+    def extend_tables(self, tables: Sequence[Sequence[int]], *, resumed: bool) -> None:
+        """Adds blocks of vLLM's groups; a request that is resumed has no others."""
+        if resumed:
+            self.set_tables(tables)
+            return
+        for at, table in enumerate(self.tables):
+            table.extend(tables[self.table_of(at)])
+
+    def table_of(self, at: int) -> int:
+        """Returns the number of the group among vLLM's groups."""
+        return at % self.vllm_groups
 
     @property
     def keys(self) -> list[Keys]:

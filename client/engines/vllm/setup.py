@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from secrets import token_hex
 from typing import Any, Literal
 
@@ -23,13 +24,13 @@ from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, WeightsThread
+from pagetier.client.engines.vllm.rank_share import kind_in, share_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.weights import sources_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Namespace
 from pagetier.client.reconnect import LinkEvent
-from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
 
@@ -141,17 +142,20 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
         LayoutError: The layout of the cache cannot be copied.
     """
     _check(config)
-    shard = Shard(_rank(config), config.parallel_config.tensor_parallel_size)
+    share = share_of(config.parallel_config)
     heads = config.model_config.get_total_num_kv_heads()
     client = _client(settings, log_rejected)
     rank_groups = []
     for group in groups.kv_cache_groups:
         spec, names = group.kv_cache_spec, group.layer_names
-        kind_of(spec)
-        cache = paged_cache([tensors[name] for name in names], spec, shard, heads)
+        kind_in(kind_of(spec), share.context)
+        if not names:
+            raise UnsupportedError("a pipeline stage without layers of one of the model's kinds is not supported")
+        cache = paged_cache([tensors[name] for name in names], spec, share.heads, heads)
         namespace = namespace_of(config, group, _shape(config, group, cache), ModelIdentity(), "")
         rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
-    return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups))
+    first = share.division * len(rank_groups)
+    return WorkerHalf(client, rank_groups, _events(rank_groups), _zeroing(rank_groups, groups), first)
 
 
 def shapes_of(config: Any, groups: Any, worker: WorkerHalf) -> tuple[PageShape, ...]:
@@ -170,7 +174,7 @@ def open_scheduler(
     Args:
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
-        shapes: The page shapes on which all workers agree.
+        shapes: The page shapes of all divisions of the ranks, on which the workers of each division agree.
         pool: vLLM's BlockPool.
         settings: The connector's settings.
 
@@ -187,7 +191,7 @@ def open_scheduler(
     def opened(identity: ModelIdentity) -> SchedulerHalf:
         salt = settings.salt if identity.weights else token_hex(16)
         namespaces = namespaces_of(config, groups, shapes, identity, salt)
-        paged = _paged_groups(config, groups, namespaces, pool.hash_block_size)
+        paged = _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
         announcer = _announcer(config, groups)
@@ -207,19 +211,21 @@ def namespaces_of(
     Args:
         config: vLLM's VllmConfig.
         groups: vLLM's KVCacheConfig.
-        shapes: The page shape of each group.
+        shapes: The page shape of each group, of one or more divisions of the ranks.
         identity: The identity of the model, which the scheduler determines.
         salt: The salt of the namespaces.
     """
-    pairs = zip(groups.kv_cache_groups, shapes, strict=True)
+    pairs = zip(cycle(groups.kv_cache_groups), shapes, strict=False)
     return tuple(namespace_of(config, group, shape, identity, salt) for group, shape in pairs)
 
 
-def _paged_groups(config: Any, groups: Any, namespaces: Sequence[Namespace], hash_tokens: int) -> list[PagedGroup]:
+def _paged_groups(
+    config: Any, groups: Any, shapes: Sequence[PageShape], namespaces: Sequence[Namespace], hash_tokens: int
+) -> list[PagedGroup]:
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
-    for group, namespace in zip(groups.kv_cache_groups, namespaces, strict=True):
-        kind = kind_of(group.kv_cache_spec)
+    for group, shape, namespace in zip(cycle(groups.kv_cache_groups), shapes, namespaces, strict=False):
+        kind = kind_in(kind_of(group.kv_cache_spec), shape.context)
         volatile = int(getattr(group, "is_eagle_group", False))
         hashes, every = kind.page_tokens // hash_tokens, has_every_state(group.kv_cache_spec)
         paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every))
@@ -234,7 +240,10 @@ def _announcer(config: Any, groups: Any) -> Announcer | None:
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
-    return PageShape(cache.page.layout, cache.page.nbytes, backends_of(config, group))
+    context = share_of(config.parallel_config).context
+    return PageShape(
+        cache.page.layout, cache.page.nbytes, backends_of(config, group), tuple(group.layer_names), context
+    )
 
 
 def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -> Client:
@@ -244,20 +253,10 @@ def _client(settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]) -
 
 
 def _check(config: Any) -> None:
-    parallel = config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        raise UnsupportedError("pipeline parallelism is not supported yet")
-    if max(getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill")) > 1:
-        raise UnsupportedError("context parallelism is not supported yet")
     multimodal = getattr(config.model_config, "multimodal_config", None)
     if multimodal is not None and not config.cache_config.enable_prefix_caching:
         raise UnsupportedError("multimodal models require --enable-prefix-caching, without which images have no hash")
     draft_model_of(config)
-
-
-def _rank(config: Any) -> int:
-    parallel = config.parallel_config
-    return int(parallel.rank) % int(parallel.tensor_parallel_size)
 
 
 def _events(rank_groups: Sequence[RankGroup]) -> Callable[[], object]:

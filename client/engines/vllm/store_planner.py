@@ -25,7 +25,7 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
         if blocks is not None:
             written.update(*blocks)
             if (one := tracked.get(request)) is not None:
-                _extend(one, blocks, resumed=request in cached.resumed_req_ids)
+                one.extend_tables(blocks, resumed=request in cached.resumed_req_ids)
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
     written.update(copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ())
     return written - {0}
@@ -58,7 +58,7 @@ def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> li
     if tracked.loading:
         return []
     ends = min(request.num_computed_tokens, request.num_tokens - 1)
-    tracked.tables = [list(blocks) for blocks in tables]
+    tracked.set_tables(tables)
     commands: list[StoreCommand] = []
     for at, group in enumerate(tracked.groups):
         if group.has_every_page:
@@ -122,21 +122,14 @@ def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreComm
     tokens, keys = one.groups[at].kind.page_tokens, one.keys[at]
     for group, block, boundary in offers:
         page = boundary // tokens - 1
-        if group == at and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
+        if group == one.table_of(at) and block and boundary % tokens == 0 and one.stored[at] <= page < len(keys):
             yield _command(one, at, page, keys, (block,))
-
-
-def _extend(one: Tracked, blocks: Sequence[Sequence[int]], *, resumed: bool) -> None:
-    for at, row in enumerate(blocks):
-        if resumed:
-            one.tables[at].clear()
-        one.tables[at].extend(row)
 
 
 def _fresh(new: Any, one: Tracked | None) -> Iterator[int]:
     """Yields the blocks of a new request without its computed prefix; all blocks if the request is not tracked."""
     if one is not None:
-        one.tables = [list(blocks) for blocks in new.block_ids]
+        one.set_tables(new.block_ids)
     for at, table in enumerate(new.block_ids):
         first = new.num_computed_tokens // one.groups[at].kind.page_tokens if one is not None else 0
         yield from table[first:]

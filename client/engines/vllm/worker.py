@@ -108,6 +108,8 @@ class WorkerHalf:
         event: Records and returns an event after all work that was given to the engine's stream; returns None on the
             CPU.
         zeroing: When the engine zeroes new blocks.
+        first: The number of the first of the groups. Commands for other groups are for ranks with other layers or
+            tokens.
     """
 
     def __init__(
@@ -116,10 +118,13 @@ class WorkerHalf:
         rank_groups: Sequence[RankGroup],
         event: Callable[[], object],
         zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
+        first: int = 0,
     ) -> None:
         self._client, self._event, self._zeroing = client, event, zeroing
         self.rank_groups = tuple(rank_groups)
-        self._namespaces = [rank_group.namespace for rank_group in rank_groups]
+        numbers = range(first, first + len(self.rank_groups))
+        self._groups = dict(zip(numbers, self.rank_groups, strict=True))
+        self._namespaces = {number: group.namespace for number, group in self._groups.items()}
         self.counters = ConnectorCounters()
         self._storing: list[_Storing] = []
         self._results: dict[int, bytes] = {}
@@ -132,7 +137,7 @@ class WorkerHalf:
 
     def use_namespaces(self, namespaces: Sequence[Namespace]) -> None:
         """Stores the pages of later commands in these namespaces, one for each group."""
-        self._namespaces = list(namespaces)
+        self._namespaces = dict(zip(self._groups, namespaces, strict=True))
 
     def make_room(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
@@ -147,16 +152,16 @@ class WorkerHalf:
         A request keeps its blocks until finished() has returned it.
         """
         room = self._sync_load_bytes
-        for command in loads:
+        for command in map(self._share_of, loads):
             room -= self._bytes_of(command)
             self._loading[command.request] = self._start_load(command) if room < 0 else self._load_now(command)
 
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
         event = self._event()
-        for commands in _batches(stores):
+        for commands in _batches(command for command in stores if command.group in self._groups):
             first, blocks = commands[0], [block for command in commands for block in command.blocks]
-            rank_group = self.rank_groups[first.group]
+            rank_group = self._groups[first.group]
             data = b"".join(command.keys for command in commands)
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
             store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), after=event)
@@ -216,8 +221,13 @@ class WorkerHalf:
         capped = any(rank_group.copier.load_bandwidth for rank_group in self.rank_groups)
         return _SYNC_LOAD_BYTES if self.on_host and not capped else 0
 
+    def _share_of(self, command: LoadCommand) -> LoadCommand:
+        """Returns the part of a load that is for this rank."""
+        own = tuple(load for load in command.groups if load.group in self._groups)
+        return command if len(own) == len(command.groups) else LoadCommand(command.request, own)
+
     def _bytes_of(self, command: LoadCommand) -> int:
-        return sum(len(group.blocks) * self.rank_groups[group.group].cache.page.nbytes for group in command.groups)
+        return sum(len(group.blocks) * self._groups[group.group].cache.page.nbytes for group in command.groups)
 
     def _start_load(self, command: LoadCommand) -> _Loading:
         loads = tuple(self._start_group(group) for group in command.groups)
@@ -225,7 +235,7 @@ class WorkerHalf:
         return _Loading(loads, _blocks_of(command), short)
 
     def _start_group(self, group: GroupLoad) -> LoadHandle:
-        rank_group = self.rank_groups[group.group]
+        rank_group = self._groups[group.group]
         return rank_group.copier.load(group.pages, slots_of(rank_group.cache, group.blocks), after=self._event())
 
     def _load_now(self, command: LoadCommand) -> _Loading:
@@ -233,7 +243,7 @@ class WorkerHalf:
         return _Loading((), _blocks_of(command), short)
 
     def _load_group(self, group: GroupLoad) -> int:
-        cache = self.rank_groups[group.group].cache
+        cache = self._groups[group.group].cache
         with self._client.adopt(group.pages) as match:
             return self._client.load(match, Blocks(cache, slots_of(cache, group.blocks)))
 

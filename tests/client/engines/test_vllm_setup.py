@@ -8,6 +8,7 @@ from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fake_vllm_config import Config, group, vllm_config
@@ -16,6 +17,7 @@ from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
+from pagetier.client.engines.vllm.rank_share import ContextShare, kind_in, share_of
 from pagetier.client.engines.vllm.setup import (
     ConnectorSettings,
     is_switched_off,
@@ -168,6 +170,38 @@ DIFFERENCES: dict[str, Callable[[Any], object]] = {
 }
 
 
+def parallel(rank: int, **sizes: int) -> Any:
+    known = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "rank": rank}
+    return SimpleNamespace(**known | sizes)
+
+
+def test_ranks_that_share_pages_are_in_one_division() -> None:
+    staged = [share_of(parallel(rank, tensor_parallel_size=2, pipeline_parallel_size=2)) for rank in range(4)]
+    assert [(one.division, one.heads) for one in staged] == [
+        (0, Shard(0, 2)),
+        (0, Shard(1, 2)),
+        (1, Shard(0, 2)),
+        (1, Shard(1, 2)),
+    ]
+    sizes = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 8}
+    divided = [share_of(parallel(rank, **sizes)) for rank in range(4)]
+    assert [(one.division, one.heads, one.context) for one in divided] == [
+        (0, Shard(0, 2), ContextShare(0, 2, 8)),
+        (1, Shard(0, 2), ContextShare(1, 2, 8)),
+        (0, Shard(1, 2), ContextShare(0, 2, 8)),
+        (1, Shard(1, 2), ContextShare(1, 2, 8)),
+    ]
+    with pytest.raises(UnsupportedError, match="prefill context parallelism is not supported"):
+        share_of(parallel(0, prefill_context_parallel_size=2))
+
+
+def test_only_full_attention_is_divided_by_tokens() -> None:
+    assert kind_in(FullAttention(16), ContextShare(1, 4)) == FullAttention(64)
+    assert kind_in(SlidingWindow(16, 48), ContextShare()) == SlidingWindow(16, 48)
+    with pytest.raises(UnsupportedError, match="layers without full attention"):
+        kind_in(SlidingWindow(16, 48), ContextShare(1, 4))
+
+
 def with_draft(config: Any, method: str = "eagle", ranks: int = 1) -> Any:
     """Gives the engine a draft model on this many ranks, beside one rank of the model."""
     draft = deepcopy(config.model_config)
@@ -210,7 +244,10 @@ def test_groups_layouts_backends_salts_and_weights_have_separate_namespaces() ->
     digests = [
         digest(config),
         digest(config, group(32)),
-        digest(config, group(layers=("layers.0", "layers.2"))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, layers=("layers.0", "layers.2"))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(0, 2))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2))),
+        digest(config, shape=msgspec.structs.replace(SHAPE, context=ContextShare(1, 2, interleave=16))),
         digest(config, shape=PageShape("another", 4096)),
         digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("flash",))),
         digest(config, shape=PageShape(SHAPE.layout, SHAPE.nbytes, ("another",))),

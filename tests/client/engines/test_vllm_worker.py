@@ -59,6 +59,32 @@ def test_pages_of_every_cache_shape_are_stored_and_loaded(name: str, client: Cli
             assert same(target.page(block), before[block]), f"block {block} was not part of the load"
 
 
+def test_a_rank_executes_the_commands_for_its_own_layers(client: Client) -> None:
+    """Two pipeline stages receive the same commands for the groups of both, in the same blocks."""
+    salt, sources, targets = token_hex(8), [heads_first(), heads_first()], [heads_first(), heads_first()]
+    for at, cache in enumerate((*sources, *targets)):
+        cache.fill(at)
+    storing = [worker_of(client, cache, salt=salt, first=at) for at, cache in enumerate(sources)]
+    commands = []
+    for at, worker in enumerate(storing):
+        keys = keys_of(worker, 0, len(BLOCKS_TO_STORE))
+        commands.append(StoreCommand("storing", at, 0, keys.data, BLOCKS_TO_STORE, salt))
+    for worker in storing:
+        worker.store(commands)
+        ends(worker)
+    handles = []
+    for at, worker in enumerate(storing):
+        with client.match(keys_of(worker, 0, len(BLOCKS_TO_LOAD))) as match:
+            handles.append(GroupLoad(at, match.to_handle(), BLOCKS_TO_LOAD))
+    for at, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        loading = worker_of(client, target, salt=salt, first=at)
+        loading.load([LoadCommand("loading", tuple(handles))])
+        done = ends(loading)
+        assert done.loaded == {"loading"} and not done.failed
+        for stored, loaded in zip(BLOCKS_TO_STORE, BLOCKS_TO_LOAD, strict=True):
+            assert same(target.page(loaded), source.page(stored))
+
+
 def test_pages_are_stored_under_the_salt_of_the_command(client: Client) -> None:
     """After a reset pages were still stored in the worker's first namespace, so that no flush could remove them."""
     cache = heads_first()
