@@ -42,7 +42,12 @@ class Engine:
         )
 
     def generate(
-        self, prompts: list[list[int]], tokens: int = 8, salt: str = "", said: dict[str, Any] | None = None
+        self,
+        prompts: list[list[int]],
+        tokens: int = 8,
+        salt: str = "",
+        said: dict[str, Any] | None = None,
+        adapter: str = "",
     ) -> dict[str, Any]:
         """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens."""
         before = self._external()
@@ -50,7 +55,7 @@ class Engine:
         asked = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
         sampling = _greedy(tokens, 3)
         sampling.extra_args = said and {"kv_transfer_params": {"pagetier": said}}
-        outputs = self._llm.generate(asked, sampling, use_tqdm=False)
+        outputs = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=_adapter(adapter))
         answers = [
             {
                 "tokens": list(output.outputs[0].token_ids),
@@ -90,6 +95,13 @@ class Engine:
 
     def _external(self) -> int:
         return int(self.metrics().get("vllm:external_prefix_cache_hits", 0))
+
+
+def _adapter(folder: str) -> Any:
+    """Returns a request for the adapter in this folder, which is always named alike."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("adapter", 1, folder) if folder else None
 
 
 def _greedy(tokens: int, logprobs: int | None) -> Any:

@@ -5,6 +5,7 @@ everything else is identical. `make` builds a model once, in a folder of `CACHE`
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -175,6 +176,23 @@ def eagle3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     return _rewritten(_save(folder, seed, LlamaConfig, own, overrides), _of_eagle3)
 
 
+def adapter(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a LoRA adapter for `llama`."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 32, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings | overrides))
+    torch.manual_seed(seed)
+    weights: Weights = {}
+    for layer, (name, rows) in itertools.product(range(2), (("q_proj", 128), ("v_proj", 64))):
+        place = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+        weights |= {f"{place}.lora_A.weight": _random(8, 128), f"{place}.lora_B.weight": _random(rows, 8)}
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
 RECIPES: dict[str, Recipe] = {
     "llama": llama,
     "gemma3": gemma3,
@@ -185,7 +203,7 @@ RECIPES: dict[str, Recipe] = {
     "glm4_moe": glm4_moe,
 }
 
-DRAFTS: dict[str, Recipe] = {"eagle": eagle, "eagle3": eagle3}
+OTHERS: dict[str, Recipe] = {"eagle": eagle, "eagle3": eagle3, "adapter": adapter}
 
 # Arguments that an engine of this model needs on a CPU. Up to 0.28 its kernels support recurrent state only in float32.
 SETTINGS: dict[str, dict[str, Any]] = {"qwen3_next": {"block_size": 256, "mamba_ssm_cache_dtype": "float32"}}
@@ -206,7 +224,7 @@ def make(name: str, cache: Path = CACHE, seed: int = 0, **overrides: Any) -> Pat
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = cache / f".{folder.name}.{os.getpid()}"
-        (RECIPES | DRAFTS)[name](unfinished, seed, **overrides)
+        (RECIPES | OTHERS)[name](unfinished, seed, **overrides)
         _put(unfinished, folder)
     return folder
 

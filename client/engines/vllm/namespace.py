@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -94,19 +95,9 @@ def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, obje
     return settings | {"context": list(msgspec.structs.astuple(shape.context))} if divided else settings
 
 
-def with_adapter(namespace: Namespace, adapter: Any, engine: str) -> Namespace:
-    """Returns the namespace of requests with a LoRA adapter. Its pages are not shared with other engines.
-
-    vLLM's hashes contain only the name of an adapter. The name may mean other weights in another engine, or after its
-    files were replaced while an engine has it in memory.
-
-    Args:
-        namespace: The namespace without the adapter.
-        adapter: vLLM's LoRARequest.
-        engine: A text that is unique to this engine.
-    """
-    adapter_id = [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
-    return msgspec.structs.replace(namespace, lora=_canonical_json(adapter_id))
+def with_adapter(namespace: Namespace, name: Sequence[object]) -> Namespace:
+    """Returns the namespace of requests with a LoRA adapter of this name; see Adapters.name_of()."""
+    return msgspec.structs.replace(namespace, lora=_canonical_json(list(name)))
 
 
 def backends_of(config: Any, group: Any) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.adapters import Adapters, private_name
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
@@ -43,6 +44,7 @@ class SchedulerHalf:
 
     Attributes:
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
+        adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class SchedulerHalf:
         self.counters = ConnectorCounters()
         self._hints = FinishedHints(self._prefetches, self.counters)
         self.gpu_pages: GpuPages | None = None
+        self.adapters: Adapters | None = None
         self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
@@ -192,6 +195,8 @@ class SchedulerHalf:
     def close(self) -> None:
         """Releases all pins and closes the client."""
         self._prefetches.close()
+        if self.adapters is not None:
+            self.adapters.close()
         self._private.close()
         for tracked in self._tracked.values():
             tracked.loaded()
@@ -226,9 +231,9 @@ class SchedulerHalf:
         adapter = getattr(request, "lora_request", None)
         if adapter is None:
             return self._groups
+        name = self.adapters.name_of(adapter) if self.adapters else private_name(self._engine_id, adapter)
         return tuple(
-            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, adapter, self._engine_id))
-            for group in self._groups
+            msgspec.structs.replace(group, namespace=with_adapter(group.namespace, name)) for group in self._groups
         )
 
     def _count(self, tracked: Tracked, taken: LoadedTokens) -> None:

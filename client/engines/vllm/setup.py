@@ -14,6 +14,7 @@ import msgspec
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
+from pagetier.client.engines.vllm.adapters import Adapters
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
@@ -196,6 +197,8 @@ def open_scheduler(
         private = () if identity.weights else namespaces
         announcer = _announcer(config, groups)
         half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        if (lora := getattr(config, "lora_config", None)) is not None:
+            half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
         if settings.store == "on_eviction":
             half.gpu_pages = gpu_pages_of(config, groups, pool, half.counters)
         return half

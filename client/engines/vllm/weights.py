@@ -115,7 +115,7 @@ def bytes_to_read(sources: Sequence[WeightsSource], digests: FileDigests) -> int
 def _bytes_of(source: WeightsSource, digests: FileDigests) -> int:
     if source.declared or source.obstacle or source.path is None:
         return 0
-    files = _weights(source.path) if source.commit else _files(source.path)
+    files = _weights(source.path) if source.commit else files_of(source.path)
     return digests.unread_bytes(list(files))
 
 
@@ -132,7 +132,7 @@ def _identity(source: WeightsSource, digests: FileDigests) -> list[object]:
 
 
 def _digests(path: Path, since: int, digests: FileDigests) -> dict[str, str]:
-    files = list(_files(path))
+    files = list(files_of(path))
     if not any(file.suffix in _WEIGHTS for file in files):
         raise UnidentifiedError(f"there are no files of weights in {path}")
     found = digests.digests_of(files)
@@ -150,11 +150,11 @@ def _are_unchanged_blobs(path: Path, digests: FileDigests) -> bool:
 
 
 def _weights(path: Path) -> Iterator[Path]:
-    return (file for file in _files(path) if file.suffix in _WEIGHTS)
+    return (file for file in files_of(path) if file.suffix in _WEIGHTS)
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Yields the files that determine what a model computes, in a fixed order.
+def files_of(path: Path) -> Iterator[Path]:
+    """Yields the files that determine what a model or an adapter computes, in a fixed order.
 
     A file of weights may have the weights of a vision model beside it.
     """

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from fake_vllm_config import Config, group, vllm_config
+from pagetier.client.engines.vllm.adapters import private_name
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
@@ -290,9 +291,10 @@ def test_adapters_are_not_shared_between_engines() -> None:
         SimpleNamespace(lora_name=name, lora_path=path, lora_int_id=number)
         for name, path, number in [("a", "/one", 1), ("a", "/two", 1), ("a", "/one", 2), ("b", "/one", 1)]
     ]
-    digests = [with_adapter(space, adapter, engine).digest for adapter in adapters for engine in ("x", "y")]
+    names = [private_name(engine, adapter) for adapter in adapters for engine in ("x", "y")]
+    digests = [with_adapter(space, name).digest for name in names]
     assert len({space.digest, *digests}) == 9
-    assert with_adapter(space, adapters[0], "x").digest == digests[0]
+    assert with_adapter(space, private_name("x", adapters[0])).digest == digests[0]
 
 
 # --- Counters

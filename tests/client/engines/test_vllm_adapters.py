@@ -1,0 +1,77 @@
+"""Tests which LoRA adapters two engines share, and when they stop to share them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eventually import eventually
+from pagetier.client.engines.vllm.adapters import Adapters
+from pagetier.client.engines.vllm.file_digests import FileDigests
+
+AFTER_NS = 10**9
+
+
+def adapter(folder: Path, **more: Any) -> Any:
+    """Makes an adapter's files, and returns vLLM's request for it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text('{"r": 8}')
+    (folder / "adapter_model.safetensors").write_bytes(more.pop("weights", b"weights"))
+    return SimpleNamespace(lora_name="one", lora_int_id=1, lora_path=str(folder), **more)
+
+
+def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> Adapters:
+    return Adapters(FileDigests(memory / "files.json"), time.time_ns() + AFTER_NS if since is None else since, dtype)
+
+
+def name_of(adapters: Adapters, of: Any) -> list[object]:
+    """Returns the name once the files are read."""
+    adapters.name_of(of)
+    adapters._thread.submit(int).result(20.0)
+    return adapters.name_of(of)
+
+
+def test_engines_share_an_adapter_with_the_same_files(tmp_path: Path) -> None:
+    one, copy, other = adapter(tmp_path / "one"), adapter(tmp_path / "copy"), adapter(tmp_path / "b", weights=b"others")
+    assert name_of(engine(tmp_path), one) == name_of(engine(tmp_path), copy)
+    assert name_of(engine(tmp_path), one) != name_of(engine(tmp_path), other)
+    assert name_of(engine(tmp_path), one) != name_of(engine(tmp_path, dtype="float32"), one)
+
+
+def test_a_request_does_not_wait_for_the_files(tmp_path: Path) -> None:
+    one, first, second = adapter(tmp_path / "one"), engine(tmp_path), engine(tmp_path)
+    before = first.name_of(one)
+    assert before != second.name_of(one), "no engine shares an adapter that is not identified yet"
+    assert eventually(lambda: first.name_of(one) == second.name_of(one), 20.0)
+    assert first.name_of(one) != before
+
+
+def test_files_that_are_younger_than_the_engine_are_not_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, since = adapter(tmp_path / "one"), time.time_ns() - 60 * 10**9
+    assert name_of(engine(tmp_path, since), one) != name_of(engine(tmp_path, since), one)
+    assert f"shares no pages of the adapter in {tmp_path / 'one'} with other engines" in caplog.text
+
+
+def test_an_adapter_whose_files_change_is_not_shared_any_more(tmp_path: Path) -> None:
+    one, adapters = adapter(tmp_path / "one"), engine(tmp_path)
+    shared = name_of(adapters, one)
+    file = tmp_path / "one" / "adapter_model.safetensors"
+    file.write_bytes(b"WEIGHTS")
+    os.utime(file, ns=(1, 1))
+    assert adapters.name_of(one) != shared
+    adapter(tmp_path / "one")
+    assert adapters.name_of(one) != shared, "the engine may have loaded what was there in between"
+
+
+@pytest.mark.parametrize("more", [{"load_inplace": True}, {"lora_path": "organisation/name"}])
+def test_adapters_without_files_of_their_own_are_not_shared(tmp_path: Path, more: dict[str, Any]) -> None:
+    one = adapter(tmp_path / "one")
+    one = SimpleNamespace(**(vars(one) | more))
+    assert name_of(engine(tmp_path), one) != name_of(engine(tmp_path), one)
