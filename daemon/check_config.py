@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config, DiskOptions
+from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validate import beyond_its_disk
 from pagetier.daemon.host.capacity import fit, need_of
 from pagetier.daemon.host.host import Host
@@ -21,10 +23,20 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     if disk.size:
         yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.size)}"
         yield from _disk_warnings(disk, host)
+    if config.http.listen:
+        yield f"http: {', '.join(map(str, config.http.listen))}"
+        yield from _token_warnings(config)
     in_use = sum(found.nbytes for found in survey() if found.name == config.name)
     verdict = fit(host, need_of(config, in_use))
     if not verdict.fits:
         yield f"warning: on this host {verdict.explain()}"
+
+
+def _token_warnings(config: Config) -> Iterator[str]:
+    try:
+        read_token(config.http.token_file)
+    except ConfigError as error:
+        yield f"warning: on this host {error}"
 
 
 def _disk_warnings(disk: DiskOptions, host: Host) -> Iterator[str]:

@@ -31,7 +31,7 @@ from pagetier.shm.segments import Origin, Segments
 from pagetier.shm.units import counted, format_size
 
 if TYPE_CHECKING:
-    from pagetier.daemon.metrics.endpoint import MetricsEndpoint
+    from pagetier.daemon.http.process import HttpServer
 
 log = logging.getLogger("pagetierd")
 
@@ -86,7 +86,7 @@ class _Life:
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
         self._service: Service | None = None
-        self._metrics: MetricsEndpoint | None = None
+        self._http: HttpServer | None = None
         self._open = False
         self._changed = False  # a reload was requested before the daemon was ready
         self._refused = ""
@@ -118,6 +118,8 @@ class _Life:
             self._asked = self._context.read(service.in_force.beside)
             changes = service.in_force.take(self._asked)
             service.in_force.sources = self._context.sources()
+            if self._http is not None:
+                self._http.follow(service.in_force.config)
         except ConfigError as error:
             log.error("not reloaded, the previous settings stay in force: %s", error, extra=event("reload_refused"))
             return f"; not reloaded, the previous settings stay in force: {error}"
@@ -162,8 +164,8 @@ class _Life:
         # The socket is removed first: as soon as the segments are released, the next daemon may create a socket of this
         # name.
         self._server.stop()
-        if self._metrics is not None:
-            self._metrics.stop()
+        if self._http is not None:
+            self._http.stop()
         point("run.hidden")
         if self._service is not None:
             self._service.close()
@@ -185,17 +187,19 @@ class _Life:
         self._service.alive = self._alive
         await self._server.start(self._service)
         point("run.answers")
-        if self._config.metrics.listen is not None:
-            await self._start_metrics(self._service)
+        if self._config.metrics.listen is not None or self._config.http.listen:
+            self._start_http(self._service)
         return self._service
 
-    async def _start_metrics(self, service: Service) -> None:
-        # Imported here, because it costs time and memory that a daemon without metrics does not need.
-        from pagetier.daemon.metrics.endpoint import MetricsEndpoint
+    def _start_http(self, service: Service) -> None:
+        # Imported here, because it costs memory that a daemon without HTTP does not need.
+        from pagetier.daemon.http.process import HttpServer
 
-        self._metrics = MetricsEndpoint(self._config, service)
-        await self._metrics.start()
-        log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
+        self._http = HttpServer(self._config, service)
+        if self._config.metrics.listen is not None:
+            log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
+        if listen := ", ".join(map(str, self._config.http.listen)):
+            log.info("HTTP on %s", listen, extra=event("http"))
 
     def _open_to_engines(self, service: Service) -> None:
         if self._leaving.is_set():

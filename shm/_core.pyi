@@ -283,6 +283,7 @@ TOKENS_LAYOUT: StructLayout  # pt_tokens (core/client/copy_tables.h)
 LOCK_LAYOUT: StructLayout  # pt_lock (core/common/layout.h)
 HISTORY_LAYOUT: StructLayout  # pt_history (core/common/layout.h), without its bit fields
 DISK_HISTORY_LAYOUT: StructLayout  # pt_disk_history (core/daemon/cadence/disk_history.h)
+LISTED_LAYOUT: StructLayout  # pt_listed (core/client/locate.h)
 HEAD_LAYOUT: StructLayout  # the fields of pt_header that every format has (core/common/layout.h)
 
 class ShmError(Exception):
@@ -535,6 +536,10 @@ class Observer:
     def spaces(self) -> list[NamespaceRecord]: ...
     def status(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
+    def locate(self, keys: Array, /) -> _Bytes:
+        """Returns the tiers of each page now, a TierFlag (u8). Nothing is pinned, stamped or counted."""
+    def pages(self, space: int, /) -> _Bytes:
+        """Returns the pages of a namespace, rows of LISTED_LAYOUT. Walks all entries of the index."""
 
 @final
 class Owner:

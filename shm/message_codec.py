@@ -24,15 +24,16 @@ def pack(message: msgspec.Struct) -> bytes:
 
 def read_request(body: bytes) -> Request:
     """Returns the request in the body of a message. Raises ProtocolError if it is not one."""
-    return _decode(_requests, body)
+    return decode(_requests, body)
 
 
 def read_answer(body: bytes) -> Answer:
     """Returns the response in the body of a message. Raises ProtocolError if it is not one."""
-    return _decode(_answers, body)
+    return decode(_answers, body)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
+def decode(decoder: msgspec.msgpack.Decoder[_T], body: bytes) -> _T:
+    """Returns what the body of a message encodes. Raises ProtocolError if the decoder does not accept it."""
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec does not convert the second one

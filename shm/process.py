@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
+import signal
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
 _UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also for a process that hidepid hides
 _STARTED_FIELD = 22 - 3  # in /proc/PID/stat, counted from the field after the command's closing bracket
 
@@ -81,3 +86,18 @@ def _readable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def be_child(name: bytes, nice: int) -> None:
+    """Lets this process end with the daemon that started it, and ignore a Ctrl-C in its terminal.
+
+    Args:
+        name: The name that `ps` shows, at most 15 bytes.
+        nice: How much other processes are preferred.
+    """
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(_PR_SET_NAME, name)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.nice(nice)

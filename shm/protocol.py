@@ -20,7 +20,7 @@ BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
 HINT_KEYS: Final = 1 << 16  # maximum pages of one HintPages
-HINTS: Final = "hints"  # in Welcome.extras: the daemon understands HintPages
+HINTS, PREFETCH = "hints", "prefetch"  # in Welcome.extras: HintPages, and Fetch of observers who may attach
 GREETING_LIMIT: Final = 2 << 20
 
 
@@ -31,7 +31,7 @@ class ProtocolError(PagetierError):
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
     """A message, encoded as an array: the lower-case name of the class, then its fields.
 
-    The `number` of a request is chosen by the client; the response carries the same number.
+    A client chooses the `number` of its request; the response carries the same number.
     """
 
 

@@ -36,7 +36,10 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "config": CommandEntry(f"{__name__}.config", "Show the settings that the daemon runs by, and the source of each"),
     "doctor": CommandEntry(f"{__name__}.doctor", "Check the host and the daemon; each line says ok or what to do"),
     "flush": CommandEntry(f"{__name__}.flush", "Drop pages, or write all pages to disk"),
+    "lookup": CommandEntry(f"{__name__}.lookup", "Say how many pages of a prompt are here, in memory and on disk"),
+    "ls": CommandEntry(f"{__name__}.ls", "List the namespaces, or the largest prefixes of one"),
     "pin": CommandEntry(f"{__name__}.pin", "Keep pages in memory: they are evicted last"),
+    "prefetch": CommandEntry(f"{__name__}.prefetch", "Read the pages of a prompt from disk into memory"),
     "replay": CommandEntry(
         "pagetier.client.cli.replay", "Replay a TRACE of prompts and verify every byte that is loaded"
     ),

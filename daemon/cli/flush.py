@@ -14,10 +14,10 @@ import msgspec
 
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
-from pagetier.daemon.cli.snapshot import NamespaceStats
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
+from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot import NamespaceStats
 from pagetier.shm.protocol import Flush, Flushed, Save, Saved
 from pagetier.shm.units import counted, format_size
 

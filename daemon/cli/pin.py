@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, TypeVar
 
 import click
 import msgspec
 
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
+from pagetier.daemon.cli.pages import BATCH_BYTES, keys_in
 from pagetier.daemon.common.namespaces import means
-from pagetier.shm._core import KEY_BYTES, HintKind
-from pagetier.shm.protocol import HINT_KEYS, HINTS, HintPages, PagesHinted
+from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.shm._core import HintKind
+from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size
 
-_BYTES: Final = HINT_KEYS * KEY_BYTES
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -37,7 +37,8 @@ def _options(command: _Command) -> _Command:
             "file",
             type=click.File(),
             metavar="FILE",
-            help="The pages: a key in hexadecimal on each line, - for stdin. [default: all pages of the namespace]",
+            help="The pages: keys in hexadecimal, in a JSON list or one on each line, - for stdin. [default: all of the"
+            " namespace]",
         ),
         click.option(
             "--namespace",
@@ -101,10 +102,10 @@ def _send(socket: Path, namespace: str | None, file: IO[str] | None, kind: HintK
     """
     if namespace is None and file is None:
         raise click.UsageError("give --namespace, --keys-file or both")
-    keys = b"" if file is None else b"".join(_keys(file))
+    keys = b"" if file is None else keys_in(file)
     with daemon_at(socket) as daemon:
         _check(daemon, namespace)
-        parts = [keys[at : at + _BYTES] for at in range(0, len(keys), _BYTES)] if file is not None else [b""]
+        parts = [keys[at : at + BATCH_BYTES] for at in range(0, len(keys), BATCH_BYTES)] if file is not None else [b""]
         answers = [
             daemon.ask(HintPages(number, part, kind, math.inf, namespace), PagesHinted)
             for number, part in enumerate(parts, 1)
@@ -114,20 +115,6 @@ def _send(socket: Path, namespace: str | None, file: IO[str] | None, kind: HintK
             raise click.ClickException(answer.trouble)
     pages, applied = sum(answer.pages for answer in answers), sum(answer.applied for answer in answers)
     return PinOutcome(pages, applied, answers[-1].kept_bytes if answers else 0)
-
-
-def _keys(file: IO[str]) -> Iterator[bytes]:
-    for number, line in enumerate(file, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        try:
-            key = bytes.fromhex(text)
-        except ValueError:
-            key = b""
-        if len(key) != KEY_BYTES:
-            raise click.UsageError(f"line {number} of {file.name} is no key of {2 * KEY_BYTES} hexadecimal digits")
-        yield key
 
 
 def _check(daemon: Daemon, namespace: str | None) -> None:

@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.cli.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot
 from pagetier.daemon.disk.status import DiskReport, HintReport, Standing
+from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot
 from pagetier.shm.units import counted, format_size
 
 

@@ -10,10 +10,10 @@ import click
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import Changes, LiveSettings
+from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm.protocol import Resize, Resized
 from pagetier.shm.units import counted, format_size, parse_size
 from pagetier.tiers.capacity import frames_under

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.connect import daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
-from pagetier.daemon.cli.snapshot import PageTier, Snapshot
+from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot import PageTier, Snapshot
 from pagetier.shm.units import counted, format_size
 
 

@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.disk.status import Phase
+from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm.units import parse_duration
 
 _PAUSE_S: Final = 0.1

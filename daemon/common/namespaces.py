@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 
 _LEAST_DIGITS = 8
 _U8, _U32 = 1 << 8, 1 << 32
+
+
+class IdleCounts(msgspec.Struct):
+    """Counters of namespaces since the start of the daemon.
+
+    Attributes:
+        dropped: Namespaces that were dropped because they were not used.
+        rejected: Requests for room that were rejected because the table was full.
+    """
+
+    dropped: int = 0
+    rejected: int = 0
 
 
 def wrong_space(space: Space) -> str:

@@ -11,6 +11,7 @@ from pagetier.shm.units import shown
 
 _EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'
 _LOCAL = "127.0.0.1"
+_PATH = socket_setting("")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +29,32 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 def address_setting(help: str) -> Setting:
     """Returns a setting for an absolute path, a port, or an address of this host and a port; empty means none."""
-    plain = socket_setting(help)
 
     def read(raw: object) -> Address | None:
-        if isinstance(raw, str) and raw.startswith("/"):
-            return Address(path=plain.read(raw))
-        if isinstance(raw, bool) or not isinstance(raw, (str, int)):
-            raise ValueError(f"{shown(raw)} is not an address: write {_EXAMPLES}")
-        return _read_port(str(raw)) if str(raw) else None
+        return None if raw == "" else _read_address(raw)
 
     return Setting(read=read, show=lambda address: str(address or ""), metavar="ADDRESS", help=help)
+
+
+def addresses_setting(help: str) -> Setting:
+    """Returns a setting for several addresses, in a list or in one string with commas; empty means none."""
+
+    def read(raw: object) -> tuple[Address, ...]:
+        items = [item.strip() for item in raw.split(",")] if isinstance(raw, str) and raw.strip() else raw
+        items = [items] if isinstance(items, int) else items or []
+        if not isinstance(items, list):
+            raise ValueError(f"{shown(raw)} is not a list of addresses: write {_EXAMPLES}")
+        return tuple(dict.fromkeys(map(_read_address, items)))
+
+    return Setting(read=read, show=lambda found: ",".join(map(str, found)), metavar="ADDRESS,...", help=help)
+
+
+def _read_address(raw: object) -> Address:
+    if isinstance(raw, str) and raw.startswith("/"):
+        return Address(path=_PATH.read(raw))
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+        raise ValueError(f"{shown(raw)} is not an address: write {_EXAMPLES}")
+    return _read_port(str(raw))
 
 
 def _read_port(text: str) -> Address:

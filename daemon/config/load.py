@@ -56,6 +56,7 @@ __all__ = [
     "Field",
     "fields",
     "load",
+    "read_text",
     "with_changes",
 ]
 
@@ -151,7 +152,7 @@ def with_changes(config: Config, texts: Mapping[str, str], location: str) -> Con
 
 
 def _from_file(path: Path) -> _SourcedValues:
-    document = _parse(path, _text(path))
+    document = _parse(path, read_text(path))
     given: _SourcedValues = {}
     for section, table in _tables(path, document):
         for key, raw in table.items():
@@ -203,7 +204,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: a number is too long, or brackets are nested too deeply") from error
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Returns the text of a file. Raises ConfigError if it cannot be read."""
     try:
         return text_of(path)
     except NoTextFileError as error:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from pagetier.daemon.config.address import Address, address_setting
+from pagetier.daemon.config.address import Address, address_setting, addresses_setting
 from pagetier.daemon.config.value_types import (
     arena_setting,
     choice_setting,
@@ -198,7 +198,7 @@ class AccessOptions(Section, frozen=True, kw_only=True):
     socket_mode: Annotated[
         int,
         mode_setting(
-            "Permission bits, in octal, of the control socket and of metrics.listen if that is a path. 0666 lets"
+            "Permission bits, in octal, of the control socket and of paths in http.listen and metrics.listen. 0666 lets"
             " every user open it; the daemon still rejects users that are not listed."
         ),
     ] = 0o660
@@ -226,6 +226,25 @@ class MetricsOptions(Section, frozen=True, kw_only=True):
     ] = 50
 
 
+class HttpOptions(Section, frozen=True, kw_only=True):
+    """The HTTP interface: lookups, prefetch, hints, statistics, metrics and health; a process of its own."""
+
+    listen: Annotated[
+        tuple[Address, ...],
+        addresses_setting(
+            "Addresses of the HTTP interface: paths of sockets, and ports of this host; empty: none. It may name the"
+            " address of metrics.listen too."
+        ),
+    ] = ()
+    token_file: Annotated[
+        Path | None,
+        folder_setting(
+            "File with the token that callers of a port must send, except for /metrics and /healthz; readable by the"
+            " daemon's user only. A reload reads it again."
+        ),
+    ] = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The configuration of the daemon. Sizes are in bytes, durations in seconds, users and groups are IDs."""
 
@@ -242,6 +261,7 @@ class Config(Section, frozen=True, kw_only=True):
     access: AccessOptions = AccessOptions()
     log: LogOptions = LogOptions()
     metrics: MetricsOptions = MetricsOptions()
+    http: HttpOptions = HttpOptions()
 
     @property
     def entries(self) -> int:

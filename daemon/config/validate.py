@@ -55,7 +55,7 @@ Describe: TypeAlias = Callable[[str, str], str]
 
 def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
-    checks = (_check_arena, _check_disk, _check_evict, _check_sockets)
+    checks = (_check_arena, _check_disk, _check_evict, _check_sockets, _check_http)
     return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
@@ -87,10 +87,18 @@ def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
 
 
 def _check_sockets(config: Config, describe: Describe) -> Iterator[str]:
-    path = config.metrics.listen.path if config.metrics.listen is not None else None
-    if path is not None and _is_same_place(path, config.socket):
-        control = describe("socket", str(config.socket))
-        yield f"{describe('metrics.listen', str(path))} is also the control socket, {control}: set another path"
+    metrics = (config.metrics.listen,) if config.metrics.listen is not None else ()
+    named = (("metrics.listen", metrics), ("http.listen", config.http.listen))
+    for setting, path in ((setting, each.path) for setting, addresses in named for each in addresses):
+        if path is not None and _is_same_place(path, config.socket):
+            control = describe("socket", str(config.socket))
+            yield f"{describe(setting, str(path))} is also the control socket, {control}: set another path"
+
+
+def _check_http(config: Config, describe: Describe) -> Iterator[str]:
+    ports = [address for address in config.http.listen if address.path is None]
+    if ports and config.http.token_file is None:
+        yield f"{describe('http.listen', str(ports[0]))} is a port, which needs a token: set http.token_file"
 
 
 def _is_same_place(one: Path, other: Path) -> bool:

@@ -29,6 +29,7 @@ _FETCH_OUTCOME_OF: Final = {
 _FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 # The largest part of the arena that pages being read may take.
 _MOST_READING = 0.9
+NO_LIMIT: Final = 1 << 62  # of the frames of a request
 # A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
 _STALLED_S = 2.0
 
@@ -93,15 +94,19 @@ class DiskReads:
         """Reserves frames for the worker in this slot and sends it the commands from now on."""
         self.slot, self._send = slot, send
 
-    def ask(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Reads the requested pages; calls `reply` once, maybe before it returns."""
+    def ask(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
+        """Reads the requested pages into at most `most_frames` frames; calls `reply` once, maybe before it returns.
+
+        Returns:
+            The number of frames that were granted.
+        """
         slot = 0 if self.slot is None else self.slot
         stalled = self._stalled()
-        room = 1 if stalled else max(1, self._most_frames - self._frames_reading)
+        room = 1 if stalled else max(1, min(most_frames, self._most_frames - self._frames_reading))
         outcomes, entries, serials = self._owner.fetch(slot, self._ttl_ns, request.keys, room)
         point("disk_reads.granted")
         waiting = _WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
-        self._read(request.keys, outcomes, entries, serials)
+        granted = self._read(request.keys, outcomes, entries, serials)
         point("disk_reads.sent")
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] in (ReserveOutcome.GRANTED, ReserveOutcome.PENDING) and serial in self._reading:
@@ -110,6 +115,7 @@ class DiskReads:
             self._wait(waiting, request.timeout)
         else:
             self._late(waiting)
+        return granted
 
     def has_read(self, report: HasRead) -> None:
         """Handles the worker's report on pages of a read command. Raises ProtocolError if there is no such command."""
@@ -142,11 +148,11 @@ class DiskReads:
             self._complete(serial, FetchOutcome.ABSENT, "the disk worker ended while it read the page")
         self.at_work.note(0)
 
-    def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> None:
-        """Asks the worker to read the pages for which frames were granted."""
+    def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> int:
+        """Asks the worker to read the pages for which frames were granted. Returns the number of these frames."""
         granted = [page for page, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
         if not granted:
-            return
+            return 0
         wanted = b"".join(entries[4 * i : 4 * i + 4] for i in granted)
         numbers = b"".join(serials[8 * i : 8 * i + 8] for i in granted)
         sizes = self._owner.sizes(wanted)
@@ -158,8 +164,10 @@ class DiskReads:
             self._read_at = self._loop.time()
         self._reading |= {serial: {} for serial in job.serials}
         self.at_work.note(len(self._reading))
-        self._frames_reading += sum(map(self._frames_of, job.sizes))
+        frames = sum(map(self._frames_of, job.sizes))
+        self._frames_reading += frames
         self._send(command)
+        return frames
 
     def _stalled(self) -> bool:
         return bool(self._reading) and self._loop.time() - self._read_at > _STALLED_S

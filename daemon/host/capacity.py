@@ -171,8 +171,8 @@ def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     return max(0, room + need.in_memory - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
 
 
-# RssAnon of a daemon that serves metrics minus that of one that does not.
-_METRICS_BYTES = 16 << 20
+# RssAnon of the HTTP process, after a scrape, is 20 MiB.
+_HTTP_BYTES = 24 << 20
 # RssAnon of the disk worker is 18 MiB. The rest is what LMDB keeps of the transactions of its largest batch.
 _WORKER_BYTES = 24 << 20
 
@@ -228,8 +228,9 @@ def _index_of_disk(geometry: Geometry) -> int:
 
 
 def processes_of(config: Config) -> Processes:
-    """Returns what the daemon takes beside its segments, with metrics and the disk worker if configured."""
-    daemon = Processes().fixed + (_METRICS_BYTES if config.metrics.listen is not None else 0)
+    """Returns what the daemon takes beside its segments, with HTTP and the disk worker if configured."""
+    serves_http = config.metrics.listen is not None or config.http.listen
+    daemon = Processes().fixed + (_HTTP_BYTES if serves_http else 0)
     disk = config.disk
     if not disk.size:
         return Processes(fixed=daemon)

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-import msgspec
-
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
-from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.common.namespaces import IdleCounts, printable
 from pagetier.daemon.config.schema import IndexOptions
 from pagetier.shm._core import IdleResult, NamespaceRecord, Owner
 from pagetier.shm.failpoints import point
@@ -31,18 +29,6 @@ class FlushableTier(Protocol):
 
     def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
         """Drops the pages of these namespaces, which have left the index, from disk."""
-
-
-class IdleCounts(msgspec.Struct):
-    """Counters since the start of the daemon.
-
-    Attributes:
-        dropped: Namespaces that were dropped.
-        rejected: Requests for room that were rejected because the table was full.
-    """
-
-    dropped: int = 0
-    rejected: int = 0
 
 
 class IdleNamespaces:

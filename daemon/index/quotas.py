@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from pagetier.shm._core import SLOTS, AttachmentRecord, IndexHeader, Owner
+import msgspec
+
+from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner
 from pagetier.shm.process import Process
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
 _SIZE: Final = struct.Struct("<Q")
@@ -105,6 +109,47 @@ class StoreQuota:
             if room < 0:
                 return page
         return len(each)
+
+
+_READING: Final = "this user has reached its quota of pages that are read ahead: store.share"
+MOST_PREFETCHES: Final = 64
+_FetchFunction: TypeAlias = Callable[[Fetch, Callable[[Fetched], None], int], int]
+
+
+class _OpenPrefetch(msgspec.Struct, eq=False):
+    """A request that reads ahead, with the frames that it was granted."""
+
+    frames: int = 0
+
+
+class PrefetchQuota:
+    """The quota of frames into which pages are read for a user without an attachment. On the loop's thread only.
+
+    It is that of a process that stores, store.share. A small arena has no quota, but the number of requests is limited.
+    """
+
+    def __init__(self, header: IndexHeader, share: float) -> None:
+        self._most = share_of(header, share) or header.frames
+        self._reading: dict[int, list[_OpenPrefetch]] = {}
+
+    def enter(self, user: int, request: Fetch, reply: Callable[[Fetched], None], fetch: _FetchFunction) -> None:
+        """Passes a request on to `fetch` with the frames that are left to the user, or replies that none are left."""
+        reading = self._reading.setdefault(user, [])
+        room = self._most - sum(each.frames for each in reading)
+        if room <= 0 or len(reading) >= MOST_PREFETCHES:
+            outcomes = bytes([FetchOutcome.NO_ROOM]) * (len(request.keys) // KEY_BYTES)
+            reply(Fetched(request.number, outcomes, _READING))
+            return
+        prefetch = _OpenPrefetch()
+        reading.append(prefetch)
+
+        def end(answer: Fetched) -> None:
+            reading.remove(prefetch)
+            if not reading:
+                self._reading.pop(user, None)
+            reply(answer)
+
+        prefetch.frames = fetch(request, end, room)
 
 
 MOST_OF_PROCESS: Final = SLOTS // 4

@@ -16,6 +16,7 @@ from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import LiveSettings
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.daemon.disk.reads import NO_LIMIT
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.capacity import short_index
 from pagetier.daemon.host.peer_credentials import Peer
@@ -25,7 +26,7 @@ from pagetier.daemon.index.flush import FlushRequests
 from pagetier.daemon.index.hints import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
 from pagetier.daemon.index.pressure import PinQuota, Shortage
-from pagetier.daemon.index.quotas import StoreQuota, has_slot, why_no_slot
+from pagetier.daemon.index.quotas import PrefetchQuota, StoreQuota, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
@@ -34,6 +35,7 @@ from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
     HINTS,
+    PREFETCH,
     Attach,
     Check,
     Fetch,
@@ -84,6 +86,7 @@ class Service:
         self.evictor = Evictor(self._owner, config.evict, loop)
         self.hints = Hints(self._owner, config.evict)
         self._store_quota = StoreQuota(self._owner, config.store.share)
+        self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
         self._pin_quota = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
         self.disk = DiskTier(segments, config, loop)
@@ -186,14 +189,19 @@ class Service:
             )
         return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
 
-    def fetch(self, request: Fetch, reply: Callable[[Fetched], None]) -> None:
-        """Reads pages from disk; `reply` is called once, at the latest when the request's timeout has passed."""
+    def fetch(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
+        """Returns how many frames pages on disk get; `reply` is called once they are read or the timeout has passed."""
         if len(request.keys) % KEY_BYTES:
             reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
-            return
-        self.disk.reads.ask(request, reply)
+            return 0
+        granted = self.disk.reads.ask(request, reply, most_frames)
         point("service.fetched")
         self.evictor.maybe_evict()
+        return granted
+
+    def prefetch(self, user: int, request: Fetch, reply: Callable[[Fetched], None]) -> None:
+        """Reads pages from disk for a user who is not attached, within the user's share; `reply` is called once."""
+        self._prefetch_quota.enter(user, request, reply, self.fetch)
 
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
         """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
@@ -246,7 +254,7 @@ class Service:
 
     def _welcome(self, slot: int) -> Welcome:
         populated = self._config.arena.prefault == "populate"
-        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS,))
+        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS, PREFETCH))
 
     def _space(self, request: Reserve) -> int:
         space = request.space

@@ -117,6 +117,9 @@ groups = ["inference"]
 
 [metrics]
 listen = "127.0.0.1:9464"
+
+[http]
+listen = "/run/pagetier/http.sock"
 """
 _UNITS = """A size is a number of bytes, or a number with a unit: K, M, G, T, P and KiB, MiB, GiB, TiB, PiB count in
 1024, KB, MB, GB, TB, PB in 1000. A duration is a number of seconds, or a number with us, ms, s, m, h or d. A share is a

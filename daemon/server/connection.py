@@ -168,10 +168,10 @@ class Connection(asyncio.Protocol):
                 self._greet(request)
             case Reserve() | Fetch() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
+            case Fetch() | HintPages() | Save() | Flush() | Check() | Resize() if self._greeted:
+                self._handle_if_allowed(request)
             case Describe() if self._greeted:
                 self._send(Description(request.number, self._service.in_force.described()))
-            case HintPages() | Save() | Flush() | Check() | Resize() if self._greeted:
-                self._handle_if_allowed(request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not allowed for this peer, or not yet")
 
@@ -191,12 +191,15 @@ class Connection(asyncio.Protocol):
                 if request.number:
                     self._send(Detached(request.number))
 
-    def _handle_if_allowed(self, request: HintPages | Save | Flush | Check | Resize) -> None:
+    def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Check | Resize) -> None:
         rights = self._greeter.rights
         if rights < (Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH):
             self._send(Refusal(_NOT_ALLOWED[rights]))
             return
         match request:
+            case Fetch():
+                self._open += 1
+                self._service.prefetch(self._caller.uid, request, self._send_late)
             case HintPages():
                 self._give_hint(request)
             case Save():
@@ -248,7 +251,8 @@ class Connection(asyncio.Protocol):
             return
         self._greeted = True
         self._house.limits.greeted(self._caller, self._end)
-        self._unpacker.limit(_WATCHER_LIMIT if isinstance(request, Observe) else REQUEST_LIMIT)
+        if isinstance(request, Attach):
+            self._unpacker.limit(REQUEST_LIMIT)
         self._late.cancel()
 
     def _handle_unsent(self, error: OSError) -> None:

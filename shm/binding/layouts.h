@@ -4,6 +4,7 @@
 #include "records.h"
 
 #include "../core/client/copy_tables.h"
+#include "../core/client/locate.h"
 #include "../core/daemon/cadence/disk_history.h"
 
 typedef struct {
@@ -33,6 +34,10 @@ static const struct_field disk_history_fields[] = {
     FIELD_OF(pt_disk_history, parent), FIELD_OF(pt_disk_history, depth), FIELD_OF(pt_disk_history, cadence),
     FIELD_OF(pt_disk_history, uses), FIELD_OF(pt_disk_history, growth), FIELD_OF(pt_disk_history, hint), {NULL, 0, 0},
 };
+static const struct_field listed_fields[] = {
+    FIELD_OF(pt_listed, key),    FIELD_OF(pt_listed, size),  FIELD_OF(pt_listed, used_ns), FIELD_OF(pt_listed, entry),
+    FIELD_OF(pt_listed, parent), FIELD_OF(pt_listed, chain), FIELD_OF(pt_listed, tiers),   {NULL, 0, 0},
+};
 /* The fields that are in the same place in every format. */
 static const struct_field head_fields[] = {
     FIELD_OF(pt_header, magic), FIELD_OF(pt_header, format), FIELD_OF(pt_header, build), {NULL, 0, 0},
@@ -48,6 +53,7 @@ static const struct {
     {"LOCK_LAYOUT", lock_fields, sizeof(pt_lock)},
     {"HISTORY_LAYOUT", history_fields, sizeof(pt_history)},
     {"DISK_HISTORY_LAYOUT", disk_history_fields, sizeof(pt_disk_history)},
+    {"LISTED_LAYOUT", listed_fields, sizeof(pt_listed)},
     {"HEAD_LAYOUT", head_fields, offsetof(pt_header, index_bytes)},
 };
 

@@ -1,7 +1,10 @@
 /* observer.h - the Python type Observer: reads index and lock words through read-only mappings. */
 #pragma once
 
+#include "buffers.h"
 #include "records.h"
+
+#include "../core/client/locate.h"
 
 typedef struct {
     PyObject_HEAD
@@ -174,12 +177,53 @@ static PyObject *observer_status(Observer *self, PyObject *unused)
     return PyBytes_FromStringAndSize(text, bytes);
 }
 
+/* locate(keys) -> the tiers of each page, a TierFlag (u8). */
+static PyObject *observer_locate(Observer *self, PyObject *keys_object)
+{
+    array keys;
+    if (!array_open(keys_object, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    PyObject *tiers = PyBytes_FromStringAndSize(NULL, keys.count);
+    char *to = tiers ? PyBytes_AsString(tiers) : NULL;
+    for (Py_ssize_t i = 0; tiers && i < keys.count; i++)
+        to[i] = (char)pt_locate(&self->view, (const uint8_t *)keys.view.buf + i * PT_KEY_BYTES);
+    PyBuffer_Release(&keys.view);
+    return tiers;
+}
+
+/* pages(space) -> rows of LISTED_LAYOUT: the pages of a namespace. */
+static PyObject *observer_pages(Observer *self, PyObject *args)
+{
+    unsigned int space;
+    const pt_view *v = &self->view;
+    if (!PyArg_ParseTuple(args, "I", &space))
+        return NULL;
+    size_t room = 0, count = 0;
+    pt_listed *rows = NULL;
+    for (uint32_t entry = 0; entry < v->entry_count; entry++) {
+        if (count == room) {
+            pt_listed *larger = realloc(rows, (room = 2 * room + 64) * sizeof *rows);
+            if (!larger) {
+                free(rows);
+                return PyErr_NoMemory();
+            }
+            rows = larger;
+        }
+        count += pt_list_page(v, entry, space, &rows[count]);
+    }
+    PyObject *made = PyBytes_FromStringAndSize((char *)rows, (Py_ssize_t)(count * sizeof *rows));
+    free(rows);
+    return made;
+}
+
 static PyMethodDef observer_methods[] = {
     {"header", (PyCFunction)observer_header, METH_NOARGS, NULL},
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
     {"status", (PyCFunction)observer_status, METH_NOARGS, NULL},
+    {"locate", (PyCFunction)observer_locate, METH_O, NULL},
+    {"pages", (PyCFunction)observer_pages, METH_VARARGS, NULL},
     {0},
 };
 static PyType_Slot observer_slots_table[] = {

@@ -6,7 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from pagetier.daemon.cli.snapshot import (
+from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.disk.status import DiskReport, Phase, Standing
+from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
     DiskWork,
@@ -16,8 +18,6 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
-from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

@@ -6,10 +6,7 @@ FD is its end of the socket pair.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
-import signal
 import socket
 import sys
 import threading
@@ -20,6 +17,7 @@ from typing import Final
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import log_to_stderr
+from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
@@ -27,8 +25,6 @@ from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
 from pagetier.tiers.worker_protocol import OpenFailed, Serve, Trust
 
-_PR_SET_NAME: Final = 15
-_PR_SET_PDEATHSIG: Final = 1
 _NICE: Final = 10
 FAILED: Final = 4
 
@@ -38,7 +34,7 @@ log = logging.getLogger("pagetier.tier")
 def main(descriptor: int) -> int:
     """Serves a tier until the daemon ends it or is gone. Returns the exit code."""
     log_to_stderr("info")
-    _be_a_worker()
+    be_child(b"pagetier-disk", _NICE)
     channel = Channel(socket.socket(fileno=descriptor))
     try:
         return _serve(channel)
@@ -96,16 +92,6 @@ def open_tier(command: Serve, frame_bytes: int) -> Tier:
         log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
     return LmdbTier(folder, command.cap, frame_bytes, command.environments)
-
-
-def _be_a_worker() -> None:
-    """Ends with the daemon, ignores a Ctrl-C in its terminal, and gives the engines priority."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    libc.prctl(_PR_SET_NAME, b"pagetier-disk")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(_NICE)
 
 
 if __name__ == "__main__":

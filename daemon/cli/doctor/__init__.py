@@ -23,10 +23,10 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
-from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm.exit_codes import Exit
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}

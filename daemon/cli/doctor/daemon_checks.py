@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pagetier.daemon.cli.connect import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.cli.observe import take_snapshot
-from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.capacity import geometry_of, serves, short_index
 from pagetier.daemon.server.control_socket import locked_out
+from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
 from pagetier.shm.segment_files import FoundSegments, survey, user_name

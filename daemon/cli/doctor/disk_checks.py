@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.render import synced
-from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.status import DiskReport, Phase, Standing
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
+from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.shm.units import counted, format_size, spell_size
 
 _UNITS = "etc/systemd/system"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pagetier.daemon.cli.connect import Daemon, Unreachable, daemon_at, socket_option
-from pagetier.daemon.cli.observe import take_snapshot
 from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm.exit_codes import Exit
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from pagetier.daemon.cli.snapshot import ClientStats, Snapshot
+from pagetier.daemon.stats.snapshot import ClientStats, Snapshot
 
 MINUTES = 5
 _SPAN_S = MINUTES * 60.0

@@ -18,9 +18,9 @@ from rich.console import Group
 from rich.text import Text
 
 from pagetier.daemon.cli.render import age, count, synced
-from pagetier.daemon.cli.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.shm.units import counted, format_size
 
 WIDTH = 80

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from fake_snapshots import client, filled, snapshot
 from pagetier.daemon.cli.render import age, count, show_snapshot
-from pagetier.daemon.cli.snapshot import NamespaceStats, Snapshot, StoreStats
 from pagetier.daemon.disk.status import BudgetReport, DiskReport, Standing
+from pagetier.daemon.stats.snapshot import NamespaceStats, Snapshot, StoreStats
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 

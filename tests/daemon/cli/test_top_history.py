@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_snapshots import history, snapshot
-from pagetier.daemon.cli.snapshot import Snapshot
 from pagetier.daemon.cli.top.history import History, Moment
+from pagetier.daemon.stats.snapshot import Snapshot
 
 
 def test_one_snapshot_has_no_rates() -> None:

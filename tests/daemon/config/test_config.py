@@ -52,9 +52,12 @@ TYPED = {
     "log.level": ("debug", "debug"),
     "metrics.listen": ("[::1]:9464", Address(host="::1", port=9464)),
     "metrics.namespaces": ("7", 7),
+    "http.listen": ("/run/h.sock, [::1]:80", (Address(path=Path("/run/h.sock")), Address(host="::1", port=80))),
+    "http.token_file": ("/etc/token", Path("/etc/token")),
 }
 # Settings that others require; evict.low must stay below evict.high.
 NEEDS = {"evict.low": "evict.high", "evict.high": "evict.low", "disk.path": "disk.size", "disk.size": "disk.path"}
+NEEDS |= {"http.listen": "http.token_file"}
 
 
 def value_of(config: Config, path: str) -> object:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.address import Address, address_setting
-from pagetier.daemon.metrics import endpoint
+from pagetier.daemon.http.process import open_address
 from pagetier.daemon.server.control_socket import SocketError
 
 SETTING = address_setting("")
@@ -64,13 +64,13 @@ def test_a_port_that_can_not_be_had_is_told_with_what_helps(
 
     monkeypatch.setattr(socket, "socket", none)
     with pytest.raises(SocketError, match=words):
-        endpoint._open(Address(host="127.0.0.1", port=9464), 0o660)
+        open_address(Address(host="127.0.0.1", port=9464), "metrics.listen", 0o660)
 
 
 def test_a_path_that_can_not_be_had_is_told_by_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, words in (("file", "remove it, or set another metrics.listen"), ("file/s", "set another metrics.listen")):
         with pytest.raises(SocketError, match=words):
-            endpoint._open(Address(path=tmp_path / path), 0o660)
+            open_address(Address(path=tmp_path / path), "metrics.listen", 0o660)
     with pytest.raises(SocketError, match=r"metrics.listen = .*: File name too long"):
-        endpoint._open(Address(path=tmp_path / ("x" * 300)), 0o660)
+        open_address(Address(path=tmp_path / ("x" * 300)), "metrics.listen", 0o660)

@@ -26,12 +26,12 @@ def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config
     return Config(arena=ArenaOptions(size=arena, frame_size=MIB), disk=disk)
 
 
-def test_the_disk_s_worker_and_the_metrics_are_counted() -> None:
+def test_the_disk_s_worker_and_http_are_counted() -> None:
     alone = processes_of(configured())
     assert alone == Processes()
     assert alone.beside(0) == 48 * MIB
     listening = Config(metrics=MetricsOptions(listen="/metrics"))  # type: ignore[arg-type]  # any address
-    assert processes_of(listening).beside(0) == 64 * MIB
+    assert processes_of(listening).beside(0) == 72 * MIB
     assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB
 
 

@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from eventually import eventually
+from http_calls import http_process
 from metrics_scrape import ask
 from pagetier.daemon.common.log_throttle import SAME
-from pagetier.daemon.metrics.http import MOST
+from pagetier.daemon.http.peers import MOST_OF_CALLER
 from running_daemon import RunningDaemon
 
 CROWD = 400
@@ -31,8 +32,8 @@ def crowd(path: Path, count: int, patience: float | None) -> Iterator[list[socke
         yield guests
 
 
-def files_of(daemon: RunningDaemon) -> int:
-    return len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+def files_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def is_shut(guest: socket.socket) -> bool:
@@ -45,17 +46,19 @@ def is_shut(guest: socket.socket) -> bool:
 def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -> None:
     place = tmp_path / "metrics"
     with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place)) as daemon:
-        before = files_of(daemon)
+        assert ask(place).status == 200
+        door = http_process(daemon)
+        before = files_of(door)
         with crowd(place, CROWD, None) as guests:
             assert len(guests) == CROWD
-            assert all(is_shut(guest) for guest in guests[MOST:]), "closed before the timeout of 5 s"
-            assert files_of(daemon) <= before + MOST
+            assert all(is_shut(guest) for guest in guests[MOST_OF_CALLER:]), "closed before the timeout of 5 s"
+            assert files_of(door) <= before + MOST_OF_CALLER
             with daemon.client() as client:
                 assert client.attached
-        assert eventually(lambda: files_of(daemon) <= before + 1)
+        assert eventually(lambda: files_of(door) <= before + 1)
         assert ask(place).status == 200
-        full = daemon.lines("event=metrics_full")
-        assert len(full) == SAME and all(f"{MOST} are open" in line for line in full)
+        full = daemon.lines("event=http_full")
+        assert len(full) == SAME and all(f"{MOST_OF_CALLER} of this caller" in line for line in full)
 
 
 def test_a_lack_of_descriptors_logs_a_line_and_no_traceback(tmp_path: Path) -> None:

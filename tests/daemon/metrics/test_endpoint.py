@@ -181,7 +181,7 @@ def test_an_endless_request_is_rejected(daemon: RunningDaemon, place: Path) -> N
 
 def test_openmetrics_is_served_on_request(daemon: RunningDaemon, place: Path) -> None:
     kind = b"application/openmetrics-text; version=1.0.0"
-    answer = ask(place, b"GET /metrics HTTP/1.1\r\nAccept: " + kind + b"\r\n\r\n")
+    answer = ask(place, b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: " + kind + b"\r\n\r\n")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.body.endswith("# EOF\n")
 

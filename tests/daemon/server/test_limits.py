@@ -14,7 +14,18 @@ from pagetier.daemon.host.peer_credentials import Caller, Rights
 from pagetier.daemon.server.limits import MOST_OF_PROCESS, MOST_SILENT, MOST_UNFINISHED, MOST_WATCHING, ConnectionLimits
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.message_codec import pack
-from pagetier.shm.protocol import REQUEST_LIMIT, Check, Detach, Fetch, Fetched, Findings, Reserve, Reserved, Space
+from pagetier.shm.protocol import (
+    GREETING_LIMIT,
+    REQUEST_LIMIT,
+    Check,
+    Detach,
+    Fetch,
+    Fetched,
+    Findings,
+    Reserve,
+    Reserved,
+    Space,
+)
 
 
 def caller(pid: int = 1, uid: int = 7) -> Caller:
@@ -106,7 +117,7 @@ def test_no_requests_are_read_from_a_peer_that_reads_no_responses(path: Path) ->
 def test_messages_of_an_observer_are_limited(path: Path) -> None:
     with Peer(path) as peer:
         peer.observe()
-        assert peer.ask(struct.pack("<I", 1 << 20)) is None
+        assert peer.ask(struct.pack("<I", GREETING_LIMIT + 1)) is None
 
 
 def test_incomplete_messages_are_limited_over_all_connections_of_a_process(path: Path) -> None:

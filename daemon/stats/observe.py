@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagetier.daemon.cli.snapshot import (
+from pagetier.daemon.common.frame_advice import pages_that_fit
+from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, PhaseProgress, unpack
+from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
     DiskWork,
@@ -18,8 +20,6 @@ from pagetier.daemon.cli.snapshot import (
     StoreStats,
     Tiers,
 )
-from pagetier.daemon.common.frame_advice import pages_that_fit
-from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, PhaseProgress, unpack
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
 

@@ -1,0 +1,122 @@
+"""`pagetier ls`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.pages import named_space
+from pagetier.shm._core import Observer
+from pagetier.shm.units import format_size, spell_duration
+
+if TYPE_CHECKING:
+    from pagetier.daemon.stats.prefixes import Prefix
+
+_NS = 1e9
+
+
+class ListedNamespace(msgspec.Struct, frozen=True):
+    """A namespace. Pages that are in memory and on disk count in both tiers; idle_seconds is None if unknown."""
+
+    label: str
+    digest: str
+    page_tokens: int
+    memory_pages: int
+    memory_bytes: int
+    disk_pages: int
+    disk_bytes: int
+    idle_seconds: float | None
+
+
+@click.command()
+@socket_option
+@click.argument("namespace", required=False)
+@click.option("--most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="The most lines.")
+@click.option("--json", "show", flag_value="json", help="Print a JSON list.")
+def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None:
+    """List the namespaces, or the largest prefixes of one.
+
+    A prefix is all pages that begin with the same page. Which page follows which is known of pages that were stored
+    with evict.policy = "cadence"; of others, those that were stored together count as one prefix.
+
+    Exit codes: 0: success; 1: no such namespace; 2: invalid usage; 3: no daemon.
+    """
+    with daemon_at(socket) as daemon:
+        if namespace is None:
+            _print_namespaces(_namespaces(daemon.observer)[:most], show)
+        else:
+            from pagetier.daemon.stats.prefixes import largest_prefixes
+
+            space = named_space(daemon.observer, namespace)
+            _print_prefixes(largest_prefixes(daemon.observer, space.number, most), show)
+
+
+def _namespaces(observer: Observer) -> list[ListedNamespace]:
+    now = time.monotonic_ns()
+    found = [
+        ListedNamespace(
+            label=space.name,
+            digest=space.digest.hex(),
+            page_tokens=space.page_tokens,
+            memory_pages=space.pages,
+            memory_bytes=space.bytes,
+            disk_pages=space.disk_pages,
+            disk_bytes=space.disk_bytes,
+            idle_seconds=round(max(0, now - space.used_ns) / _NS, 3) if space.used_ns else None,
+        )
+        for space in observer.spaces()
+    ]
+    return sorted(found, key=lambda each: -(each.memory_bytes + each.disk_bytes))
+
+
+def _print_namespaces(found: Sequence[ListedNamespace], show: str | None) -> None:
+    rows = [
+        (
+            each.label,
+            each.digest[:16],
+            f"{each.memory_pages:,}",
+            format_size(each.memory_bytes),
+            f"{each.disk_pages:,}",
+            format_size(each.disk_bytes),
+            _ago(each.idle_seconds),
+        )
+        for each in found
+    ]
+    heads = ("namespace", "digest", "in memory", "bytes", "on disk", "bytes", "last used")
+    _print(found, heads, rows, show)
+
+
+def _print_prefixes(found: Sequence[Prefix], show: str | None) -> None:
+    rows = [
+        (
+            each.key[:16],
+            f"{each.pages:,}",
+            format_size(each.bytes),
+            f"{each.memory_pages:,}",
+            f"{each.disk_pages:,}",
+            _ago(each.idle_seconds),
+        )
+        for each in found
+    ]
+    _print(found, ("first page", "pages", "bytes", "in memory", "on disk", "last used"), rows, show)
+
+
+def _ago(seconds: float | None) -> str:
+    return f"{spell_duration(float(round(seconds)))} ago" if seconds is not None else "unknown"
+
+
+def _print(
+    found: Sequence[msgspec.Struct], heads: Sequence[str], rows: Sequence[Sequence[str]], show: str | None
+) -> None:
+    if show:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        return
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

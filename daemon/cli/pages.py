@@ -1,0 +1,92 @@
+"""The pages that commands take: keys in a file, or token IDs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import IO, Annotated, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from pagetier.daemon.stats.lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
+
+BATCH_BYTES: Final = (1 << 15) * KEY_BYTES  # of the keys of one request
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def keys_in(file: IO[str]) -> bytes:
+    """Returns the keys in a file: a JSON list, or one on each line. Raises click.UsageError for anything else."""
+    text = file.read()
+    if text.lstrip().startswith("["):
+        items = list(enumerate(_json(text, file, list[str]), 1))
+        return b"".join(_key(item, f"item {number} of {file.name}") for number, item in items)
+    lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1))
+    return b"".join(_key(line, f"line {number} of {file.name}") for number, line in lines if line)
+
+
+def _key(text: str, place: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise click.UsageError(f"{place} is no key of {2 * KEY_BYTES} hexadecimal digits")
+    return key
+
+
+def _json(text: str, file: IO[str], kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise click.UsageError(f"{file.name} is no JSON list: {error}") from error
+
+
+def pages_options(command: _Command) -> _Command:
+    """Adds --namespace, --keys-file and --tokens-file, as the parameters `namespace`, `keys_file`, `tokens_file`."""
+    for option in (
+        click.option(
+            "--tokens-file",
+            type=click.File(),
+            metavar="FILE",
+            help="Token IDs in a JSON list, - for stdin; for namespaces whose keys are pagetier's own chain.",
+        ),
+        click.option(
+            "--keys-file",
+            type=click.File(),
+            metavar="FILE",
+            help="Keys in hexadecimal, in a JSON list or one on each line, - for stdin.",
+        ),
+        click.option(
+            "--namespace", required=True, metavar="TEXT", help="The label, model, or digest (at least 8 digits)."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def named_pages(
+    observer: Observer, namespace: str, keys_file: IO[str] | None, tokens_file: IO[str] | None
+) -> tuple[NamespaceRecord, bytes]:
+    """Returns the namespace and the keys of the pages.
+
+    Raises:
+        click.UsageError: Not one file is given, or it has something else in it.
+        click.ClickException: There is no such namespace.
+    """
+    space = named_space(observer, namespace)
+    if (keys_file is None) == (tokens_file is None):
+        raise click.UsageError("give one of --keys-file and --tokens-file")
+    if keys_file is not None:
+        return space, keys_in(keys_file)
+    assert tokens_file is not None
+    return space, keys_of_tokens(space, _json(tokens_file.read(), tokens_file, list[_Token]))
+
+
+def named_space(observer: Observer, namespace: str) -> NamespaceRecord:
+    """Returns a namespace. Raises click.ClickException if there is no such one."""
+    try:
+        return namespace_named(observer.spaces(), namespace)
+    except UnknownNamespaceError as error:
+        raise click.ClickException(str(error)) from error

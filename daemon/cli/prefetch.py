@@ -1,0 +1,82 @@
+"""`pagetier prefetch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import click
+import msgspec
+
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.pages import BATCH_BYTES, named_pages, pages_options
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
+from pagetier.shm.units import counted, parse_duration
+
+
+class PrefetchOutcome(msgspec.Struct, frozen=True):
+    """What `--json` prints: all pages, those in memory now, and why not all of them are."""
+
+    pages: int
+    in_memory: int
+    reason: str = ""
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@socket_option
+@pages_options
+@click.option(
+    "--timeout", metavar="DURATION", callback=_seconds, default="30s", show_default=True, help="How long to wait."
+)
+@click.option("--json", "show", flag_value="json", help="Print one JSON object.")
+def prefetch(
+    *,
+    socket: Path,
+    namespace: str,
+    keys_file: IO[str] | None,
+    tokens_file: IO[str] | None,
+    timeout: float,
+    show: str | None,
+) -> None:
+    """Read the pages of a prompt from disk into memory.
+
+    Pages behind the first one that is in no tier are not read. Needs the right to attach. The pages that are read at
+    once have at most the share store.share of the arena.
+
+    Exit codes: 0: all pages are in memory; 1: some are not (the message says why), or no such namespace; 2: invalid
+    usage; 3: no daemon.
+    """
+    with daemon_at(socket) as daemon:
+        _, keys = named_pages(daemon.observer, namespace, keys_file, tokens_file)
+        parts = list(_read(daemon, keys, timeout))
+    in_memory = sum(part.outcomes.count(FetchOutcome.IN_MEMORY) for part in parts)
+    reasons = [part.reason for part in parts if part.reason]
+    outcome = PrefetchOutcome(len(keys) // KEY_BYTES, in_memory, reasons[0] if reasons else "")
+    text = f"{outcome.in_memory:,} of {counted(outcome.pages, 'page')} are in memory"
+    click.echo(msgspec.json.encode(outcome) if show else text)
+    _expect_all(outcome)
+
+
+def _expect_all(outcome: PrefetchOutcome) -> None:
+    if outcome.in_memory < outcome.pages:
+        raise click.ClickException(outcome.reason or "the other pages are in no tier, or behind one that is not")
+
+
+def _read(daemon: Daemon, keys: bytes, timeout: float) -> Iterator[Fetched]:
+    """Yields the outcomes of the pages, a part at a time, up to the first part that is not in memory as a whole."""
+    if PREFETCH not in daemon.extras:
+        raise click.ClickException("this daemon is of an earlier version, which reads nothing ahead: restart it")
+    for number, at in enumerate(range(0, len(keys), BATCH_BYTES), 1):
+        part = daemon.ask(Fetch(number, keys[at : at + BATCH_BYTES], timeout), Fetched)
+        yield part
+        if set(part.outcomes) - {FetchOutcome.IN_MEMORY}:
+            return

@@ -1,0 +1,161 @@
+"""Answers HTTP requests: finds the function for a path, checks the caller's rights, turns errors into responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import msgspec
+
+from pagetier.daemon.disk.status import Phase
+from pagetier.daemon.host.peer_credentials import Rights
+from pagetier.daemon.http.bodies import (
+    Health,
+    HintBody,
+    HintName,
+    HintResult,
+    LookupBody,
+    PagesBody,
+    PrefetchAccepted,
+    PrefetchBody,
+    read_body,
+)
+from pagetier.daemon.http.connection import HttpError, Request, Response, error_response
+from pagetier.daemon.http.daemon_channel import DaemonChannel
+from pagetier.daemon.http.messages import Entrance
+from pagetier.daemon.http.openapi import description
+from pagetier.daemon.http.prefetches import Prefetches
+from pagetier.daemon.index.hints import EVERY_USER
+from pagetier.daemon.stats.lookup import UnknownNamespaceError, look_up, namespace_named
+from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
+
+_OPEN: Final = frozenset({"/metrics", "/healthz"})
+_PREFETCH: Final = "/v1/prefetch/"
+_FORBIDDEN: Final = {
+    Rights.WATCH: "this user may not: see access.watch_users and access.watch_groups",
+    Rights.ATTACH: "this user may not attach: see access.users and access.groups",
+}
+
+
+class Route(NamedTuple):
+    """What answers a method and a path, and the right that it needs."""
+
+    needs: Rights
+    answer: Callable[[Request], Awaitable[Response]]
+
+
+class Api:
+    """Answers requests. `render` returns the metrics for an Accept header. On the loop's thread."""
+
+    def __init__(self, observer: Observer, daemon: DaemonChannel, render: Callable[[str], Awaitable[Response]]) -> None:
+        self._observer = observer
+        self._daemon = daemon
+        self._render = render
+        self._prefetches = Prefetches(observer)
+        self._underway: set[asyncio.Task[None]] = set()
+        self._routes: Mapping[tuple[str, str], Route] = {
+            ("GET", "/metrics"): Route(Rights.NOTHING, self._metrics),
+            ("GET", "/healthz"): Route(Rights.NOTHING, self._health),
+            ("GET", "/v1/openapi.json"): Route(Rights.WATCH, self._openapi),
+            ("GET", "/v1/stats"): Route(Rights.WATCH, self._stats),
+            ("POST", "/v1/lookup"): Route(Rights.WATCH, self._lookup),
+            ("POST", "/v1/prefetch"): Route(Rights.ATTACH, self._prefetch),
+            ("GET", _PREFETCH): Route(Rights.ATTACH, self._prefetch_status),
+            ("POST", "/v1/hint"): Route(Rights.ATTACH, self._hint),
+        }
+
+    async def respond(self, request: Request) -> Response:
+        """Returns the response to a request."""
+        try:
+            route = self._route(request)
+            self._require(route.needs, request)
+            return await route.answer(request)
+        except HttpError as error:
+            return error_response(error.status, str(error))
+
+    def _route(self, request: Request) -> Route:
+        path = _PREFETCH if request.path.startswith(_PREFETCH) else request.path
+        if request.peer.entrance is Entrance.METRICS and path not in _OPEN:
+            raise HttpError(HTTPStatus.NOT_FOUND, "only /metrics and /healthz are served here: see http.listen")
+        if route := self._routes.get((request.method, path)):
+            return route
+        methods = ", ".join(method for method, known in self._routes if known == path)
+        if methods:
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"only {methods} {path} is supported")
+        raise HttpError(HTTPStatus.NOT_FOUND, "there is no such path: /v1/openapi.json describes those that there are")
+
+    def _require(self, needs: Rights, request: Request) -> None:
+        if needs is Rights.NOTHING:
+            return
+        rights = request.peer.rights(self._daemon.settings, request.headers.get("authorization", ""))
+        if rights < Rights.WATCH and request.peer.caller is None:
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "a port needs the header `Authorization: Bearer TOKEN`")
+        if rights < needs:
+            raise HttpError(HTTPStatus.FORBIDDEN, _FORBIDDEN[needs])
+
+    async def _metrics(self, request: Request) -> Response:
+        return await self._render(request.headers.get("accept", ""))
+
+    async def _health(self, request: Request) -> Response:
+        phase = (await self._daemon.numbers()).progress.phase
+        status = HTTPStatus.OK if phase is Phase.SERVING else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(msgspec.json.encode(Health(phase.value)), status)
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(description())
+
+    async def _stats(self, request: Request) -> Response:
+        return _json(take_snapshot(self._observer))
+
+    async def _lookup(self, request: Request) -> Response:
+        space, keys = self._pages(read_body(request.body, LookupBody))
+        return _json(look_up(self._observer, keys, space.page_tokens))
+
+    async def _prefetch(self, request: Request) -> Response:
+        body = read_body(request.body, PrefetchBody)
+        _, keys = self._pages(body)
+        user = request.peer.user
+        number = self._prefetches.begin(user, keys)
+        task = asyncio.create_task(self._read(number, user, keys, body.timeout))
+        self._underway.add(task)
+        task.add_done_callback(self._underway.discard)
+        accepted = msgspec.json.encode(PrefetchAccepted(number, len(keys) // KEY_BYTES))
+        return Response(accepted, HTTPStatus.ACCEPTED, headers=(("Location", _PREFETCH + number),))
+
+    async def _read(self, number: str, user: int, keys: bytes, timeout: float) -> None:
+        try:
+            self._prefetches.end(number, await self._daemon.fetch(user, keys, timeout))
+        except HttpError as error:
+            self._prefetches.give_up(number, str(error))
+
+    async def _prefetch_status(self, request: Request) -> Response:
+        status = self._prefetches.status(request.path.removeprefix(_PREFETCH), request.peer.user)
+        if status is None:
+            raise HttpError(HTTPStatus.NOT_FOUND, "there is no such prefetch of this user, or it ended long ago")
+        return _json(status)
+
+    async def _hint(self, request: Request) -> Response:
+        body = read_body(request.body, HintBody)
+        _, keys = self._pages(body)
+        rights = request.peer.rights(self._daemon.settings, request.headers.get("authorization", ""))
+        any_user = body.hint is HintName.UNKEEP and rights >= Rights.MANAGE
+        user = EVERY_USER if any_user else request.peer.user
+        answer = await self._daemon.hint(user, keys, body.hint.kind, body.ttl)
+        if answer.trouble:
+            raise HttpError(HTTPStatus.CONFLICT, answer.trouble)
+        return _json(HintResult(answer.pages, answer.applied, answer.kept_bytes))
+
+    def _pages(self, body: PagesBody) -> tuple[NamespaceRecord, bytes]:
+        """Returns the namespace and the keys of the pages that a body names."""
+        try:
+            space = namespace_named(self._observer.spaces(), body.namespace)
+        except UnknownNamespaceError as error:
+            raise HttpError(HTTPStatus.NOT_FOUND, str(error)) from error
+        return space, body.keys_in(space)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body))

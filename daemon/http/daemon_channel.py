@@ -1,0 +1,107 @@
+"""The HTTP process's end of the socket pair: asks the daemon, and follows its settings."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from http import HTTPStatus
+from typing import Final, TypeVar
+
+from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.http.connection import HttpError
+from pagetier.daemon.http.messages import (
+    ForUser,
+    HttpRequest,
+    Numbers,
+    ServeHttp,
+    Settings,
+    TakeNumbers,
+    read_daemon_message,
+)
+from pagetier.daemon.metrics.numbers import DaemonNumbers
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted, ProtocolError
+from pagetier.shm.unpacker import Unpacker
+
+ANSWER_S: Final = 10.0
+_A = TypeVar("_A", Fetched, PagesHinted, Numbers)
+
+
+class DaemonChannel(asyncio.Protocol):
+    """The connection to the daemon.
+
+    Attributes:
+        served: Done with the daemon's first message.
+        closed: Done when the daemon is gone.
+        settings: The settings in force, once `served` is done.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.served: asyncio.Future[ServeHttp] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.settings = Settings(AccessOptions())
+        self._loop = loop
+        self._unpacker = Unpacker()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Fetched | PagesHinted | Numbers]] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remembers how to send."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the process: the daemon is gone."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Handles the daemon's messages."""
+        try:
+            for body in self._unpacker.feed(data):
+                self._handle(read_daemon_message(body))
+        except ProtocolError as error:
+            self.closed.set_exception(error)
+            self._transport.abort()
+
+    def _handle(self, message: ServeHttp | Settings | Fetched | PagesHinted | Numbers) -> None:
+        match message:
+            case ServeHttp():
+                self.settings = message.settings
+                self.served.set_result(message)
+            case Settings():
+                self.settings = message
+            case _:
+                waiting = self._waiting.pop(message.number, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
+
+    async def fetch(self, user: int, keys: bytes, timeout: float) -> Fetched:
+        """Returns the outcome of each page, after at most `timeout` seconds. Raises HttpError."""
+        number = next(self._numbers)
+        return await self._ask(ForUser(user, Fetch(number, keys, timeout)), number, Fetched, timeout + ANSWER_S)
+
+    async def hint(self, user: int, keys: bytes, kind: int, ttl: float) -> PagesHinted:
+        """Returns to how many pages a hint applies. Raises HttpError."""
+        number = next(self._numbers)
+        return await self._ask(ForUser(user, HintPages(number, keys, kind, ttl)), number, PagesHinted, ANSWER_S)
+
+    async def numbers(self) -> DaemonNumbers:
+        """Returns the numbers that only the daemon knows. Raises HttpError."""
+        number = next(self._numbers)
+        return (await self._ask(TakeNumbers(number), number, Numbers, ANSWER_S)).numbers
+
+    async def _ask(self, request: HttpRequest, number: int, kind: type[_A], timeout: float) -> _A:
+        self._waiting[number] = self._loop.create_future()
+        self._transport.write(pack(request))
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._waiting[number]
+        except TimeoutError as error:
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon does not answer") from error
+        finally:
+            self._waiting.pop(number, None)
+        if not isinstance(answer, kind):
+            raise HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon gave an answer of another kind")
+        return answer

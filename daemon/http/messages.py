@@ -1,0 +1,96 @@
+"""What the daemon and its HTTP process say to each other over their socket pair; encoded as in shm/message_codec.py."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.metrics.numbers import DaemonNumbers
+from pagetier.shm.message_codec import decode
+from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted
+
+
+class _HttpMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
+    """A message, encoded as an array: the lower-case name of the class, then its fields."""
+
+
+class Entrance(Enum):
+    """How a listening socket identifies its callers."""
+
+    SOCKET = "socket"
+    """By the kernel: a Unix socket."""
+    PORT = "port"
+    """By a token; metrics and health need none."""
+    METRICS = "metrics"
+    """Not at all: only metrics and health are served."""
+
+
+class Listener(msgspec.Struct, frozen=True, array_like=True):
+    """A listening socket that the process has inherited."""
+
+    descriptor: int
+    entrance: Entrance
+
+
+class Settings(_HttpMessage, frozen=True):
+    """What a reload may change: who may do what, and the token for ports, "" if there is none."""
+
+    access: AccessOptions
+    token: str = ""
+
+
+class ServeHttp(_HttpMessage, frozen=True):
+    """The first message of the daemon.
+
+    Attributes:
+        listeners: The sockets to serve.
+        index: The inherited descriptor of the index, read-only.
+        locks: The inherited descriptor of the lock words, read-only.
+        namespaces: The number of namespaces that get their own metrics.
+        settings: The settings in force.
+    """
+
+    listeners: tuple[Listener, ...]
+    index: int
+    locks: int
+    namespaces: int
+    settings: Settings
+
+
+class ForUser(_HttpMessage, frozen=True):
+    """A request of a user who may attach. It is answered by its number."""
+
+    user: int
+    request: Fetch | HintPages
+
+
+class TakeNumbers(_HttpMessage, frozen=True):
+    """Requests the numbers that only the daemon knows."""
+
+    number: int
+
+
+class Numbers(_HttpMessage, frozen=True):
+    """Answers TakeNumbers."""
+
+    number: int
+    numbers: DaemonNumbers
+
+
+HttpRequest: TypeAlias = ForUser | TakeNumbers
+DaemonMessage: TypeAlias = ServeHttp | Settings | Fetched | PagesHinted | Numbers
+_requests: Final[msgspec.msgpack.Decoder[HttpRequest]] = msgspec.msgpack.Decoder(HttpRequest)
+_messages: Final[msgspec.msgpack.Decoder[DaemonMessage]] = msgspec.msgpack.Decoder(DaemonMessage)
+
+
+def read_http_request(body: bytes) -> HttpRequest:
+    """Returns the request in the body of a message. Raises ProtocolError if it is not one."""
+    return decode(_requests, body)
+
+
+def read_daemon_message(body: bytes) -> DaemonMessage:
+    """Returns the daemon's message. Raises ProtocolError if it is not one."""
+    return decode(_messages, body)

@@ -1,0 +1,34 @@
+"""The numbers that only the daemon knows; all others are in shared memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.common.namespaces import IdleCounts
+from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress
+
+
+class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers that only the daemon knows. They begin with the daemon, all others with the segments.
+
+    Attributes:
+        attached: The number of slots in use.
+        deaths: Attached processes that died without detaching.
+        reserve_seconds: The latency of reservations.
+        work: The counters of the disk tier.
+        idle_namespaces: The counters of dropped namespaces.
+        progress: The phase of the daemon.
+        eviction: The order of eviction.
+        hints: The counters of hints.
+    """
+
+    attached: int
+    deaths: int
+    reserve_seconds: Histogram
+    work: DiskCounters
+    idle_namespaces: IdleCounts
+    progress: PhaseProgress
+    eviction: EvictionReport
+    hints: HintReport

@@ -1,0 +1,1 @@
+"""The state of a running cache, as any process that may observe reads it from shared memory."""

@@ -1,0 +1,96 @@
+"""Lists the prompts' beginnings of a namespace by size. Imported only by `pagetier ls`, since it needs numpy.
+
+Which page follows which is known of pages that were stored with evict.policy = "cadence". Of others only those that
+were stored together are known to belong together.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.shm._core import LISTED_LAYOUT, NO_ENTRY, Observer, StructLayout, TierFlag
+
+_Rows: TypeAlias = npt.NDArray[np.void]
+_Groups: TypeAlias = npt.NDArray[np.int64]
+_NS: Final = 1e9
+
+
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """Pages that begin with the same page.
+
+    Attributes:
+        key: The key of the first page, hexadecimal.
+        pages: All pages.
+        memory_pages: Pages in memory.
+        disk_pages: Pages on disk, including those that are in memory too.
+        bytes: Bytes of all pages, each counted once.
+        idle_seconds: The time since a page was last used.
+    """
+
+    key: str
+    pages: int
+    memory_pages: int
+    disk_pages: int
+    bytes: int
+    idle_seconds: float
+
+
+def dtype_of(layout: StructLayout) -> np.dtype[np.void]:
+    """Returns the dtype of an array of unsigned numbers and bytes with this layout."""
+    names, offsets, sizes = zip(*layout.fields, strict=True)
+    formats = [f"<u{size}" if size <= 8 else f"V{size}" for size in sizes]
+    form: Any = {"names": names, "offsets": offsets, "formats": formats, "itemsize": layout.size}
+    dtype: np.dtype[np.void] = np.dtype(form)
+    return dtype
+
+
+_LISTED: Final = dtype_of(LISTED_LAYOUT)
+
+
+def largest_prefixes(observer: Observer, space: int, most: int) -> list[Prefix]:
+    """Returns the prefixes of a namespace with the most bytes, the largest first."""
+    rows = np.frombuffer(observer.pages(space), _LISTED)
+    if not len(rows):
+        return []
+    now = time.monotonic_ns()
+    roots = _roots(rows)
+    _, groups = np.unique(_group_names(rows, roots), return_inverse=True)
+    order = np.argsort(-np.bincount(groups, rows["size"]), kind="stable")[:most]
+    return [_prefix(rows, roots, groups == group, now) for group in order]
+
+
+def _roots(rows: _Rows) -> _Groups:
+    """Returns for each row the row of the first page of its prompt, as far as the pages before it are known."""
+    place = np.full(int(rows["entry"].max()) + 2, -1, np.int64)
+    place[rows["entry"]] = np.arange(len(rows))
+    known = (rows["parent"] != NO_ENTRY) & (rows["parent"] < len(place))
+    parents = np.where(known, place[np.where(known, rows["parent"], 0)], -1)
+    roots = np.where(parents < 0, np.arange(len(rows)), parents)
+    for _ in range(len(rows).bit_length()):  # each step doubles the distance, so that a circle ends too
+        roots = roots[roots]
+    return roots
+
+
+def _group_names(rows: _Rows, roots: _Groups) -> _Groups:
+    """Returns for each row what it has in common with the other pages of its prefix: the run of the first page."""
+    chains = rows["chain"][roots].astype(np.int64)
+    return np.where(chains > 0, chains, -1 - roots)
+
+
+def _prefix(rows: _Rows, roots: _Groups, chosen: npt.NDArray[np.bool_], now: int) -> Prefix:
+    pages = rows[chosen]
+    firsts = rows[np.unique(roots[chosen])]
+    first = firsts[np.argmax(firsts["used_ns"])]  # recency falls from the head of a prompt to its tail
+    return Prefix(
+        key=first["key"].tobytes().hex(),
+        pages=len(pages),
+        memory_pages=int(np.count_nonzero(pages["tiers"] & int(TierFlag.MEMORY))),
+        disk_pages=int(np.count_nonzero(pages["tiers"] & int(TierFlag.DISK))),
+        bytes=int(pages["size"].sum()),
+        idle_seconds=round(max(0.0, (now - int(pages["used_ns"].max())) / _NS), 3),
+    )

@@ -1,0 +1,146 @@
+"""Tests `pagetier lookup`, `pagetier prefetch` and `pagetier ls` against real daemons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disk_daemon import FRAME, DiskDaemon, write_through
+from other_users import ALICE, as_root, output_as
+from pagetier.client import Client
+from pagetier.shm.exit_codes import Exit
+from running_daemon import RunningDaemon, namespace
+
+SPACE, OTHER = namespace(), namespace(revision="other")
+TOKENS = list(range(16 * 6))
+KEYS = SPACE.keys(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DiskDaemon]:
+    with write_through("--evict-policy", "cadence") as running:
+        running.wait_open()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(daemon: DiskDaemon) -> Iterator[Client]:
+    with daemon.client() as attached:
+        attached.store(OTHER.keys(TOKENS[:32]), [bytes(FRAME)] * 2)
+        attached.store(KEYS, [bytes(FRAME)] * 6)
+        daemon.push_out(attached, KEYS)
+        yield attached
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> str:
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps([*TOKENS, *TOKENS[:16]]))
+    return str(file)
+
+
+def test_pages_are_looked_up_and_read_ahead(daemon: DiskDaemon, client: Client, tokens_file: str) -> None:
+    words = ("--namespace", SPACE.digest.hex(), "--tokens-file", tokens_file)
+    done = daemon.pagetier("lookup", *words)
+    text = "the first 6 of 7 pages (96 tokens) are here: 0 in memory, 6 only on disk\n"
+    assert (done.exit_code, done.output) == (0, text)
+    done = daemon.pagetier("prefetch", *words, "--json")
+    assert done.exit_code == Exit.WRONG and json.loads(done.output.splitlines()[0])["in_memory"] == 6
+    assert "in no tier" in done.output
+    assert json.loads(daemon.pagetier("lookup", *words, "--json").output)["prefix_memory"] == 6
+    with client.match(KEYS) as match:
+        assert len(match) == 6
+
+
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_keys_are_read_from_lines_or_a_list(daemon: DiskDaemon, client: Client, tmp_path: Path, form: str) -> None:
+    keys = [key.hex() for key in KEYS]
+    file = tmp_path / "keys"
+    file.write_text("# six\n" + "\n".join(keys) if form == "lines" else json.dumps(keys))
+    words = ("--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    assert daemon.pagetier("lookup", *words).output.startswith("the first 6 of 6 pages")
+    done = daemon.pagetier("prefetch", *words)
+    assert (done.exit_code, done.output) == (0, "6 of 6 pages are in memory\n")
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--tokens-file", "[4294967296]", "is no JSON list"),
+        ("--tokens-file", "1 2 3", "is no JSON list"),
+        ("--keys-file", "abc", "line 1 of"),
+        ("--keys-file", '["ab"]', "item 1 of"),
+    ],
+)
+def test_a_wrong_file_is_a_usage_error(daemon: DiskDaemon, tmp_path: Path, option: str, text: str, words: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    for command in ("lookup", "prefetch"):
+        done = daemon.pagetier(command, "--namespace", SPACE.digest.hex(), option, str(file))
+        assert (done.exit_code, words in done.output) == (Exit.USAGE, True), done.output
+
+
+@pytest.mark.usefixtures("client")
+def test_the_namespace_must_be_one_of_those_that_there_are(daemon: DiskDaemon, tokens_file: str) -> None:
+    for wanted, words in (("other", 'no namespace is "other"; there are: '), ("model", "name one by its digest")):
+        done = daemon.pagetier("lookup", "--namespace", wanted, "--tokens-file", tokens_file)
+        assert (done.exit_code, words in done.output) == (Exit.WRONG, True), done.output
+    assert daemon.pagetier("lookup", "--namespace", SPACE.digest.hex()).exit_code == Exit.USAGE
+
+
+@pytest.mark.usefixtures("client")
+def test_namespaces_are_listed_with_the_largest_first(daemon: DiskDaemon) -> None:
+    listed = json.loads(daemon.pagetier("ls", "--json").output)
+    sizes = [each["memory_bytes"] + each["disk_bytes"] for each in listed]
+    assert sizes == sorted(sizes, reverse=True)
+    mine = next(each for each in listed if each["digest"] == SPACE.digest.hex())
+    assert (mine["label"], mine["disk_pages"], mine["page_tokens"]) == (SPACE.name, 6, 16)
+    assert mine["label"] in daemon.pagetier("ls").output
+
+
+@pytest.mark.parametrize("policy", ["cadence", "lru"])
+def test_the_largest_prefixes_of_a_namespace_are_listed(policy: str) -> None:
+    with RunningDaemon("4MiB", "64KiB", "--evict-policy", policy) as daemon, daemon.client() as client:
+        assert json.loads(daemon.pagetier("ls", "--json").output) == []
+        long = SPACE.keys(range(16 * 5))
+        client.store(SPACE.keys(range(1000, 1032)), [bytes(FRAME)] * 2)
+        client.store(long[:3], [bytes(FRAME)] * 3)
+        client.store(long, [bytes(FRAME)] * 5)  # two more pages
+        listed = json.loads(daemon.pagetier("ls", SPACE.name, "--json").output)
+        pages = [(each["key"], each["pages"], each["bytes"], each["memory_pages"]) for each in listed]
+        short, first = SPACE.keys(range(1000, 1016)).data.hex(), long[0].hex()
+        if policy == "cadence":
+            assert pages == [(first, 5, 5 * FRAME, 5), (short, 2, 2 * FRAME, 2)]
+        else:
+            assert sorted(count for _, count, _, _ in pages) == [2, 2, 3] and (first, 3, 3 * FRAME, 3) in pages
+        assert 0 <= listed[0]["idle_seconds"] < 60
+        assert daemon.pagetier("ls", SPACE.name, "--most", "1").output.count("\n") == 2
+        assert daemon.pagetier("ls", "other").exit_code == Exit.WRONG
+
+
+def test_many_keys_are_sent_in_parts(client: Client, daemon: DiskDaemon, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n".join(f"{number:064x}" for number in range(70_000)))
+    assert daemon.pagetier("unpin", "--keys-file", str(file)).output.startswith("0 pages not pinned")
+    done = daemon.pagetier("prefetch", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    assert done.output.startswith("0 of 70,000 pages are in memory")
+
+
+@as_root
+def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None:
+    rules = ("--access-watch-users", str(ALICE), "--access-socket-mode", "0666")
+    with RunningDaemon("1MiB", "64KiB", *rules) as daemon, daemon.client() as client:
+        Path(daemon.folder.name).chmod(0o755)
+        client.store(KEYS, [bytes(100)] * 6)
+        Path(tokens_file).chmod(0o644)
+        code = "from pagetier.daemon.cli import main; main(sys.argv[1:])"
+        words = ["--socket", str(daemon.socket), "--namespace", SPACE.name, "--tokens-file", "-"]
+        code = f"import io; sys.stdin = io.StringIO({json.dumps(TOKENS)!r}); {code}"
+        imports = "import pagetier.daemon.cli.lookup, pagetier.daemon.cli.prefetch"
+        assert output_as(ALICE, imports, code, "lookup", *words)[0] == 0
+        status, output = output_as(ALICE, imports, code, "prefetch", *words)
+        assert status == Exit.WRONG and "this user may only watch" in output

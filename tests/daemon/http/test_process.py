@@ -1,0 +1,113 @@
+"""Tests the process that answers HTTP: the daemon replaces it, it ends with the daemon, and it takes the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from core_records import header_with
+from eventually import eventually
+from http_calls import call, http_process, request
+from pagetier.daemon.index.quotas import MOST_PREFETCHES, PrefetchQuota
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+from running_daemon import RunningDaemon, namespace
+
+KEYS = namespace().keys(range(16 * 2))
+PAGES = {"namespace": "model", "tokens": list(range(32))}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_process_that_dies_is_replaced_and_requests_wait(tmp_path: Path) -> None:
+    place = tmp_path / "http.sock"
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+        client.store(KEYS, [bytes(100)] * 2)
+        first = http_process(daemon)
+        os.kill(first, signal.SIGKILL)
+        assert call(place, "GET", "/healthz")[0] == 200
+        assert http_process(daemon) != first
+        assert len(daemon.lines("event=http_ended")) == 1
+        with client.match(KEYS) as match:
+            assert len(match) == 2
+
+
+def test_the_process_ends_with_the_daemon(tmp_path: Path) -> None:
+    place = tmp_path / "http.sock"
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon:
+        first = http_process(daemon)
+        daemon.kill()
+        assert eventually(lambda: not is_alive(first))
+        daemon.start()
+        assert call(place, "GET", "/healthz")[0] == 200
+        second = http_process(daemon)
+        daemon.signal(signal.SIGSTOP)
+        os.kill(second, signal.SIGTERM)  # as a service manager may, for all processes
+        daemon.signal(signal.SIGCONT)
+        assert call(place, "GET", "/healthz")[0] == 200 and http_process(daemon) == second
+    assert not is_alive(second) and not place.exists()
+
+
+def cpu_ns(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+def test_large_requests_cost_the_daemon_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "http.sock"
+    body = msgspec.json.encode({"namespace": "model", "tokens": list(range(100_000))})
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+        client.store(KEYS, [bytes(100)] * 2)
+        label = daemon.snapshot().namespaces[0].label
+        body = msgspec.json.encode({"namespace": label, "tokens": list(range(150_000))})
+        assert len(body) > 900_000
+        worker = http_process(daemon)
+        before = cpu_ns(daemon.pid), cpu_ns(worker)
+        for _ in range(40):
+            assert request(place, "POST", "/v1/lookup", body).status == 200
+        mine, theirs = cpu_ns(daemon.pid) - before[0], cpu_ns(worker) - before[1]
+    assert mine < theirs / 4, (mine, theirs)
+
+
+def quota(frames: int, share: float) -> PrefetchQuota:
+    return PrefetchQuota(header_with(frames=frames), share)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.5, 1024), (0.25, 512)])
+def test_a_user_reads_ahead_at_most_a_share_of_the_arena(share: float, most: int) -> None:
+    waiting, answers, offered = list[object](), list[Fetched](), list[int]()
+    limits = quota(2048, share)
+
+    def fetch(request: Fetch, reply: object, room: int) -> int:
+        offered.append(room)
+        waiting.append(reply)
+        return min(room, len(request.keys) // KEY_BYTES)
+
+    def ask(user: int, pages: int) -> None:
+        limits.enter(user, Fetch(1, bytes(KEY_BYTES * pages), 1.0), answers.append, fetch)
+
+    ask(1, most - 2)
+    ask(1, 5)
+    assert offered == [most, 2] and not answers
+    ask(1, 1)
+    assert answers[-1].outcomes == bytes([FetchOutcome.NO_ROOM]) and "store.share" in answers[-1].reason
+    ask(2, 1)
+    assert offered[-1] == most, "users have their own shares"
+    waiting[0](Fetched(1, b""))  # type: ignore[operator]
+    ask(1, 1)
+    assert offered[-1] == most - 2
+
+
+def test_a_user_has_at_most_so_many_requests_that_read_ahead() -> None:
+    limits, answers = quota(4, 0.5), list[Fetched]()
+    for _ in range(MOST_PREFETCHES + 1):
+        limits.enter(1, Fetch(1, bytes(KEY_BYTES), 1.0), answers.append, lambda *_: 0)
+    assert len(answers) == 1

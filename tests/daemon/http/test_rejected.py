@@ -1,0 +1,169 @@
+"""Tests that bad requests get one sentence, and that no caller of the HTTP interface harms an engine."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from http_calls import call, http_process, request
+from metrics_scrape import WAIT_S, ask
+from pagetier.client import Client
+from pagetier.daemon.http.connection import MOST_BODY, REQUEST_S
+from running_daemon import RunningDaemon, namespace
+
+SPACE = namespace()
+KEY = SPACE.keys(range(16)).data.hex()
+GOOD = {"namespace": SPACE.name, "keys": [KEY]}
+LOOKUP = b"POST /v1/lookup HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("http") / "http.sock"
+
+
+@pytest.fixture(scope="module")
+def daemon(place: Path) -> Iterator[RunningDaemon]:
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as running, running.client() as client:
+        client.store(SPACE.keys(range(16)), [bytes(100)])
+        door = http_process(running)
+        yield running
+        assert http_process(running) == door, "no request ends the process"
+        assert running.findings() == []
+        assert not running.lines("Traceback")
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    """Yields a client for which stores and matches work after the test too."""
+    with daemon.client() as attached:
+        yield attached
+        keys = SPACE.keys(range(16))
+        attached.store(keys, [bytes(100)])
+        with attached.match(keys) as match:
+            assert len(match) == 1
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "the body is not valid"),
+        (b"{", 400, "the body is not valid"),
+        (b"\xff\xfe", 400, "the body is not valid"),
+        (b"[" * 100_000, 400, "the body is not valid"),
+        ({"namespace": SPACE.name}, 400, "give the pages by one of keys, hashes and tokens"),
+        (GOOD | {"tokens": [1]}, 400, "give the pages by one of keys, hashes and tokens"),
+        (GOOD | {"keys": []}, 400, "there is no full page of 16 tokens"),
+        (GOOD | {"keys": None, "tokens": [1]}, 400, "there is no full page of 16 tokens"),
+        (GOOD | {"keys": ["ab"]}, 400, "`$.keys[0]`"),
+        (GOOD | {"keys": [KEY[:-1] + "g"]}, 400, "`$.keys[0]`"),
+        (GOOD | {"keys": None, "tokens": [1] * 15 + [1 << 32]}, 400, "`$.tokens[15]`"),
+        (GOOD | {"keys": None, "tokens": [-1]}, 400, "`$.tokens[0]`"),
+        (GOOD | {"keys": None, "tokens": [1 << 200]}, 400, "`$.tokens[0]`"),
+        (GOOD | {"keys": None, "tokens": [1.5]}, 400, "`$.tokens[0]`"),
+        (GOOD | {"more": 1}, 400, "unknown field"),
+        (GOOD | {"namespace": "other"}, 404, 'no namespace is "other"'),
+    ],
+)
+def test_a_wrong_body_is_rejected(place: Path, body: bytes | dict[str, object], status: int, words: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = request(place, "POST", "/v1/lookup", data)
+    text = json.loads(answer.body)["error"]
+    assert (answer.status, words in text, "\n" in text) == (status, True, False), answer
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/prefetch", {"timeout": 0}),
+        ("/v1/prefetch", {"timeout": 1e9}),
+        ("/v1/prefetch", {"timeout": "soon"}),
+        ("/v1/hint", {}),
+        ("/v1/hint", {"hint": "none"}),
+        ("/v1/hint", {"hint": "keep", "ttl": -1}),
+    ],
+)
+def test_wrong_options_are_rejected(place: Path, path: str, more: dict[str, object]) -> None:
+    status, body = call(place, "POST", path, GOOD | more)
+    assert (status, "the body is not valid" in body["error"]) == (400, True)
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"nonsense\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
+        (b"POST /v1/lookup HTTP/1.1\r\n\r\n", 400),  # no host
+        (LOOKUP + b"Content-Length: -1\r\n\r\n", 400),
+        (LOOKUP + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (LOOKUP + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (LOOKUP + b"Transfer-Encoding: gzip\r\n\r\n", 501),
+        (LOOKUP + b"Content-Length: 9999999999\r\n\r\n", 413),
+        (LOOKUP + b"X: " + b"x" * 100_000, 431),
+        (b"PUT /v1/lookup HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /v1/lookup HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /v1/../v1/stats HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"GET http://else/v1/stats HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+    ],
+)
+def test_a_malformed_request_is_rejected(place: Path, data: bytes, status: int) -> None:
+    answer = ask(place, data)
+    assert answer.status == status and json.loads(answer.body)["error"]
+
+
+@pytest.mark.usefixtures("client")
+def test_a_body_over_the_limit_is_rejected_and_one_at_it_is_not(place: Path) -> None:
+    head, tail = f'{{"namespace": "{SPACE.name}", "keys": ["{KEY}"'.encode(), b"]}"
+    keys = b", " + b'"%s"' % KEY.encode()
+    body = head + keys * ((MOST_BODY - len(head) - len(tail)) // len(keys)) + tail
+    body += b" " * (MOST_BODY - len(body))
+    assert request(place, "POST", "/v1/lookup", body).status == 200
+    assert request(place, "POST", "/v1/lookup", body + b" ").status == 413
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    assert ask(place, LOOKUP + b"Transfer-Encoding: chunked\r\n\r\n" + 17 * chunk).status == 413
+
+
+def test_a_head_has_no_body(place: Path, client: Client) -> None:
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(WAIT_S)
+        caller.connect(str(place))
+        caller.sendall(b"HEAD /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n")
+        data = b"".join(iter(lambda: caller.recv(1 << 16), b""))
+    assert data.startswith(b"HTTP/1.1 405 ") and data.endswith(b"\r\n\r\n")
+
+
+def test_a_caller_that_waits_for_leave_to_send_gets_it(place: Path, client: Client) -> None:
+    body = json.dumps(GOOD).encode()
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(WAIT_S)
+        caller.connect(str(place))
+        caller.sendall(LOOKUP + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert caller.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+        caller.sendall(body)
+        assert caller.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_slow_callers_are_cut_off_and_delay_nobody(place: Path, client: Client) -> None:
+    with ExitStack() as stack:
+        slow = []
+        for _ in range(20):
+            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+            caller.settimeout(3 * REQUEST_S)
+            caller.connect(str(place))
+            caller.sendall(LOOKUP + b"Content-Length: 1000\r\n\r\n{")
+            slow.append(caller)
+        assert call(place, "POST", "/v1/lookup", GOOD)[0] == 200
+        began = time.monotonic()
+        for caller in slow:
+            with suppress(ConnectionResetError):
+                assert caller.recv(1) == b""
+        assert time.monotonic() - began < 3 * REQUEST_S
