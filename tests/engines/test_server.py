@@ -2,136 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import random
-import re
-import shlex
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import tiny_model
 from one_host import PAGE_TOKENS, Scene, scene_of
-from vllm_engine import ENVIRONMENT
+from vllm_server import Server, serving
 
 TURNS = 5
 WORDS = 200
-_START_S = 300.0
-
-
-README = Path(__file__).parents[2] / "README.md"
-
-
-def readme_command(model: Path) -> list[str]:
-    """Returns the README's command for a model, with the program of this environment."""
-    (command,) = re.findall(r"^vllm serve MODEL(?:.*\\\n)*.*\n(?: .*\n)*", README.read_text(), re.MULTILINE)
-    program, *arguments = shlex.split(command.replace("\\\n", " "))
-    return [str(Path(sys.executable).with_name(program)), *(str(model) if it == "MODEL" else it for it in arguments)]
-
-
-class Server:
-    """`vllm serve` with the README's arguments and `more`, and its HTTP client."""
-
-    def __init__(self, scene: Scene, folder: Path, *more: str) -> None:
-        self.log = folder / "log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [*readme_command(scene.model), *more, "--enforce-eager"]
-        command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--dtype", "bfloat16", "--max-model-len", "4096"]
-        environment = os.environ | ENVIRONMENT
-        environment["PAGETIER_SOCKET"] = str(scene.daemon.socket)
-        environment["VLLM_SERVER_DEV_MODE"] = "1"  # enables the request that empties its own cache
-        environment |= dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), str(folder))  # vLLM leaves files there
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-    def wait(self) -> None:
-        """Waits until the server is healthy."""
-        ends = time.monotonic() + _START_S
-        while not self._is_healthy():
-            assert self.process.poll() is None and time.monotonic() < ends, self.log_tail()
-            time.sleep(0.2)
-
-    def log_tail(self) -> str:
-        """Returns the end of its log."""
-        return self.log.read_text(errors="replace")[-8000:]
-
-    def post(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> Any:
-        """Returns the response to a POST request."""
-        connection = self.send(path, body, **headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        assert answer.status == 200, text
-        return json.loads(text) if text else None
-
-    def send(self, path: str, body: dict[str, Any] | None = None, **headers: str) -> http.client.HTTPConnection:
-        """Sends a POST request and does not wait for the response."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request("POST", path, json.dumps(body or {}), {"Content-Type": "application/json", **named})
-        return connection
-
-    def counter(self, name: str, engine: str = "") -> int:
-        """Returns a counter of its /metrics, of one engine or the sum of all engines."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
-        found = [line for line in lines if line.startswith((name + "{", name + "_total{"))]
-        found = [line for line in found if f'engine="{engine}' in line]
-        assert found, [line for line in lines if "pagetier" in line or "external" in line]
-        return int(sum(float(line.rsplit(" ", 1)[1]) for line in found))
-
-    def stop(self) -> None:
-        """Stops the server like Ctrl-C, and checks that no process is left."""
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(60)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-    def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
 
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
     with scene_of("llama") as there:
         yield there
-
-
-@contextmanager
-def serving(scene: Scene, *more: str) -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="pagetier-server-") as folder:
-        there = Server(scene, Path(folder), *more)
-        try:
-            there.wait()
-            yield there
-        finally:
-            there.stop()
 
 
 @pytest.fixture(scope="module")

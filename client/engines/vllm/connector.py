@@ -1,12 +1,9 @@
-"""Implements vLLM's connector interface on top of the scheduler's half and the worker's half.
-
-Each process of vLLM has one connector, with one of the halves.
-"""
+"""Implements vLLM's connector interface. Each process has one connector, with the scheduler's or the worker's half."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -21,12 +18,12 @@ from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import ranks_of, share_of
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.settings import directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     is_switched_off,
     namespaces_of,
     open_scheduler,
     open_worker,
-    read_settings,
     require_failure_reports,
     require_recompute,
     shapes_of,
@@ -38,9 +35,7 @@ from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
 log = logging.getLogger("vllm.pagetier")
 
 _IDENTIFY_S: Final = 1.0  # by which the start of the engine may be delayed to identify its weights
-
-# From 0.30 on failed loads are reported by request.
-_BY_REQUEST: Final = hasattr(base, "KVConnectorTransferResults")
+_BY_REQUEST: Final = hasattr(base, "KVConnectorTransferResults")  # how failed loads are reported from 0.30 on
 
 
 class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -56,18 +51,23 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._config, self._groups = vllm_config, kv_cache_config
         self._settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config)
         require_recompute(vllm_config.kv_transfer_config)
+        self._directions = directions_of(vllm_config.kv_transfer_config, self._settings)
         route_logs()
         self._off = is_switched_off(vllm_config, self._settings)
         if role is KVConnectorRole.SCHEDULER:
             warn_of_switch(switched_off=self._off)
             warn_of_seed(seeded=_BY_REQUEST)
+        self._asked_to_open = False
         self._pool: Any = None
         self._pending: PendingScheduler | None = None
         self._scheduler: SchedulerHalf | None = None
         self._identity = ModelIdentity()
         self._worker: WorkerHalf | None = None
         self._shapes: tuple[PageShape, ...] = ()
+        self._unsent: list[ShapesMetadata] = []
         self._finished: Finished | None = None
+
+    supports_sleep_mode = False  # sleep takes the cache away from under stores; read from 0.33 on
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -87,12 +87,11 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             log_unsupported(error)
             return
         self._shapes = shapes_of(self._config, self._groups, self._worker)
+        self._unsent = [ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)]
 
     def get_handshake_metadata(self) -> ShapesMetadata | None:
         """Returns the page shapes for the scheduler, or None if nothing is cached."""
-        if not self._shapes:
-            return None
-        return ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)
+        return next(iter(self._unsent), None)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
@@ -133,7 +132,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Begins the stores of the step."""
-        if self._worker is not None and self._kv_transfer_config.is_kv_producer:
+        if self._worker is not None and self._directions.stores:
             self._worker.store(self._commands.stores)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -157,8 +156,9 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_worker_meta(self) -> StoredMetadata | None:
         """Returns the results of stores that the scheduler announces, or None if there are none."""
-        results = self._worker.store_results() if self._worker is not None else {}
-        return StoredMetadata({number: [pages] for number, pages in results.items()}) if results else None
+        results, shapes = self._worker.store_results() if self._worker is not None else {}, self._unsent
+        stored, self._unsent = {number: [pages] for number, pages in results.items()}, []
+        return StoredMetadata(stored, shapes) if stored or shapes else None
 
     def shutdown(self) -> None:
         """Closes both halves."""
@@ -175,19 +175,17 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool = gpu_block_pool
 
     def set_xfer_handshake_metadata(self, metadata: Mapping[Any, Any]) -> None:
-        """Receives the page shapes of the workers, and opens the scheduler's half if they agree.
+        """Receives the page shapes of the workers, which beside another connector come with their first messages."""
+        self._use_shapes([one for one in metadata.values() if isinstance(one, ShapesMetadata)])
 
-        A load has ended when all ranks have ended it.
-        """
-        if self._off:
-            return
-        agreed = agreed_shapes(metadata.values(), ranks_of(self._config.parallel_config))
-        if agreed:
-            self._open_scheduler(agreed)
+    def _use_shapes(self, reports: Sequence[ShapesMetadata]) -> None:
+        """Opens the scheduler's half, once, if the ranks agree. A load has ended when all ranks have ended it."""
+        if reports and not self._off and not self._asked_to_open:
+            self._asked_to_open = True
+            if agreed := agreed_shapes(reports, ranks_of(self._config.parallel_config)):
+                self._open_scheduler(agreed)
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[Any, Any]) -> None:
-        """Receives the same from ranks of several pipeline stages. vLLM calls it from 0.32 on."""
-        self.set_xfer_handshake_metadata(metadata)
+    set_xfer_handshake_metadata_pp_aware = set_xfer_handshake_metadata  # of several pipeline stages, from 0.32 on
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
         try:
@@ -215,8 +213,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         It always is: no request is computed in a step that loads it, because that would corrupt recurrent state.
         """
         self._open_if_identified()
-        skips = getattr(request, "skip_reading_prefix_cache", False) or not self._kv_transfer_config.is_kv_consumer
-        if self._scheduler is None or skips:
+        if self._scheduler is None:
+            return 0, False
+        self._scheduler.expect(request, num_computed_tokens)
+        if getattr(request, "skip_reading_prefix_cache", False) or not self._directions.loads:
             return 0, False
         tokens = self._scheduler.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
@@ -233,12 +233,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
+        stored = getattr(connector_output, "kv_connector_worker_meta", None)
+        self._use_shapes(stored.shapes if stored is not None else ())
         if self._scheduler is None:
             return
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.finished_sending or ())
-        stored = getattr(connector_output, "kv_connector_worker_meta", None)
         if stored is not None and self._scheduler.announcer is not None:
             self._scheduler.announcer.report(stored.results, self._config.parallel_config.world_size)
 
@@ -251,7 +252,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Returns whether the blocks are needed until a last store has ended."""
         retained = self._scheduler is not None and self._scheduler.finished(request, block_ids)
-        return retained and self._kv_transfer_config.is_kv_producer, None
+        return retained and self._directions.stores, None
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Returns the number of tokens from each tier. vLLM calls it from 0.32 on."""

@@ -36,15 +36,19 @@ class StoredMetadata(KVConnectorWorkerMetadata):
 
     Attributes:
         results: By number of the command, the result of each worker; see WorkerHalf.store_results().
+        shapes: The page shapes of each worker, in its first message. Beside another connector the scheduler does not
+            get those of the handshake.
     """
 
     results: dict[int, list[bytes]]
+    shapes: list[ShapesMetadata] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StoredMetadata:
         """Returns the results of both."""
         numbers = self.results.keys() | other.results.keys()
         return StoredMetadata(
-            {number: self.results.get(number, []) + other.results.get(number, []) for number in numbers}
+            {number: self.results.get(number, []) + other.results.get(number, []) for number in numbers},
+            self.shapes + other.shapes,
         )
 
 

@@ -188,8 +188,9 @@ def _obstacle(config: Any, groups: Any, pool: Any) -> str:
         return "vLLM's own prefix caching is off"
     if events is not None and events.enable_kv_cache_events:
         return "KV cache events are enabled"
-    if not (transfer.is_kv_producer and transfer.is_kv_consumer):
-        return 'another engine needs the pages: kv_role is not "kv_both"'
+    beside = (getattr(transfer, "kv_connector_extra_config", None) or {}).get("mode", "both") != "both"
+    if beside or not (transfer.is_kv_producer and transfer.is_kv_consumer):
+        return 'another engine needs the pages: kv_role is not "kv_both", or mode not "both"'
     return ""
 
 

@@ -106,6 +106,7 @@ class Tracked:
         failures: The number of failed loads.
         offered: The number of tokens that vLLM can load, as returned last.
         computed: The number of tokens that vLLM had itself at the last match.
+        is_new: Whether it was matched and not computed since.
         lookup: The result of the first match, for the statistics.
         taken: The tokens being loaded, until the load fails.
         counted: Whether the statistics contain the request.
@@ -132,6 +133,7 @@ class Tracked:
         self.failures = 0
         self.offered = 0
         self.computed = 0
+        self.is_new = False
         self.lookup: Lookup | None = None
         self.taken = NO_TOKENS
         self.counted = False
@@ -241,7 +243,7 @@ class Tracked:
 
     def loaded(self) -> None:
         """Records that all workers have ended the load, successfully or not."""
-        self.loading = False
+        self.loading = self.is_new = False
         self.from_memory = -1
         self.taken = NO_TOKENS
         self.release_hit()

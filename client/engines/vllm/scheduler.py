@@ -88,6 +88,11 @@ class SchedulerHalf:
         tracked.offered = max(0, found.tokens - computed)
         return tracked.offered
 
+    def expect(self, request: Any, computed: int) -> None:
+        """Records how many tokens of a request vLLM has itself, before any connector loads more."""
+        tracked = self._track_again(request)
+        tracked.computed, tracked.is_new = computed, True
+
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
         """Records the blocks of a request.
 

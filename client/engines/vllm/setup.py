@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from secrets import token_hex
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
@@ -28,58 +26,12 @@ from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, Wei
 from pagetier.client.engines.vllm.rank_share import kind_in, share_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.engines.vllm.settings import ConnectorSettings
 from pagetier.client.engines.vllm.weights import sources_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Namespace
 from pagetier.client.reconnect import LinkEvent
 from pagetier.kernels.layout.transfer import PagedCache
-
-
-class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings in `kv_connector_extra_config`.
-
-    Attributes:
-        socket: The daemon's control socket; empty for the user's default socket.
-        disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
-        salt: Engines with different salts share no pages.
-        name: The engine's name for administrators; empty for the name of the program.
-        weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
-        store: Whether pages are stored when they are computed, or when they leave vLLM's own cache.
-        prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
-
-    Raises:
-        ValueError: A value is out of range.
-    """
-
-    socket: str = ""
-    disk_timeout: float = 2.0
-    salt: str = ""
-    name: str = ""
-    weights: str = ""
-    store: Literal["eager", "on_eviction"] = "eager"
-    prefix_caching: Literal["follow", "always"] = "follow"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.disk_timeout <= 3600:
-            raise ValueError(f"disk_timeout must be from 0 to 3600 seconds, not {self.disk_timeout}")
-
-
-def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
-    """Returns the settings of `kv_connector_extra_config`.
-
-    Raises:
-        ValueError: A key is unknown, or a value has a wrong type or is out of range. The message names the key.
-    """
-    known = ConnectorSettings.__struct_fields__
-    if unknown := sorted(set(given) - set(known)):
-        raise ValueError(
-            f"kv_connector_extra_config: unknown key {', '.join(unknown)}; the known keys are {', '.join(known)}"
-        )
-    try:
-        return msgspec.convert(dict(given), ConnectorSettings)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ValueError(f"kv_connector_extra_config: {error}") from error
-
 
 log = logging.getLogger("vllm.pagetier")
 

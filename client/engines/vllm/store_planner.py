@@ -17,6 +17,7 @@ from pagetier.shm._core import KEY_BYTES
 
 def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     """Records the blocks that requests got in this step. Returns all blocks that get new content, of any request."""
+    _stop_unproven_stores(tracked, output)
     written: set[int] = set()
     for new in output.scheduled_new_reqs:
         written.update(_fresh(new, tracked.get(new.req_id)))
@@ -29,6 +30,20 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     written.update(getattr(output, "new_block_ids_to_zero", None) or ())
     written.update(copy.dst_block_id for copy in getattr(output, "kv_cache_block_copies", None) or ())
     return written - {0}
+
+
+def _stop_unproven_stores(tracked: Mapping[str, Tracked], output: Any) -> None:
+    """Stops storing requests for which another connector loads tokens in the step that computes others of them.
+
+    vLLM learns only after the step that such a load has failed, when its pages would have been stored. Loads that end
+    before the request is computed are reported, and what failed is computed again.
+    """
+    for name in output.num_scheduled_tokens:
+        one = tracked.get(name)
+        if one is not None and one.is_new:
+            one.is_new = False
+            if one.request.num_computed_tokens > one.computed:
+                one.mark_stale()
 
 
 def store_commands(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreCommand]:

@@ -19,10 +19,9 @@ from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.rank_share import ContextShare, kind_in, share_of
+from pagetier.client.engines.vllm.settings import ConnectorSettings, Directions, directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
-    ConnectorSettings,
     is_switched_off,
-    read_settings,
     require_failure_reports,
     require_recompute,
     warn_of_seed,
@@ -60,7 +59,8 @@ def test_settings_are_read() -> None:
         ({"socket": 7}, "socket"),
         ({"prefix_caching": "never"}, "prefix_caching"),
         ({"store": "later"}, "store"),
-        ({"sokcet": "x"}, ".*the known keys are socket, disk_timeout, salt, name, weights, store, prefix_caching"),
+        ({"mode": "load"}, "mode"),
+        ({"sokcet": "x"}, ".*known keys are socket, disk_timeout, salt, name, weights, store, prefix_caching, mode"),
     ],
 )
 def test_an_invalid_setting_is_named_in_the_error(given: dict[str, Any], name: str) -> None:
@@ -308,3 +308,29 @@ def test_counts_are_returned_once() -> None:
     counts = tally.taken()
     assert counts == {"memory_tokens": 70, "disk_tokens": 40} and counts.keys() <= HELP.keys()
     assert tally.taken() == {}
+
+
+@pytest.mark.parametrize(
+    ("role", "mode", "loads", "stores"),
+    [
+        ("kv_both", "both", True, True),
+        ("kv_both", "save_only", False, True),
+        ("kv_both", "load_only", True, False),
+        ("kv_producer", "both", False, True),
+        ("kv_producer", "save_only", False, True),
+        ("kv_consumer", "both", True, False),
+    ],
+)
+def test_role_and_mode_say_whether_pages_are_loaded_and_stored(role: str, mode: str, loads: bool, stores: bool) -> None:
+    assert directions_of(transfer_of(role), read_settings({"mode": mode})) == Directions(loads, stores)
+
+
+@pytest.mark.parametrize(("role", "mode"), [("kv_producer", "load_only"), ("kv_consumer", "save_only")])
+def test_a_mode_that_leaves_nothing_to_do_is_rejected(role: str, mode: str) -> None:
+    with pytest.raises(ValueError, match=f'"mode": "{mode}".*"kv_role": "{role}"'):
+        directions_of(transfer_of(role), read_settings({"mode": mode}))
+
+
+def transfer_of(role: str) -> SimpleNamespace:
+    producer, consumer = role != "kv_consumer", role != "kv_producer"
+    return SimpleNamespace(kv_role=role, is_kv_producer=producer, is_kv_consumer=consumer)

@@ -23,7 +23,8 @@ from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.engines.vllm.setup import ConnectorSettings, namespaces_of, open_scheduler
+from pagetier.client.engines.vllm.settings import ConnectorSettings
+from pagetier.client.engines.vllm.setup import namespaces_of, open_scheduler
 from pagetier.client.reconnect import LinkEvent, LinkState
 from running_daemon import START_S, RunningDaemon
 from vllm_caches import TOKENS, heads_first

@@ -166,7 +166,9 @@ def test_loading_requests_and_states_get_no_late_commands() -> None:
 
 def output(**fields: Any) -> Any:
     cached = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
-    return SimpleNamespace(**{"scheduled_new_reqs": [], "scheduled_cached_reqs": cached} | fields)
+    return SimpleNamespace(
+        **{"scheduled_new_reqs": [], "num_scheduled_tokens": {}, "scheduled_cached_reqs": cached} | fields
+    )
 
 
 def test_new_blocks_of_new_requests_are_written() -> None:
@@ -232,3 +234,23 @@ def test_a_session_may_temporarily_have_fewer_hashes() -> None:
     assert len(one.keys[0]) == 2
     one.request.block_hashes = hashed(4)
     assert one.keys[0].data == one.groups[0].keys(hashed(4)).data
+
+
+@pytest.mark.parametrize(
+    ("loaded_here", "reported", "stores"),
+    [(0, False, 4), (8, True, 4), (8, False, 0)],
+    ids=["nothing loaded", "load reported", "load in the step that computes"],
+)
+def test_pages_are_not_stored_in_the_step_in_which_another_connector_loads(
+    loaded_here: int, reported: bool, stores: int
+) -> None:
+    one = tracked(FullAttention(PAGE), tokens=16, computed=loaded_here, table=[11, 12, 13, 14])
+    one.computed, one.is_new = 0, True
+    if reported:
+        one.loaded()
+    output = step(16 - loaded_here)
+    output.scheduled_new_reqs = []
+    output.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
+    take_blocks({"one": one}, output)
+    assert sum(len(blocks) for _, blocks in planned_stores(one, output)) == stores
+    assert one.is_stale == (not stores)

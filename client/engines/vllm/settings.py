@@ -1,0 +1,77 @@
+"""The settings of the connector, `kv_connector_extra_config` in vLLM's `--kv-transfer-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+
+class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings in `kv_connector_extra_config`.
+
+    Attributes:
+        socket: The daemon's control socket; empty for the user's default socket.
+        disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
+        salt: Engines with different salts share no pages.
+        name: The engine's name for administrators; empty for the name of the program.
+        weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
+        store: Whether pages are stored when they are computed, or when they leave vLLM's own cache.
+        prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
+        mode: Whether pages are loaded and stored, or only one of both. `kv_role` may exclude one, too.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    socket: str = ""
+    disk_timeout: float = 2.0
+    salt: str = ""
+    name: str = ""
+    weights: str = ""
+    store: Literal["eager", "on_eviction"] = "eager"
+    prefix_caching: Literal["follow", "always"] = "follow"
+    mode: Literal["both", "save_only", "load_only"] = "both"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.disk_timeout <= 3600:
+            raise ValueError(f"disk_timeout must be from 0 to 3600 seconds, not {self.disk_timeout}")
+
+
+def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:
+    """Returns the settings of `kv_connector_extra_config`.
+
+    Raises:
+        ValueError: A key is unknown, or a value has a wrong type or is out of range. The message names the key.
+    """
+    known = ConnectorSettings.__struct_fields__
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(
+            f"kv_connector_extra_config: unknown key {', '.join(unknown)}; the known keys are {', '.join(known)}"
+        )
+    try:
+        return msgspec.convert(dict(given), ConnectorSettings)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"kv_connector_extra_config: {error}") from error
+
+
+class Directions(msgspec.Struct, frozen=True):
+    """Whether pages are loaded, and whether they are stored."""
+
+    loads: bool
+    stores: bool
+
+
+def directions_of(transfer: Any, settings: ConnectorSettings) -> Directions:
+    """Returns what the engine's `kv_role` and the setting `mode` allow. Raises ValueError if that is nothing."""
+    found = Directions(
+        loads=transfer.is_kv_consumer and settings.mode != "save_only",
+        stores=transfer.is_kv_producer and settings.mode != "load_only",
+    )
+    if not (found.loads or found.stores):
+        raise ValueError(
+            f'"mode": "{settings.mode}" in kv_connector_extra_config leaves nothing to do for an engine with'
+            f' "kv_role": "{transfer.kv_role}": set another mode or kv_role'
+        )
+    return found

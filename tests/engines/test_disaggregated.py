@@ -1,0 +1,130 @@
+"""Runs the example of disaggregated prefill: its answers are those of one engine, and all pages are found."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from one_host import Scene, ask, ask_after_reset, exact, prompt, scene_of
+from vllm_server import serving
+
+PROXY = Path(__file__).parents[2] / "examples/disaggregated_prefill/proxy.py"
+PROMPTS = [prompt(at, 300 + 200 * at) for at in range(4)]
+ROLE = {"kv_connector": "PagetierConnector", "kv_load_failure_policy": "recompute"}
+
+
+@contextmanager
+def proxy(prefill: int, decode: int) -> Iterator[int]:
+    """Yields the port of the example's proxy between two servers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    urls = [f"http://127.0.0.1:{number}" for number in (prefill, decode)]
+    command = [sys.executable, str(PROXY), "--prefill", urls[0], "--decode", urls[1], "--port", str(port)]
+    process = subprocess.Popen(command)
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def post(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the answer to a completion request; the server may have been started a moment ago."""
+    ends = time.monotonic() + 60
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+        try:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            assert answer.status == 200, text
+            return dict(json.loads(text))
+        except ConnectionRefusedError:
+            assert time.monotonic() < ends, "the proxy does not listen"
+            time.sleep(0.1)
+        finally:
+            connection.close()
+
+
+def role(name: str) -> list[str]:
+    return ["--kv-transfer-config", json.dumps(ROLE | {"kv_role": name})]
+
+
+def completion(tokens: list[int]) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": tokens, "max_tokens": 8, "temperature": 0, "logprobs": 3, "ignore_eos": True}
+
+
+def choices(answers: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(answer["choices"][0]["text"], answer["choices"][0]["logprobs"]) for answer in answers]
+
+
+def test_the_example_answers_as_one_engine_does() -> None:
+    with scene_of("llama") as scene, serving(scene, *role("kv_producer")) as prefill:
+        one = [post(prefill.port, completion(tokens)) for tokens in PROMPTS]
+        prefill.post("/reset_prefix_cache")
+        assert scene.daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+        with serving(scene, *role("kv_consumer")) as decode, proxy(prefill.port, decode.port) as port:
+            stored = scene.daemon.header().granted
+            two = [post(port, completion(tokens)) for tokens in PROMPTS]
+            assert choices(two) == choices(one)
+            hits = sum(scene.hit(len(tokens)) for tokens in PROMPTS)
+            assert decode.counter("vllm:external_prefix_cache_hits") == hits
+            assert scene.daemon.header().granted > stored
+
+
+def test_the_decode_engine_finds_the_last_page_when_the_prefill_has_answered() -> None:
+    """The answer to a request for one token comes at the end of the step that computes the last page."""
+    with scene_of("llama") as scene:
+        prefill = scene.engine(transfer={"kv_role": "kv_producer"})
+        decode = scene.engine(transfer={"kv_role": "kv_consumer"})
+        with prefill, decode:
+            ask(prefill, prompt(90)), ask(decode, prompt(90))  # both are attached and warm
+            alone = [ask(prefill, tokens)["answers"][0] for tokens in PROMPTS]
+            forget_all(scene, prefill)
+            late = 0
+            for tokens, answer in zip(PROMPTS, alone, strict=True):
+                ask(prefill, tokens, tokens=1)
+                result = ask(decode, tokens)
+                assert exact(result) == exact({"answers": [answer]})
+                late += result["external"] != scene.hit(len(tokens))
+            assert late == 0, "a prompt's last page was not stored when the decode engine was asked"
+
+
+def forget_all(scene: Scene, engine: Any) -> None:
+    scene.settle()
+    ask_after_reset(engine, [7], tokens=1)
+    scene.settle()
+    assert scene.daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+
+
+def test_a_child_that_only_saves_is_safe_beside_another_loader(tmp_path: Path) -> None:
+    """vLLM's example connector loads in the step that computes: pages of such requests are not stored."""
+    shared = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    with scene_of("llama") as scene:
+        ours: dict[str, Any] = ROLE | {"kv_role": "kv_both", "kv_connector_module_path": "pagetier.client.engines.vllm"}
+        ours["kv_connector_extra_config"] = {"socket": str(scene.daemon.socket), "mode": "save_only"}
+        children = {"connectors": [shared, ours]}
+        transfer = {"kv_connector": "MultiConnector", "kv_connector_extra_config": children}
+        with scene.engine(transfer=transfer) as both, scene.engine() as other:
+            ask(both, prompt(90))  # the page shapes come with the first step
+            first = ask(both, PROMPTS[1])
+            scene.settle()
+            assert ask(other, PROMPTS[1])["external"] == scene.hit(len(PROMPTS[1]))
+            assert scene.daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+            again = ask_after_reset(both, PROMPTS[1])
+            assert exact(again) == exact(first) and again["external"] > 0, "the other connector loads"
+            scene.settle()
+            assert ask_after_reset(other, PROMPTS[1])["external"] == 0
