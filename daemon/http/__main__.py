@@ -7,48 +7,82 @@ import os
 import socket
 import sys
 from collections import Counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from pagetier.daemon.http.api import Api
 from pagetier.daemon.http.connection import HttpConnection, Response
 from pagetier.daemon.http.daemon_channel import DaemonChannel
-from pagetier.daemon.http.messages import Entrance, Listener, ServeHttp
+from pagetier.daemon.http.messages import Entrance, ReadyToServe, ServeHttp, read_daemon_message
 from pagetier.daemon.http.peers import OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer
 from pagetier.shm.log_format import log_to_stderr
+from pagetier.shm.message_codec import pack
 from pagetier.shm.process import be_child
+from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.segment_files import observe_and_close
+from pagetier.shm.unpacker import Unpacker
 
 _AT_ONCE: Final = 16
+_CHUNK: Final = 1 << 16
+_MOST_DESCRIPTORS: Final = 250  # of one message; Linux allows 253
+
+
+class _Received(NamedTuple):
+    """The daemon's first message, its descriptors, and what was received after it."""
+
+    serve: ServeHttp
+    descriptors: list[int]
+    unpacker: Unpacker
 
 
 def main(descriptor: int) -> None:
     """Serves until the daemon is gone."""
     log_to_stderr("info")
     be_child(b"pagetier-http", nice=0)
-    asyncio.run(_run(socket.socket(fileno=descriptor)))
+    connection = socket.socket(fileno=descriptor)
+    try:
+        connection.sendall(pack(ReadyToServe()))
+        received = _receive(connection)
+    except OSError:
+        sys.exit(0)  # the daemon has ended
+    asyncio.run(_run(connection, received))
 
 
-async def _run(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    _, daemon = await loop.create_unix_connection(DaemonChannel, sock=connection)
-    serve = await daemon.served
-    observer = observe_and_close([serve.index, serve.locks])
+def _receive(connection: socket.socket) -> _Received:
+    unpacker, descriptors = Unpacker(), list[int]()
+    while True:
+        data, more, _, _ = socket.recv_fds(connection, _CHUNK, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            sys.exit(0)
+        descriptors += more
+        for body in unpacker.feed(data):
+            serve = read_daemon_message(body)
+            if not isinstance(serve, ServeHttp) or len(descriptors) != 2 + len(serve.entrances):
+                raise ProtocolError(f"{type(serve).__name__} came first, with {len(descriptors)} descriptors")
+            return _Received(serve, descriptors, unpacker)
+
+
+async def _run(connection: socket.socket, received: _Received) -> None:
+    loop, serve = asyncio.get_running_loop(), received.serve
+    index, locks, *listening = received.descriptors
+    observer = observe_and_close([index, locks])
+    channel = DaemonChannel(serve.settings, received.unpacker)
+    await loop.create_unix_connection(lambda: channel, sock=connection)
 
     async def render(accept: str) -> Response:
-        return await _render(observer, daemon, serve, accept)
+        return await _render(observer, channel, serve, accept)
 
-    api = Api(observer, daemon, render)
+    api = Api(observer, channel, render)
     counts = Counter[tuple[Entrance, int]]()
-    for listener in serve.listeners:
-        _accept(listener, OpenConnections(listener.entrance, counts), api)
-    await daemon.closed
+    for descriptor, entrance in zip(listening, serve.entrances, strict=True):
+        _accept(descriptor, OpenConnections(entrance, counts), api)
+    await channel.closed
     os._exit(0)  # whatever is under way is of no use without the daemon
 
 
-def _accept(listener: Listener, connections: OpenConnections, api: Api) -> None:
-    listening = socket.socket(fileno=listener.descriptor)
+def _accept(descriptor: int, connections: OpenConnections, api: Api) -> None:
+    listening = socket.socket(fileno=descriptor)
     ConnectionAcceptor(listening, lambda: HttpConnection(connections, api.respond), _AT_ONCE)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from http import HTTPStatus
 from typing import Final, TypeVar
 
-from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.http.connection import HttpError
 from pagetier.daemon.http.messages import (
     ForUser,
@@ -19,9 +19,12 @@ from pagetier.daemon.http.messages import (
     read_daemon_message,
 )
 from pagetier.daemon.metrics.numbers import DaemonNumbers
+from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted, ProtocolError
 from pagetier.shm.unpacker import Unpacker
+
+log = logging.getLogger("pagetier.http")
 
 ANSWER_S: Final = 10.0
 _A = TypeVar("_A", Fetched, PagesHinted, Numbers)
@@ -31,25 +34,27 @@ class DaemonChannel(asyncio.Protocol):
     """The connection to the daemon.
 
     Attributes:
-        served: Done with the daemon's first message.
         closed: Done when the daemon is gone.
-        settings: The settings in force, once `served` is done.
+        settings: The settings in force.
+
+    Args:
+        settings: Those of the daemon's first message.
+        unpacker: Has what was received after it.
     """
 
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.served: asyncio.Future[ServeHttp] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
-        self.settings = Settings(AccessOptions())
-        self._loop = loop
-        self._unpacker = Unpacker()
+    def __init__(self, settings: Settings, unpacker: Unpacker) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.settings = settings
+        self._unpacker = unpacker
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Fetched | PagesHinted | Numbers]] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remembers how to send."""
+        """Handles what was received before."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the process: the daemon is gone."""
@@ -62,16 +67,15 @@ class DaemonChannel(asyncio.Protocol):
             for body in self._unpacker.feed(data):
                 self._handle(read_daemon_message(body))
         except ProtocolError as error:
-            self.closed.set_exception(error)
+            log.error("the daemon sent an invalid message: %s", error, extra=event("http_invalid"))
             self._transport.abort()
 
     def _handle(self, message: ServeHttp | Settings | Fetched | PagesHinted | Numbers) -> None:
         match message:
-            case ServeHttp():
-                self.settings = message.settings
-                self.served.set_result(message)
             case Settings():
                 self.settings = message
+            case ServeHttp():
+                raise ProtocolError("ServeHttp came twice")
             case _:
                 waiting = self._waiting.pop(message.number, None)
                 if waiting is not None and not waiting.done():

@@ -28,13 +28,6 @@ class Entrance(Enum):
     """Not at all: only metrics and health are served."""
 
 
-class Listener(msgspec.Struct, frozen=True, array_like=True):
-    """A listening socket that the process has inherited."""
-
-    descriptor: int
-    entrance: Entrance
-
-
 class Settings(_HttpMessage, frozen=True):
     """What a reload may change: who may do what, and the token for ports, "" if there is none."""
 
@@ -43,21 +36,24 @@ class Settings(_HttpMessage, frozen=True):
 
 
 class ServeHttp(_HttpMessage, frozen=True):
-    """The first message of the daemon.
+    """The first message of the daemon. It comes with descriptors: index and lock words, read-only, and the sockets.
 
     Attributes:
-        listeners: The sockets to serve.
-        index: The inherited descriptor of the index, read-only.
-        locks: The inherited descriptor of the lock words, read-only.
+        entrances: For each of the listening sockets, how it identifies its callers.
         namespaces: The number of namespaces that get their own metrics.
         settings: The settings in force.
     """
 
-    listeners: tuple[Listener, ...]
-    index: int
-    locks: int
+    entrances: tuple[Entrance, ...]
     namespaces: int
     settings: Settings
+
+
+class ReadyToServe(_HttpMessage, frozen=True):
+    """Says that the process ends with the daemon from now on, so that it may have the listening sockets.
+
+    A process that outlived its daemon with them would keep the next daemon from its addresses.
+    """
 
 
 class ForUser(_HttpMessage, frozen=True):
@@ -80,7 +76,7 @@ class Numbers(_HttpMessage, frozen=True):
     numbers: DaemonNumbers
 
 
-HttpRequest: TypeAlias = ForUser | TakeNumbers
+HttpRequest: TypeAlias = ReadyToServe | ForUser | TakeNumbers
 DaemonMessage: TypeAlias = ServeHttp | Settings | Fetched | PagesHinted | Numbers
 _requests: Final[msgspec.msgpack.Decoder[HttpRequest]] = msgspec.msgpack.Decoder(HttpRequest)
 _messages: Final[msgspec.msgpack.Decoder[DaemonMessage]] = msgspec.msgpack.Decoder(DaemonMessage)

@@ -20,8 +20,8 @@ from pagetier.daemon.http.messages import (
     Entrance,
     ForUser,
     HttpRequest,
-    Listener,
     Numbers,
+    ReadyToServe,
     ServeHttp,
     Settings,
     TakeNumbers,
@@ -30,7 +30,6 @@ from pagetier.daemon.http.messages import (
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
-from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
 from pagetier.shm.process import Process
@@ -40,7 +39,9 @@ from pagetier.shm.unpacker import Unpacker
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 128
-_PAUSE_S: Final = 0.5  # before the process is started again
+_FIRST_PAUSE_S: Final = 0.5  # before the process is started again; doubles while it does not last
+_LONGEST_PAUSE_S: Final = 30.0
+_LASTING_S: Final = 10.0
 _ELSE: Final = "set another port, or a path"
 _REMEDIES: Final = {
     errno.EADDRINUSE: "stop the process that uses it, or set another port",
@@ -75,9 +76,14 @@ class ListeningSockets:
             self._files[address.path] = identity(address.path)
 
     @property
-    def listeners(self) -> tuple[Listener, ...]:
-        """The descriptors of the sockets, which a child process may inherit."""
-        return tuple(Listener(each.fileno(), entrance) for each, entrance in self._sockets)
+    def entrances(self) -> tuple[Entrance, ...]:
+        """How each of the sockets identifies its callers."""
+        return tuple(entrance for _, entrance in self._sockets)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors of the sockets, in the order of `entrances`."""
+        return [each.fileno() for each, _ in self._sockets]
 
     def close(self) -> None:
         """Closes the sockets and removes their paths."""
@@ -128,6 +134,7 @@ class HttpServer:
         self._sockets = ListeningSockets(config)
         self._process: _HttpProcess | None = None
         self._again: asyncio.TimerHandle | None = None
+        self._pause = _FIRST_PAUSE_S
         self._start()
 
     def follow(self, config: Config) -> None:
@@ -151,42 +158,47 @@ class HttpServer:
         self._sockets.close()
 
     def _start(self) -> None:
+        self._started = self._loop.time()
         try:
-            descriptors = self._service.segments.read_only_descriptors()
-            try:
-                self._process = _HttpProcess(self, self._serve(descriptors), self._service)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            self._process = _HttpProcess(self, self._service)
         except OSError as error:
             self.ended(f"cannot start: {error.strerror}")
 
-    def _serve(self, descriptors: list[int]) -> ServeHttp:
-        index, locks = descriptors
-        return ServeHttp(self._sockets.listeners, index, locks, self._config.metrics.namespaces, self._settings)
+    def hand_over(self, connection: socket.socket) -> None:
+        """Sends the process what it needs to serve. Raises OSError."""
+        serve = ServeHttp(self._sockets.entrances, self._config.metrics.namespaces, self._settings)
+        segments = self._service.segments.read_only_descriptors()
+        try:
+            socket.send_fds(connection, [pack(serve)], [*segments, *self._sockets.descriptors])
+        finally:
+            for descriptor in segments:
+                os.close(descriptor)
 
     def ended(self, why: str) -> None:
         """Starts the process again after a pause."""
         self._process = None
+        lasted = self._loop.time() - self._started >= _LASTING_S
+        pause = _FIRST_PAUSE_S if lasted else self._pause
+        self._pause = min(2 * pause, _LONGEST_PAUSE_S)
         line = "the HTTP process %s: it is started again in %g s"
-        log.warning(line, why, _PAUSE_S, extra=event("http_ended", why=why))
-        self._again = self._loop.call_later(_PAUSE_S, self._start)
+        log.warning(line, why, pause, extra=event("http_ended", why=why))
+        self._again = self._loop.call_later(pause, self._start)
 
 
 class _HttpProcess(asyncio.Protocol):
     """The process, from the constructor to end(). Raises OSError if it cannot be started."""
 
-    def __init__(self, server: HttpServer, serve: ServeHttp, service: Service) -> None:
+    def __init__(self, server: HttpServer, service: Service) -> None:
         self._server: HttpServer | None = server
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._unpacker = Unpacker()
         self._transport: asyncio.Transport | None = None
-        self._waiting: list[bytes] = [pack(serve)]
+        self._serves = False
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
-                self._child = _start(theirs, serve)
+                self._child = _start(theirs)
         except OSError:
             self._socket.close()
             raise
@@ -198,17 +210,13 @@ class _HttpProcess(asyncio.Protocol):
         await self._loop.create_unix_connection(lambda: self, sock=self._socket)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends what was to be sent before."""
+        """Remembers how to send."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.writelines(self._waiting)
-        self._waiting.clear()
 
     def send(self, message: Settings | Fetched | PagesHinted | Numbers) -> None:
-        """Sends a message without waiting. Messages to a dead process are lost."""
-        if self._transport is None:
-            self._waiting.append(pack(message))
-        elif not self._transport.is_closing():
+        """Sends a message without waiting. A process that does not serve yet will get the settings of that time."""
+        if self._serves and self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(message))
 
     def data_received(self, data: bytes) -> None:
@@ -222,13 +230,24 @@ class _HttpProcess(asyncio.Protocol):
 
     def _handle(self, request: HttpRequest) -> None:
         match request:
+            case ReadyToServe():
+                self._hand_over()
             case TakeNumbers():
                 self.send(Numbers(request.number, daemon_numbers(self._service)))
             case ForUser(user, Fetch() as fetch):
                 self._service.prefetch(user, fetch, self.send)
             case ForUser(user, HintPages() as hint):
                 self.send(self._service.hints.give(user, hint))
-        point("http.handled")
+
+    def _hand_over(self) -> None:
+        if self._server is None:
+            return
+        try:
+            self._server.hand_over(self._socket)
+            self._serves = True
+        except OSError as error:
+            log.error("the HTTP process gets no sockets: %s", error.strerror, extra=event("http_invalid"))
+            self._child.kill()
 
     def _gone(self) -> None:
         server, code = self._server, self._child.wait()
@@ -267,8 +286,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
     )
 
 
-def _start(theirs: socket.socket, serve: ServeHttp) -> subprocess.Popen[bytes]:
-    descriptors = [theirs.fileno(), serve.index, serve.locks, *(each.descriptor for each in serve.listeners)]
+def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     command = [sys.executable, "-m", "pagetier.daemon.http", str(theirs.fileno())]
-    return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, env=environ)
+    return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
