@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pagetier.daemon.common.frame_advice import frame_advice
+from pagetier.daemon.common.huge_page_report import FEW_REMEDY
 from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.load import Beside, ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.huge_pages import huge_page_report
 from pagetier.daemon.host.memory_policy import Region, advise
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
@@ -231,6 +233,8 @@ class _Life:
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
             self._check_frames()
+            if self._service is not None:
+                self._service.disk.note_huge_pages(huge_page_report(self._segments.owner))
 
     def _check_frames(self) -> None:
         """Warns once if frames are much larger than the pages in them."""
@@ -247,13 +251,29 @@ class _Life:
 
     async def _populate(self) -> None:
         owner, arena = self._segments.owner, self._config.arena
-        region = Region(owner.arena_address(), arena.whole_size)
+        region = Region(*owner.mappings()[-1])
         for advice in advise(region, huge_pages=arena.huge_pages, numa=arena.numa, host=Host()):
-            log.log(logging.INFO if advice.taken else logging.WARNING, "%s", advice.note, extra=event("memory"))
+            expected = advice.taken or advice.what == "huge pages"  # many hosts have none, and doctor says it
+            log.log(logging.INFO if expected else logging.WARNING, "%s", advice.note, extra=event("memory"))
         if arena.prefault == "populate":
             done = await asyncio.to_thread(self._prefault, owner.populate, asyncio.get_running_loop())
             log.info("%s", done, extra=event("populated", bytes=done.nbytes, seconds=done.seconds))
             point("run.populated")
+            self._log_huge_pages()
+
+    def _log_huge_pages(self) -> None:
+        """Logs how much of the segments is in huge pages; warns if they were requested and are missing."""
+        report = huge_page_report(self._segments.owner)
+        if not report.text:
+            return
+        lacking = report.few and self._config.arena.huge_pages == "advise" and not Host().huge_pages().obstacle
+        log.log(
+            logging.WARNING if lacking else logging.INFO,
+            "huge pages: %s%s",
+            report.text,
+            f"; {FEW_REMEDY}" if lacking else "",
+            extra=event("huge_pages", **msgspec.structs.asdict(report)),
+        )
 
     def _prefault(self, populate: Callable[[int, int], None], loop: asyncio.AbstractEventLoop) -> Prefaulted:
         arena = self._config.arena

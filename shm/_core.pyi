@@ -569,12 +569,13 @@ class Owner:
         """Lets the least recently used page leave the arena first, as after adopt()."""
     def eviction(self) -> Eviction:
         """Returns which order is in force."""
-    def allocate_lazily(self, arena_fd: int, /) -> None:
+    def allocate_lazily(self) -> None:
         """Grants frames from now on only after their memory was allocated; if there is none, pages are evicted.
 
-        It is for an arena that is not populated. The descriptor may be closed afterwards.
+        It is for an arena that is not populated.
         """
-    def arena_address(self) -> int: ...
+    def mappings(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Returns address and bytes of the mapped index, lock words and arena."""
     def header(self) -> IndexHeader: ...
     def spaces(self) -> list[NamespaceRecord]: ...
     @property

@@ -96,8 +96,7 @@ class Segments:
 
         A reservation is rejected if memory is short.
         """
-        with opened(self.name, "arena") as descriptor:
-            self.owner.allocate_lazily(descriptor)
+        self.owner.allocate_lazily()
 
     def remove(self) -> None:
         """Removes the segments. Clients see that they were closed; the last process that maps them frees the memory."""

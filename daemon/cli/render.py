@@ -108,6 +108,8 @@ def _least_width(table: Table, console: Console) -> int:
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _tiers(snapshot)
+    if shares := snapshot.huge_pages.text:
+        yield f"Huge pages: {shares}"
     if wasteful := snapshot.frame_advice:
         yield wasteful
     if snapshot.eviction.policy != "lru":

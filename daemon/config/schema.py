@@ -62,8 +62,8 @@ class ArenaOptions(Section, frozen=True, kw_only=True):
     threads: Annotated[int, count_setting("Threads that populate the arena; 0: chosen by the daemon.", 0, 1024)] = 0
     huge_pages: Annotated[
         Literal["never", "advise"],
-        choice_setting("Use huge pages where the host allows them.", "never", "advise"),
-    ] = "never"
+        choice_setting("Use huge pages for the arena where /dev/shm allows them.", "never", "advise"),
+    ] = "advise"
     numa: Annotated[
         Literal["local", "interleave"],
         choice_setting("Place the arena near the daemon, or on all NUMA nodes.", "local", "interleave"),

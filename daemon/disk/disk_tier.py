@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.show_stop import StopProgress
@@ -137,6 +138,15 @@ class DiskTier:
     def note_hints(self, hints: HintReport) -> None:
         """Publishes the counters of hints, with or without a configured disk."""
         self._bulletin.note_hints(hints)
+
+    @property
+    def huge_pages(self) -> HugePageReport:
+        """How much of the segments is in huge pages, as published last."""
+        return self._bulletin.huge_pages
+
+    def note_huge_pages(self, huge_pages: HugePageReport) -> None:
+        """Publishes how much of the segments is in huge pages, with or without a configured disk."""
+        self._bulletin.note_huge_pages(huge_pages)
 
     def resize(self, size: int) -> None:
         """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.

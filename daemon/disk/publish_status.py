@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import (
     DaemonStatus,
@@ -40,6 +41,7 @@ class StatusPublisher:
         self.progress = PhaseProgress()
         self.eviction = EvictionReport()
         self.hints = HintReport()
+        self.huge_pages = HugePageReport()
 
     @property
     def standing(self) -> Standing:
@@ -91,6 +93,18 @@ class StatusPublisher:
             self.hints = hints
             self._publish()
 
+    def note_huge_pages(self, huge_pages: HugePageReport) -> None:
+        """Publishes how much of the segments is in huge pages, if it changed."""
+        if huge_pages != self.huge_pages:
+            self.huge_pages = huge_pages
+            self._publish()
+
     def _publish(self) -> None:
-        status = DaemonStatus(progress=self.progress, eviction=self.eviction, disk=self.report, hints=self.hints)
+        status = DaemonStatus(
+            progress=self.progress,
+            eviction=self.eviction,
+            disk=self.report,
+            hints=self.hints,
+            huge_pages=self.huge_pages,
+        )
         self._owner.publish_status(status.pack())

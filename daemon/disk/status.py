@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.shm._core import STATUS_BYTES
 from pagetier.tiers.base import TierState
 
@@ -138,12 +139,13 @@ class HintReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon publishes about itself: its phase, order of eviction, hints, and the status of its disk tier."""
+    """What a daemon publishes about itself: its phase, order of eviction, hints, huge pages, and its disk tier."""
 
     progress: PhaseProgress = PhaseProgress()
     eviction: EvictionReport = EvictionReport()
     disk: DiskReport = DiskReport()
     hints: HintReport = HintReport()
+    huge_pages: HugePageReport = HugePageReport()
 
     def pack(self) -> bytes:
         """Returns the status as JSON, shortened to fit into the header."""

@@ -70,15 +70,19 @@ class HugePages(msgspec.Struct, frozen=True, kw_only=True):
     explicit_size: int
 
     @property
+    def remount(self) -> bool:
+        """Whether /dev/shm has to be mounted with another option `huge`, and nothing else is missing."""
+        mounted = self.shmem == "force" or self.mount in ("advise", "within_size", "always")
+        return self.size is not None and self.shmem != "deny" and not mounted
+
+    @property
     def obstacle(self) -> str:
         """Why /dev/shm cannot follow the advice of `huge_pages = "advise"`, and what to do; "" if it can."""
         if self.size is None:
             return "this kernel has no transparent huge pages"
         if self.shmem == "deny":
             return f"the kernel denies them for shared memory: echo advise > /{_THP}/shmem_enabled"
-        if self.shmem == "force" or self.mount in ("advise", "within_size", "always"):
-            return ""
-        return "/dev/shm is mounted without them: mount -o remount,huge=advise /dev/shm"
+        return "/dev/shm is mounted without them: mount -o remount,huge=advise /dev/shm" if self.remount else ""
 
 
 class Folder(msgspec.Struct, frozen=True, kw_only=True):

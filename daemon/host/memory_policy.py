@@ -1,4 +1,7 @@
-"""Advises the kernel about the arena before it is populated: no core dumps, huge pages, NUMA nodes."""
+"""Advises the kernel about the arena before it is populated: no core dumps, huge pages, NUMA nodes.
+
+Index and lock words always ask for huge pages, when they are mapped.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ def _advise_huge_pages(region: Region, host: Host) -> Advice:
     obstacle = host.huge_pages().obstacle
     if obstacle:
         return Advice(what="huge pages", taken=False, note=f"no huge pages: {obstacle}")
-    return _try("huge pages", "the kernel uses huge pages for the arena where it can", lambda: ask_huge_pages(region))
+    return _try("huge pages", "huge pages are requested for the arena", lambda: ask_huge_pages(region))
 
 
 def _advise_interleave(region: Region, nodes: tuple[int, ...]) -> Advice:

@@ -283,6 +283,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
         progress=service.disk.progress,
         eviction=service.evictor.report(),
         hints=service.hints.report,
+        huge_pages=service.disk.huge_pages,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import TypeAlias
 
+import msgspec
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -161,6 +162,9 @@ def _daemon(sample: Sample) -> Iterator[Metric]:
     about = "Pages that daemons adopted at their start, or had to drop."
     adoptions = {"adopted": header.adopted, "dropped": header.dropped}
     yield counters("adoptions", about, ["result"], adoptions)
+    huge: dict[str, float | None] = msgspec.structs.asdict(sample.huge_pages)
+    if known := {segment: share for segment, share in huge.items() if share is not None}:
+        yield gauges("huge_page_ratio", "The share of a segment that is in huge pages.", ["segment"], known)
 
 
 def _lookups(sample: Sample) -> Iterator[Metric]:

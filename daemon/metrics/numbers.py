@@ -6,6 +6,7 @@ import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.namespaces import IdleCounts
 from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress
 
@@ -22,6 +23,7 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         progress: The phase of the daemon.
         eviction: The order of eviction.
         hints: The counters of hints.
+        huge_pages: How much of the segments is in huge pages.
     """
 
     attached: int
@@ -32,3 +34,4 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     progress: PhaseProgress
     eviction: EvictionReport
     hints: HintReport
+    huge_pages: HugePageReport

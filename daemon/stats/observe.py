@@ -45,6 +45,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         stores=_pick(StoreStats, header, writing=header.open_entries),
         eviction=status.eviction,
         hints=status.hints,
+        huge_pages=status.huge_pages,
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )

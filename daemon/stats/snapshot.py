@@ -11,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.frame_advice import frame_advice
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.disk.status import DiskReport, HintReport, Phase
 
 
@@ -207,7 +208,8 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state of a cache.
 
-    disk: the state of the disk tier; eviction: which page leaves memory first; hints: since the daemon started.
+    disk: the state of the disk tier; eviction: which page leaves memory first; hints: since the daemon started;
+    huge_pages: how much of the segments is in huge pages.
     """
 
     daemon: DaemonStats
@@ -218,6 +220,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stores: StoreStats
     eviction: EvictionReport = EvictionReport()
     hints: HintReport = HintReport()
+    huge_pages: HugePageReport = HugePageReport()
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 

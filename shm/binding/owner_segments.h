@@ -158,19 +158,15 @@ static PyObject *owner_populate(Owner *self, PyObject *args)
     return populate_range(&self->arena, MADV_POPULATE_WRITE, offset, length);
 }
 
-/* allocate_lazily(arena_fd): from now on a frame is granted only after its memory was allocated. */
-static PyObject *owner_allocate_lazily(Owner *self, PyObject *args)
+/* allocate_lazily(): from now on a frame is granted only after its memory was allocated. */
+static PyObject *owner_allocate_lazily(Owner *self, PyObject *unused)
 {
-    int arena_fd, own;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "i", &arena_fd))
+    (void)unused;
+    if (!owner_ready(self))
         return NULL;
     pt_lazy_end(&self->shared.lazy);
-    own = fcntl(arena_fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    if (pt_lazy_begin(&self->shared.lazy, &self->shared.view, own))
+    if (pt_lazy_begin(&self->shared.lazy, &self->shared.view))
         Py_RETURN_NONE;
-    close(own);
     return PyErr_NoMemory();
 }
 
@@ -190,9 +186,15 @@ static PyObject *owner_populate_index(Owner *self, PyObject *unused)
     return done ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
 }
 
-/* arena_address(): the address of the arena, for advice about its pages. */
-static PyObject *owner_arena_address(Owner *self, PyObject *unused)
+/* mappings(): address and bytes of index, lock words and arena, for advice and questions about their memory. */
+static PyObject *owner_mappings(Owner *self, PyObject *unused)
 {
     (void)unused;
-    return PyLong_FromVoidPtr(self->arena.address);
+    unsigned long long of[3][2];
+    const mapping *all[] = {&self->index, &self->locks, &self->arena};
+    for (int i = 0; i < 3; i++) {
+        of[i][0] = (uintptr_t)all[i]->address;
+        of[i][1] = all[i]->bytes;
+    }
+    return Py_BuildValue("((KK)(KK)(KK))", of[0][0], of[0][1], of[1][0], of[1][1], of[2][0], of[2][1]);
 }

@@ -22,7 +22,15 @@ MAIN = "from pagetier.daemon.main import main; main()"
 # Modules that are imported late, imported here while this process can still read all files.
 AS_NOBODY = f"import asyncio, concurrent.futures.thread, os; {MAIN.replace('main()', 'os.setgroups([])')}; "
 AS_NOBODY += "os.setgid(65534); os.setuid(65534); main()"
-OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$0" "$@"']
+
+
+def with_shm(*options: str) -> list[str]:
+    """Returns the beginning of a command that runs with a /dev/shm of its own."""
+    mount = f"mount -t tmpfs -o {','.join(options)} tmpfs /dev/shm"
+    return ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$0" "$@"']
+
+
+OWN_SHM = with_shm("size=16m")
 PAGES = 3
 KEYS = prompt(7, PAGES)
 

@@ -23,6 +23,7 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
@@ -88,16 +89,18 @@ def _file_hint(host: Host) -> str:
 
 def _check(config: Config, host: Host) -> Iterator[Result]:
     yield check_shared_memory(host)
-    yield check_huge_pages(config, host)
     yield check_locked_memory(config, host)
     yield from check_kernel()
     yield check_folder(config.socket.parent)
     yield from check_socket(config.socket, config.access)
     try:
         with daemon_at(config.socket) as daemon:
+            snapshot = take_snapshot(daemon.observer)
+            yield check_huge_pages(config, host, snapshot.huge_pages)
             yield from check_daemon(daemon, config)
-            yield from check_disk(config, host, take_snapshot(daemon.observer))
+            yield from check_disk(config, host, snapshot)
     except Unreachable as error:
+        yield check_huge_pages(config, host, HugePageReport())
         yield problem("daemon", error.message)
         yield check_room(config, host)
         yield from check_disk(config, host, None)

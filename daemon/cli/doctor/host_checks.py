@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
+from pagetier.daemon.common.huge_page_report import FEW_REMEDY, HugePageReport
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.capacity import fit, need_of
 from pagetier.daemon.host.host import Host
@@ -16,6 +17,10 @@ from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
 
 _MADV_POPULATE_WRITE = 23
+_LASTING = (
+    ", then stop and start the daemon; it lasts with this line in /etc/fstab, which systemd-remount-fs.service applies"
+    " at boot: tmpfs /dev/shm tmpfs nosuid,nodev,huge=advise 0 0"
+)
 
 
 def check_shared_memory(host: Host) -> Result:
@@ -35,13 +40,19 @@ def check_room(config: Config, host: Host) -> Result:
     return (ok if verdict.fits else problem)("arena", verdict.explain())
 
 
-def check_huge_pages(config: Config, host: Host) -> Result:
-    """Checks whether huge pages are available. They only affect speed."""
-    obstacle = host.huge_pages().obstacle
+def check_huge_pages(config: Config, host: Host, report: HugePageReport) -> Result:
+    """Checks whether huge pages are available, and whether a daemon that runs got them. They only affect speed."""
+    pages = host.huge_pages()
     if config.arena.huge_pages == "never":
-        possible = f"not available: {obstacle}" if obstacle else 'available with arena.huge_pages = "advise"'
+        possible = (
+            f"not available: {pages.obstacle}" if pages.obstacle else 'available with arena.huge_pages = "advise"'
+        )
         return ok("huge pages", f"not requested; {possible}")
-    return warning("huge pages", obstacle) if obstacle else ok("huge pages", "used for the arena")
+    if pages.obstacle:
+        return warning("huge pages", f"{pages.obstacle}{_LASTING if pages.remount else ''}")
+    if report.few:
+        return warning("huge pages", f"only {report.text}: {FEW_REMEDY}")
+    return ok("huge pages", report.text or "requested for arena and index")
 
 
 def check_locked_memory(config: Config, host: Host) -> Result:

@@ -6,47 +6,49 @@
 #pragma once
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/falloc.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "../common/view.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 typedef struct {
-    int fd; /* of the arena; owned by this struct */
     uint8_t *taken; /* one byte per frame: 1 if its memory is allocated; NULL: the whole arena is allocated */
     bool lacks; /* the last attempt to allocate failed for lack of memory */
 } pt_lazy;
 
-/* Begins to allocate on demand. Returns false with errno set if it cannot. It owns the descriptor after success. */
-static inline bool pt_lazy_begin(pt_lazy *l, const pt_view *v, int fd)
+/* Begins to allocate on demand. Returns false if it cannot. */
+static inline bool pt_lazy_begin(pt_lazy *l, const pt_view *v)
 {
-    *l = (pt_lazy){.fd = fd, .taken = calloc(v->frame_count, 1)};
+    *l = (pt_lazy){.taken = calloc(v->frame_count, 1)};
     return l->taken != NULL;
 }
 
 static inline void pt_lazy_end(pt_lazy *l)
 {
-    if (l->taken)
-        close(l->fd);
     free(l->taken);
     *l = (pt_lazy){0};
 }
 
-/* Allocates the memory of one frame; false if there is none. Where the file system cannot tell, the frame counts as
- * allocated. An allocated frame costs only one comparison. */
+/* Allocates the memory of one frame; false if there is none. An allocated frame costs only one comparison. The kernel
+ * follows the advice about this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
 static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
 {
     int failed;
     if (l->taken[frame])
         return true;
+    uint8_t *at = v->arena + frame * v->frame_bytes;
+    uint64_t before = (uintptr_t)at % (uintptr_t)sysconf(_SC_PAGESIZE); /* in a page that begins in another frame */
     do
-        failed = fallocate(l->fd, FALLOC_FL_KEEP_SIZE, (off_t)(frame * v->frame_bytes), (off_t)v->frame_bytes);
+        failed = madvise(at - before, before + v->frame_bytes, MADV_POPULATE_WRITE);
     while (failed && errno == EINTR);
-    l->lacks = failed && (errno == ENOSPC || errno == ENOMEM);
-    l->taken[frame] = !l->lacks;
-    return !l->lacks;
+    l->lacks = failed;
+    l->taken[frame] = !failed;
+    return !failed;
 }
 
 /* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller guarantees that so

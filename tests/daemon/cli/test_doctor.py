@@ -21,6 +21,7 @@ from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder,
 from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
+from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.load import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, DiskOptions, IndexOptions
 from pagetier.daemon.disk.status import DiskReport, Phase
@@ -235,9 +236,9 @@ def test_a_memlock_limit_below_the_arena_is_a_warning(limit: str, level: Level, 
 
 
 def test_what_this_host_lacks_is_reported(tmp_path: Path) -> None:
-    asks = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="advise"))
-    assert check_huge_pages(Config(socket=Path("/x")), Host(tmp_path)).level is Level.OK
-    assert check_huge_pages(asks, Host(tmp_path)).level is Level.WARNING
+    never = Config(socket=Path("/x"), arena=ArenaOptions(huge_pages="never"))
+    assert check_huge_pages(never, Host(tmp_path), HugePageReport()).level is Level.OK
+    assert check_huge_pages(Config(socket=Path("/x")), Host(tmp_path), HugePageReport()).level is Level.WARNING
     assert check_shared_memory(Host(tmp_path)).level is Level.PROBLEM
     assert check_shared_memory(Host()).level is Level.OK
 

@@ -23,7 +23,8 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Scripts parse these keys: new ones may be added, none is renamed.
 KEYS = {
-    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "namespaces", "clients"},
+    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "namespaces", "clients"}
+    | {"huge_pages"},
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
         *("departed", "adopted", "dropped", "phase", "progress"),
@@ -42,6 +43,7 @@ KEYS = {
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
     "hints": {"pages", "applied", "absent", "without_effect", "wrong", "kept_bytes", "keeps_ended_early"},
+    "huge_pages": {"index", "locks", "arena"},
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
         *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
@@ -65,7 +67,7 @@ def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     assert set(values["tiers"]) == KEYS["tiers"]
     for tier in values["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
-    for name in ("daemon", "disk", "disk_work", "lookups", "stores", "eviction", "hints"):
+    for name in ("daemon", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "huge_pages"):
         assert set(values[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
         assert all(set(item) == KEYS[name] for item in values[name])

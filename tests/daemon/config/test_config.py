@@ -21,7 +21,7 @@ TYPED = {
     "arena.frame_size": ("2MiB", 2 << 20),
     "arena.prefault": ("lazy", "lazy"),
     "arena.threads": ("3", 3),
-    "arena.huge_pages": ("advise", "advise"),
+    "arena.huge_pages": ("never", "never"),
     "arena.numa": ("interleave", "interleave"),
     "index.entries": ("123456", 123456),
     "index.namespaces": ("7", 7),

@@ -10,7 +10,7 @@ import pytest
 from advanced_clock import Clock
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.pressure import Shortage
-from refused_starts import OWN_SHM, Ended, own_shm, pagetierd
+from refused_starts import Ended, own_shm, pagetierd, with_shm
 from running_daemon import START_S
 
 # Of 16 MiB of /dev/shm, an arena of 10 MiB may have about 4.
@@ -80,9 +80,9 @@ with (
 """
 
 
-def in_a_crowd(script: str) -> Ended:
+def in_a_crowd(script: str, huge: str) -> Ended:
     code = (CROWDED + script).replace("PLACES", repr(sys.path))
-    return pagetierd(code=code, before=OWN_SHM, most_s=8 * START_S)
+    return pagetierd(code=code, before=with_shm("size=16m", f"huge={huge}"), most_s=8 * START_S)
 
 
 class Arena:
@@ -92,8 +92,9 @@ class Arena:
 
 
 @own_shm
-def test_without_more_memory_stores_are_rejected_and_engines_live() -> None:
-    ended = in_a_crowd(STORES)
+@pytest.mark.parametrize("huge", ["never", "advise"])
+def test_without_more_memory_stores_are_rejected_and_engines_live(huge: str) -> None:
+    ended = in_a_crowd(STORES, huge)
     assert ended.code == 0, (ended.code, ended.text)
     assert "found [0, 32, 32]" in ended.text
     assert "pinned: <StoreResult 0 stored, 0 present, 0 pending, 32 refused: there is no memory for" in ended.text
@@ -101,8 +102,9 @@ def test_without_more_memory_stores_are_rejected_and_engines_live() -> None:
 
 
 @own_shm
-def test_without_more_memory_reads_from_disk_kill_no_worker() -> None:
-    ended = in_a_crowd(READS)
+@pytest.mark.parametrize("huge", ["never", "advise"])
+def test_without_more_memory_reads_from_disk_kill_no_worker(huge: str) -> None:
+    ended = in_a_crowd(READS, huge)
     assert ended.code == 0, (ended.code, ended.text)
     assert "read [32, 32, 32, 32]" in ended.text
 
