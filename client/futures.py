@@ -21,6 +21,7 @@ from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Flush, F
 RESPONSE_S: Final = 0.1
 """Seconds within which a healthy daemon answers, beyond the time that the disk was given."""
 
+_SIZE_BYTES: Final = 8
 _IN_MEMORY: Final = bytes([FetchOutcome.IN_MEMORY])
 
 
@@ -126,6 +127,8 @@ def packed_sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int
         ValueError: The number of sizes is not `count`, or a size is not in 0 .. 2**64-1.
     """
     try:
+        if isinstance(sizes, int):
+            return sizes.to_bytes(_SIZE_BYTES, "little") * count
         given = np.asarray(sizes, dtype="<u8")
     except OverflowError as error:
         raise ValueError("the size of a page is a number of bytes from 0 to 2**64-1") from error

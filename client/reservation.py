@@ -45,6 +45,7 @@ _OUTCOME_OF: Final = {
     ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
     ReserveOutcome.LEFT_OUT: Outcome.LEFT_OUT,
 }
+_GRANTED: Final = int(ReserveOutcome.GRANTED)
 _OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
 
 
@@ -118,9 +119,8 @@ class Reservation:
 
     def __init__(self, linked: LinkedSession | None, answer: Reserved, part: Part) -> None:
         """Makes a reservation of the pages that the daemon granted over a connection; None if no page is granted."""
-        codes = np.frombuffer(answer.outcomes, dtype=np.uint8)
-        self.granted: npt.NDArray[np.intp] = np.flatnonzero(codes == ReserveOutcome.GRANTED)
-        self.open = self.granted if linked else self.granted[:0]
+        self.granted: npt.NDArray[np.intp] = (np.frombuffer(answer.outcomes, np.uint8) == _GRANTED).nonzero()[0]
+        self.open: npt.NDArray[np.intp] = self.granted if linked else self.granted[:0]
         self.session = linked.session if linked else None
         self.entries = np.frombuffer(answer.entries, dtype=np.uint32)
         self._serials = np.frombuffer(answer.serials, dtype=np.uint64)
@@ -198,7 +198,8 @@ class Reservation:
             stored = self.session.publish(self.entries[pages], serials, self._part.index)
             point("client.published")
             self._granted_serials.difference_update(serials.tolist())
-            self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
+            if 0 in stored:
+                self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
 
     @property

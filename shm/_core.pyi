@@ -621,7 +621,7 @@ class Owner:
         begins: Array = ...,
         parents: Array = ...,
         depths: Array = ...,
-        hint: HintKind = ...,
+        hint: int = 0,
         hint_ttl_ns: int = 0,
         /,
     ) -> ReservedPages:

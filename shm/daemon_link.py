@@ -33,7 +33,7 @@ from pagetier.shm.socket_path import DefaultSocket
 from pagetier.shm.socket_trust import why_untrusted
 from pagetier.shm.unpacker import Unpacker
 
-_CHUNK = 256 << 10
+_CHUNK = 64 << 10
 _DESCRIPTORS = 3
 _CROWDED = "the daemon's connection queue is full"
 _DETACH = 1  # the number of a link's only numbered Detach
@@ -90,7 +90,7 @@ class Link:
         except RefusedError:
             self.close()
             raise
-        self._socket.settimeout(0)
+        unix_socket.limit_receiving(self._socket)
 
     def greet(self, request: Attach | Observe, timeout: float) -> Greeting:
         """Returns the daemon's response to the request that opens a connection.
@@ -150,11 +150,15 @@ class Link:
         return True
 
     def read(self, timeout: float) -> list[Answer]:
-        """Returns the next responses, none if none arrives in time or another thread reads. Raises LinkError."""
+        """Returns the next responses; none if another thread reads, or none arrives in time or within 0.1 s.
+
+        Raises:
+            LinkError: The connection is lost.
+        """
         if not self._reading.acquire(blocking=False):
             return []
         try:
-            return list(self._read(self._receive_some())) if unix_socket.wait_readable(self._socket, timeout) else []
+            return list(self._read(self._receive_some(timeout)))
         except LinkError as error:
             self._broken = str(error)
             self._wake_up()
@@ -243,25 +247,23 @@ class Link:
     def _send_some(self, data: memoryview, ends: float) -> int:
         if self._socket.fileno() < 0:
             raise LinkError("the daemon is gone")
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        if not poll.poll(max(0.0, ends - time.monotonic()) * 1000):
-            raise LinkError("the daemon does not accept requests")
         try:
-            return self._socket.send(data, socket.MSG_NOSIGNAL)
+            return self._socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
+            if not unix_socket.wait_writable(self._socket, max(0.0, ends - time.monotonic())):
+                raise LinkError("the daemon does not accept requests") from None
             return 0
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
 
-    def _receive_some(self) -> bytes:
+    def _receive_some(self, timeout: float) -> bytes:
         try:
-            data = self._socket.recv(_CHUNK)
+            data = unix_socket.receive(self._socket, _CHUNK, timeout)
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
-        if not data:
+        if data == b"":
             raise LinkError("the daemon is gone")
-        return data
+        return data or b""
 
     def _read(self, data: bytes) -> Iterator[Answer]:
         try:

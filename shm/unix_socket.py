@@ -10,6 +10,7 @@ from array import array
 from pathlib import Path
 
 _TIMEVAL = struct.Struct("@ll")
+_BLOCKING_S = 0.1
 _SHORTEST_S = 1e-3  # 0 would mean no timeout
 
 
@@ -23,6 +24,33 @@ def connect(connecting: socket.socket, path: Path, timeout: float) -> None:
     microseconds = int(max(timeout, _SHORTEST_S) * 1e6)
     connecting.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
     connecting.connect(os.fspath(path))
+
+
+def limit_receiving(connection: socket.socket) -> None:
+    """Makes a socket block, for 0.1 s at most when it receives. receive() needs this."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_BLOCKING_S * 1e6)))
+
+
+def receive(connection: socket.socket, length: int, timeout: float) -> bytes | None:
+    """Returns up to `length` bytes, b"" at the end of the connection.
+
+    Returns None if none arrive within `timeout` or 0.1 s, or if the socket is closed. From 0.1 s on it takes one system
+    call, where a socket with a timeout set by Python takes two. Raises OSError.
+    """
+    if connection.fileno() < 0 or (timeout < _BLOCKING_S and not wait_readable(connection, timeout)):
+        return None
+    try:
+        return connection.recv(length)
+    except BlockingIOError:
+        return None
+
+
+def wait_writable(connection: socket.socket, timeout: float) -> bool:
+    """Returns True as soon as the socket takes bytes, False after `timeout` seconds."""
+    poll = select.poll()
+    poll.register(connection, select.POLLOUT)
+    return bool(poll.poll(timeout * 1000))
 
 
 def wait_readable(connection: socket.socket, timeout: float, unless: int = -1) -> bool:

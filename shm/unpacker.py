@@ -29,9 +29,15 @@ class Unpacker:
 
         Raises ProtocolError for a length over the limit.
         """
+        if not self._buffer and self._is_one_message(data):  # the usual case
+            yield data[LENGTH.size :]
+            return
         self._buffer += data
         while (body := self._next()) is not None:
             yield body
+
+    def _is_one_message(self, data: bytes) -> bool:
+        return len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size <= self._limit
 
     def _next(self) -> bytes | None:
         if len(self._buffer) < LENGTH.size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from pagetier.shm._core import KEY_BYTES
@@ -32,6 +34,7 @@ def wrong_space(space: Space) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=1024)
 def printable(name: str) -> str:
     """Returns the name with a question mark for each character that a terminal might interpret as a command."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)

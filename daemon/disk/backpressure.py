@@ -40,6 +40,11 @@ class BackPressure:
         self._frame_bytes = owner.header().frame_bytes
         self._waiting: deque[_WaitingStore] = deque()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no store waits for the disk now."""
+        return not self._patience or not self._writer.writing
+
     def serve_when_disk_has_room(self, sizes: bytes, serve: Callable[[], None]) -> None:
         """Calls `serve` once: at once if no unwritten page has to leave for these pages, else a little later.
 
@@ -47,7 +52,7 @@ class BackPressure:
             sizes: The sizes of the pages to store, u64 each.
             serve: Serves the store, after at most `disk.store_timeout` seconds, and at once if that is 0.
         """
-        if not self._patience or not self._writer.writing:
+        if self.idle:
             serve()
             return
         frames = sum(-(-size // self._frame_bytes) for size in array("Q", sizes))

@@ -37,13 +37,14 @@ class StoreRate:
         granted = outcomes.count(ReserveOutcome.GRANTED)
         if granted:
             frames = math.ceil(sum(array("Q", sizes)) * granted / (len(sizes) // 8) / self._frame_bytes)
-            self._level, self._at = self._now() + max(granted, frames), self._clock()
+            now = self._clock()
+            self._level, self._at = self._level_at(now) + max(granted, frames), now
 
     @property
     def frames(self) -> int:
         """The number of frames."""
-        level = self._now()
+        level = self._level_at(self._clock())
         return math.ceil(level) if level >= _NOTHING else 0
 
-    def _now(self) -> float:
-        return self._level * math.exp((self._at - self._clock()) / _MEMORY_S)
+    def _level_at(self, now: float) -> float:
+        return self._level * math.exp((self._at - now) / _MEMORY_S)

@@ -6,11 +6,12 @@ from array import array
 
 from pagetier.daemon.common.namespaces import wrong_space
 from pagetier.daemon.index.hints import nanoseconds
-from pagetier.shm._core import KEY_BYTES, PARTS, ChainKind, HintKind, Owner
+from pagetier.shm._core import KEY_BYTES, PARTS, ChainKind, Owner
 from pagetier.shm.protocol import Prompt, Reserve
 
 _SIZE_BYTES = 8
 _U32 = 1 << 32
+_PARENT_BYTES = {0, KEY_BYTES}
 _NO_PARENT = bytes(KEY_BYTES)
 _WHOLE = (Prompt(0),)
 _MOST_DEPTH = (1 << 24) - 1
@@ -33,10 +34,12 @@ def wrong_request(request: Reserve) -> str:
 def wrong_chains(request: Reserve) -> str:
     """Returns why the chains of a request are invalid, "" if they are valid."""
     chains, pages = request.chains or _WHOLE, len(request.keys) // KEY_BYTES
+    if len(chains) == 1 and not chains[0].begin and not chains[0].before:
+        return ""
     begins = [prompt.begin for prompt in chains]
     if begins[0] or begins != sorted(set(begins)) or begins[-1] > max(0, pages - 1):
         return f"the begins of {len(begins)} prompts are not a division of {pages} pages"
-    if any(len(prompt.before) not in (0, KEY_BYTES) for prompt in chains):
+    if not {len(prompt.before) for prompt in chains} <= _PARENT_BYTES:
         return "the key of the page before a prompt has another length than a key"
     return ""
 
@@ -45,7 +48,9 @@ def reserve_chains(
     owner: Owner, slot: int, space: int, ttl_ns: int, request: Reserve, pages: int
 ) -> tuple[bytes, bytes, bytes]:
     """Reserves the first `pages` pages of a valid request. Returns outcomes, entries and serials as in Reserved."""
-    chains = [prompt for prompt in request.chains or _WHOLE if prompt.begin < pages or not prompt.begin]
+    chains = request.chains or _WHOLE
+    if pages * KEY_BYTES < len(request.keys):
+        chains = tuple(prompt for prompt in chains if prompt.begin < pages or not prompt.begin)
     return owner.reserve(
         slot,
         space,
@@ -59,7 +64,7 @@ def reserve_chains(
         array("I", [prompt.begin for prompt in chains]),
         b"".join(prompt.before or _NO_PARENT for prompt in chains),
         array("I", [min(max(prompt.depth, -1), _MOST_DEPTH) + 1 for prompt in chains]),
-        HintKind(request.hint),
+        request.hint,
         nanoseconds(request.hint_ttl),
     )
 

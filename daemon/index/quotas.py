@@ -53,8 +53,11 @@ class StoreQuota:
             return len(each)
         if not self._owner.open_entries or len(self._had) > SLOTS:
             self._had.clear()  # also removes processes that have ended
-        process = self._owner.process_of(slot)
-        pages = self._pages(slot, process, each)
+        process, frames = self._owner.process_of(slot), self._glance(each)
+        if frames + self._had.get(process, self._most) <= self._most:
+            self._had[process] = self._had.get(process, 0) + frames
+            return len(each)
+        pages = self._count_pages(slot, process, each)
         self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
 
@@ -82,9 +85,7 @@ class StoreQuota:
         """
         self._at_quota.clear()
 
-    def _pages(self, slot: int, process: _Process, each: array[int]) -> int:
-        if self._glance(each) + self._had.get(process, self._most) <= self._most:
-            return len(each)
+    def _count_pages(self, slot: int, process: _Process, each: array[int]) -> int:
         if process in self._at_quota:
             return 0
         pages = self._count(each, self._room(slot, process))

@@ -152,7 +152,11 @@ class Service:
 
         There is no reply if the slot is freed first.
         """
-        serve = functools.partial(self._serve_reserve, slot, self._reaper.ends(slot), request, reply, self._loop.time())
+        call = (slot, self._reaper.ends(slot), request, reply, self._loop.time())
+        if self.disk.backpressure.idle:
+            self._serve_reserve(*call)
+            return
+        serve = functools.partial(self._serve_reserve, *call)
         sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
         self.disk.backpressure.serve_when_disk_has_room(sizes, serve)
 

@@ -58,16 +58,21 @@ _NOT_ALLOWED = {
 
 
 class House(msgspec.Struct, frozen=True):
-    """The state that all connections of a server share. A peer must send its greeting within `patience` seconds."""
+    """The state that all connections of a server share. A peer must send its greeting within `patience` seconds.
+
+    They also share the memory for received bytes, since each takes them out at once. Fresh memory for each request
+    would be mapped and unmapped by the kernel.
+    """
 
     service: Service
     access: AccessOptions
     limits: ConnectionLimits
     throttle: LogThrottle
+    buffer: memoryview
     patience: float = GREETING_S
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One peer. It has to send a greeting before any other request.
 
     It gets short turns, no matter how many requests it sends. While it does not read its responses, no more of its
@@ -80,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._access = house.access
         self._unpacker = Unpacker(_WATCHER_LIMIT)
         self._entered = self._greeted = False
-        self._open = 0
+        self._open = self._incomplete = 0
         self._choked = self._waits = self._walked_for = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -118,12 +123,25 @@ class Connection(asyncio.Protocol):
         self._choked = False
         self._continue_soon()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns where the next bytes are to be received."""
+        return self._house.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Takes the received bytes."""
+        self._handle_bytes(bytes(self._house.buffer[:nbytes]))
+
+    def _handle_bytes(self, data: bytes) -> None:
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
         self._take_turn(data)
-        if why := self._house.limits.count_incomplete(self._caller, self._end, self._unpacker.buffered):
+        if self._unpacker.buffered != self._incomplete:
+            self._count_incomplete(self._unpacker.buffered)
+
+    def _count_incomplete(self, nbytes: int) -> None:
+        self._incomplete = nbytes
+        if why := self._house.limits.count_incomplete(self._caller, self._end, nbytes):
             # Frees the bytes now, because a peer that reads no responses delays the end of its connection.
-            self._unpacker = Unpacker()
+            self._unpacker, self._incomplete = Unpacker(), 0
             self._end(why)
 
     def _take_turn(self, data: bytes) -> None:
@@ -154,7 +172,7 @@ class Connection(asyncio.Protocol):
 
     def _continue(self) -> None:
         if not self._transport.is_closing():
-            self.data_received(b"")
+            self._handle_bytes(b"")
 
     def _reject(self, why: str) -> None:
         """Closes the connection. Before the greeting, sends the daemon's version first, as versions may differ."""
@@ -164,10 +182,10 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, request: Request) -> None:
         match request:
-            case Attach() | Observe() if not self._greeted:
-                self._greet(request)
             case Reserve() | Fetch() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
+            case Attach() | Observe() if not self._greeted:
+                self._greet(request)
             case Fetch() | HintPages() | Save() | Flush() | Check() | Resize() if self._greeted:
                 self._handle_if_allowed(request)
             case Describe() if self._greeted:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 128
 _PROBE_S = 1.0
+_RECEIVED = 256 << 10  # bytes that are received at once
 
 
 class SocketError(Exception):
@@ -45,6 +46,7 @@ class Server:
         self._patience = patience
         self._limits = ConnectionLimits()
         self._throttle = LogThrottle(log)
+        self._buffer = memoryview(bytearray(_RECEIVED))
         self._listener = open_socket(path, access.socket_mode, access.socket_group)
         self._file = identity(path)
         self._log_locked_out(access)
@@ -55,7 +57,7 @@ class Server:
         self._accepting = ConnectionAcceptor(self._listener, lambda: Connection(self._house(service)))
 
     def _house(self, service: Service) -> House:
-        return House(service, self._access, self._limits, self._throttle, self._patience)
+        return House(service, self._access, self._limits, self._throttle, self._buffer, self._patience)
 
     def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
         """Applies new access rules to new connections; existing ones stay.

@@ -29,7 +29,7 @@ class ConnectionAcceptor:
     """
 
     def __init__(
-        self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol], at_once: int = _AT_ONCE
+        self, listening: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], at_once: int = _AT_ONCE
     ) -> None:
         self._listening = listening
         self._protocol = protocol

@@ -35,6 +35,7 @@ from pagetier.shm.unpacker import Unpacker
 vars(scan_queue)["_LONG_S"] = math.inf
 
 SMALL = Geometry(frame_bytes=4096, frames=32, entries=32, spaces=3)
+_MOST_BYTES = 4096  # that the event loop receives at once
 GREETINGS = (b"", pack(Attach(BUILD, 1, "fuzzed")), pack(Observe(BUILD)))
 
 
@@ -62,6 +63,14 @@ class Transport(asyncio.Transport):
         pass
 
 
+def receive(connection: Connection, data: bytes) -> None:
+    """Does what the event loop does with received bytes."""
+    while data:
+        piece, data = data[:_MOST_BYTES], data[_MOST_BYTES:]
+        connection.get_buffer(-1)[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
+
+
 class Fuzzed:
     """One daemon for all inputs; each input leaves nothing behind."""
 
@@ -75,7 +84,8 @@ class Fuzzed:
         self._service = Service(self._segments, Config(), asyncio.get_running_loop())
         self._service.open_to_engines()
         self._house = House(
-            self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))
+            *(self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))),
+            memoryview(bytearray(_MOST_BYTES)),
         )
 
     def take(self, data: bytes) -> None:
@@ -92,7 +102,7 @@ class Fuzzed:
             connection.connection_made(transport)
             for piece in filter(None, pieces):
                 if not transport.closing:
-                    connection.data_received(piece)
+                    receive(connection, piece)
             for _ in range(3 + len(requests(rest))):  # as many turns as needed if each request is a long one
                 await asyncio.sleep(0)
             self._check(transport, rest if greeted else b"")
