@@ -190,7 +190,9 @@ man: venv
 
 bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/lookup.py
+	@$(BIN)/python bench/round_trip.py
 	@$(BIN)/python bench/hostcopy.py
+	@$(BIN)/python bench/large_host.py
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py
 	@$(BIN)/python bench/cpu_idle.py

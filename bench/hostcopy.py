@@ -1,21 +1,24 @@
-"""Measures copies between host memory and the arena through the client, relative to memcpy in the same process."""
+"""Measures copies between host memory and the arena through the client, relative to memcpy on as many threads."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import numpy.typing as npt
 
 from daemon_setup import Stage, settle
-from measure import Result, at_least, main, median_times
+from measure import REPORTED, Goal, Result, at_least, main, median_times
 from pagetier.client import Client, Keys, Namespace
 
 MIB = 1 << 20
-ROUNDS = 60
-ARENA_MIB = 1024
+PAGE = 8 * MIB
+ROUNDS = {1: 60, 8: 20, 64: 6}  # by pages a call
+GOALS = {8: at_least(0.9)}
+ARENA_MIB = 2048
 WORKING_SET = 256 * MIB  # several times the last-level cache
 NUMBERS = itertools.count()
 
@@ -27,50 +30,58 @@ def warm(nbytes: int) -> Bytes:
     return np.random.default_rng(5).integers(0, 256, nbytes, dtype=np.uint8)
 
 
-def memcpy(to: Bytes, source: Bytes) -> None:
-    """Calls the C library's memcpy."""
-    ctypes.memmove(to.ctypes.data, source.ctypes.data, source.nbytes)
+class Memcpy:
+    """The C library's memcpy on threads that exist already, the calling one included."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(max(1, threads - 1))
+
+    def __call__(self, to: Bytes, source: Bytes) -> None:
+        """Copies equal parts on all threads."""
+        bounds = np.linspace(0, to.nbytes, self._threads + 1, dtype=np.uint64).tolist()
+        parts = [(to.ctypes.data + a, source.ctypes.data + a, b - a) for a, b in itertools.pairwise(bounds)]
+        others = [self._pool.submit(ctypes.memmove, *part) for part in parts[1:]]
+        ctypes.memmove(*parts[0])
+        wait(others)
 
 
-def copies(client: Client, name: str, nbytes: int, threads: str) -> Iterator[Result]:
-    """Measures store and load of one page, in turn with memcpy of as many bytes.
+def copies(client: Client, pages: int, name: str, goal: Goal) -> Iterator[Result]:
+    """Measures stores and loads of so many pages a call, in turn with memcpy of as many bytes.
 
     Neither side finds its bytes in a cache: pages and plain memory rotate through WORKING_SET bytes each.
 
     Yields:
-        The results of the store and of the load.
+        The results of the load and of the store.
     """
-    space = Namespace(model="bench", dtype="none", page_tokens=1)
-    plain = warm(WORKING_SET).reshape(-1, nbytes)
-    memory = warm(WORKING_SET).reshape(-1, nbytes)
-    rows = itertools.cycle(range(len(memory)))
-    stored = [space.keys([next(NUMBERS)]) for _ in memory]
+    space, nbytes = Namespace(model="bench", dtype="none", page_tokens=1), pages * PAGE
+    plain = warm(max(WORKING_SET, nbytes)).reshape(-1, nbytes)
+    memory = warm(max(WORKING_SET, nbytes)).reshape(-1, nbytes)
+    rows, memcpy = itertools.cycle(range(len(memory))), Memcpy(client.threads)
+
+    def fresh() -> Keys:
+        return space.keys([next(NUMBERS) for _ in range(pages)])
+
+    stored = [fresh() for _ in memory]
 
     def store(keys: Keys, row: int) -> None:
-        assert client.store(keys, memory[row]).stored == 1
+        assert client.store(keys, memory[row]).stored == pages
 
     def load(row: int) -> None:
         with client.match(stored[row]) as match:
-            assert client.load(match, memory[row]) == 1
+            assert client.load(match, memory[row]) == pages
+
+    def compared(kind: str, action: Callable[[], object]) -> Result:
+        ours, theirs = median_times(ROUNDS[pages], action, lambda: memcpy(memory[next(rows)], plain[next(rows)]))
+        against = f"memcpy: {nbytes / theirs / 2**30:.1f} GiB/s on as many threads ({client.threads})"
+        return Result(f"{kind}_{name}_over_memcpy", theirs / ours, "x", against, goal)
 
     for _ in range(ARENA_MIB * MIB // nbytes):  # so that this process has mapped every frame of the arena
-        store(space.keys([next(NUMBERS)]), 0)
+        store(fresh(), 0)
     for row, keys in enumerate(stored):
         store(keys, row)
-    loading, copying = median_times(
-        ROUNDS, lambda: load(next(rows)), lambda: memcpy(memory[next(rows)], plain[next(rows)])
-    )
-    yield Result(f"load_{name}_over_memcpy", copying / loading, "x", _against(copying, nbytes, threads), at_least(0.9))
-    storing, copying = median_times(
-        ROUNDS,
-        lambda: store(space.keys([next(NUMBERS)]), next(rows)),
-        lambda: memcpy(memory[next(rows)], plain[next(rows)]),
-    )
-    yield Result(f"store_{name}_over_memcpy", copying / storing, "x", _against(copying, nbytes, threads), at_least(0.9))
-
-
-def _against(seconds: float, nbytes: int, threads: str) -> str:
-    return f"memcpy: {nbytes / seconds / 2**30:.1f} GiB/s; {threads}"
+    yield compared("load", lambda: load(next(rows)))
+    yield compared("store", lambda: store(fresh(), next(rows)))
 
 
 def measure() -> Iterator[Result]:
@@ -80,14 +91,9 @@ def measure() -> Iterator[Result]:
             with Client(stage.socket, timeout=10, threads=threads) as client:
                 assert client.wait_attached(120)
                 settle()
-                choice = "the client's own choice of threads" if not threads else "one thread"
-                for name, nbytes in (("8mib", 8 * MIB), ("32mib", 32 * MIB)):
-                    for result in copies(client, name, nbytes, choice):
-                        yield result if not suffix else _reported(result, suffix)
-
-
-def _reported(result: Result, suffix: str) -> Result:
-    return Result(result.name + suffix, result.value, result.unit, result.against)
+                for pages in ROUNDS:
+                    goal = REPORTED if suffix else GOALS.get(pages, REPORTED)
+                    yield from copies(client, pages, f"{pages}x8mib{suffix}", goal)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +16,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
+
+from pagetier.daemon.host.host import Host
 
 
 class Goal(msgspec.Struct, frozen=True):
@@ -38,6 +41,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 REPORTED = Goal("", 0)
+_HUGE = ("never", "advise")
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -89,23 +93,45 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Python {sys.version.split()[0]}"
+    cores, python = len(os.sched_getaffinity(0)), sys.version.split()[0]
+    return f"{model}, {cores} cores, {memory:.0f} GiB, Python {python}, /dev/shm with huge={mounted()}"
+
+
+def mounted() -> str:
+    """Returns the option `huge` with which /dev/shm is mounted."""
+    return Host().huge_pages().mount
 
 
 def main(title: str, measure: Callable[[], Iterable[Result]]) -> None:
     """Runs a benchmark as a command: prints a table, or with --json an object a line."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="one object per line")
-    if parser.parse_args().json:
+    parser.add_argument("--both", action="store_true", help="run without and with huge pages, as root")
+    given = parser.parse_args()
+    if given.both:
+        sys.exit(_with_and_without_huge_pages([argument for argument in sys.argv if argument != "--both"]))
+    if given.json:
         print_lines(measure())
     else:
         print_table(title, measure())
 
 
+def _with_and_without_huge_pages(arguments: list[str]) -> int:
+    """Runs a benchmark twice, in mount namespaces. Needs root. Returns the worse exit code."""
+    commands = [with_shm(f"huge={huge}", sys.executable, *arguments) for huge in _HUGE]
+    return max(subprocess.run(command, check=False).returncode for command in commands)
+
+
+def with_shm(options: str, *command: str) -> list[str]:
+    """Returns a command that runs `command` with a /dev/shm of its own, mounted with these options."""
+    mount = f'mount -t tmpfs -o size=90%,{options} tmpfs /dev/shm && exec "$0" "$@"'
+    return ["unshare", "--mount", "sh", "-c", mount, *command]
+
+
 def print_lines(results: Iterable[Result]) -> None:
     """Prints one JSON object a line, each when it has been measured."""
     for result in results:
-        rest = {"goal": str(result.goal), "verdict": result.goal.verdict(result.value)}
+        rest = {"goal": str(result.goal), "verdict": result.goal.verdict(result.value), "shm": f"huge={mounted()}"}
         print(json.dumps(msgspec.to_builtins(result) | rest), flush=True)
 
 
