@@ -171,6 +171,8 @@ def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     return max(0, room + need.in_memory - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
 
 
+# Private memory of the daemon for each entry of the index: its place in each of three lists. `bench/large_host.py`.
+_ENTRY_BYTES = 24
 # RssAnon of the HTTP process, after a scrape, is 20 MiB.
 _HTTP_BYTES = 24 << 20
 # RssAnon of the disk worker is 18 MiB. The rest is what LMDB keeps of the transactions of its largest batch.
@@ -230,7 +232,7 @@ def _index_of_disk(geometry: Geometry) -> int:
 def processes_of(config: Config) -> Processes:
     """Returns what the daemon takes beside its segments, with HTTP and the disk worker if configured."""
     serves_http = config.metrics.listen is not None or config.http.listen
-    daemon = Processes().fixed + (_HTTP_BYTES if serves_http else 0)
+    daemon = Processes().fixed + config.entries * _ENTRY_BYTES + (_HTTP_BYTES if serves_http else 0)
     disk = config.disk
     if not disk.size:
         return Processes(fixed=daemon)

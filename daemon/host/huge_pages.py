@@ -1,7 +1,7 @@
 """Reads how much of a mapping is in huge pages, from a sample.
 
 /proc/self/smaps would walk all page tables. That takes about 0.07 s for each GiB in pages of 4 KiB, half a minute for
-2 TiB, and meanwhile the process can map no memory.
+2 TiB, during which the process can map no memory.
 """
 
 from __future__ import annotations

@@ -27,12 +27,18 @@ def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config
 
 
 def test_the_disk_s_worker_and_http_are_counted() -> None:
+    entries = 1024 * 24  # of an arena of 1 GiB
     alone = processes_of(configured())
-    assert alone == Processes()
-    assert alone.beside(0) == 48 * MIB
+    assert alone == Processes(fixed=48 * MIB + entries)
+    assert alone.beside(0) == 48 * MIB + entries
     listening = Config(metrics=MetricsOptions(listen="/metrics"))  # type: ignore[arg-type]  # any address
-    assert processes_of(listening).beside(0) == 72 * MIB
-    assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB
+    assert processes_of(listening).beside(0) == 72 * MIB + entries
+    assert processes_of(configured(size=GIB)).beside(0) == (48 + 24 + 4 * 8 + 2) * MIB + 2 * entries
+
+
+def test_a_large_index_takes_private_memory_of_the_daemon() -> None:
+    small, large = (Config(index=IndexOptions(entries=entries)) for entries in (1, 10_000_001))
+    assert processes_of(large).beside(0) - processes_of(small).beside(0) == 240_000_000
 
 
 def test_a_batch_of_writes_is_a_part_of_the_arena_and_limited() -> None:
