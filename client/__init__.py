@@ -12,7 +12,8 @@ from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
 from pagetier.client.registered_groups import NO_BLOCK, RegisteredGroups
 from pagetier.client.registration import CacheGroup
-from pagetier.client.reservation import Outcome, Reservation, StoreResult
+from pagetier.client.reservation import Reservation
+from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.config.file import SettingsError
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.layout.cache_layout import LayoutError

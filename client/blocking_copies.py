@@ -11,7 +11,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
-from pagetier.client.reservation import StoreResult
+from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
 

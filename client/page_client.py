@@ -25,7 +25,8 @@ from pagetier.client.match import Match
 from pagetier.client.matching_client import MatchingClient
 from pagetier.client.misuse import require_keys, require_match, require_namespace, why_nothing_loaded
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
-from pagetier.client.reservation import Reservation, StoreResult
+from pagetier.client.reservation import Reservation
+from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point

@@ -12,7 +12,7 @@ from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
-from pagetier.client.reservation import StoreResult
+from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm.errors import PagetierError

@@ -17,7 +17,7 @@ from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.keys import Keys
 from pagetier.client.page_client import PageClient
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
-from pagetier.client.reservation import StoreResult
+from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
 
 _Table: TypeAlias = "npt.NDArray[np.integer[Any]]"

@@ -1,42 +1,23 @@
-"""Reservations: memory that the daemon granted for pages, writing and publishing them, and the result of a store."""
+"""Reservations: memory that the daemon granted for pages, writing and publishing them."""
 
 from __future__ import annotations
 
-from enum import IntEnum
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import LinkedSession
 from pagetier.client.paged_blocks import Blocks, Part
+from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
 
-
-class Outcome(IntEnum):
-    """What became of one page of a store.
-
-    Attributes:
-        STORED: The page, or this writer's part of it, is stored.
-        PRESENT: The page was in the cache already.
-        PENDING: Another process is writing the page.
-        REFUSED: The page was rejected and is not stored.
-        LEFT_OUT: The page is not stored: those in the arena are expected to be used sooner (evict.policy).
-    """
-
-    STORED = 0
-    PRESENT = 1
-    PENDING = 2
-    REFUSED = 3
-    LEFT_OUT = 4
-
-
+_T = TypeVar("_T", bound=np.generic)
 _OUTCOME_OF: Final = {
     ReserveOutcome.GRANTED: Outcome.STORED,
     ReserveOutcome.PRESENT: Outcome.PRESENT,
@@ -47,59 +28,21 @@ _OUTCOME_OF: Final = {
 }
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
 _OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
+_FIRST_PAGES: Final = np.arange(256)
+_FIRST_PAGES.flags.writeable = False
 
 
-class StoreResult(msgspec.Struct, frozen=True):
-    """What became of each page of a store, in the order of the keys. len() is the number of pages.
+def _granted_pages(outcomes: bytes) -> npt.NDArray[np.intp]:
+    """Returns the pages that were granted, ascending. That all of them are is the usual case, and a prompt is short."""
+    if outcomes.count(_GRANTED) == len(outcomes) <= len(_FIRST_PAGES):
+        return _FIRST_PAGES[: len(outcomes)]
+    pages: npt.NDArray[np.intp] = (np.frombuffer(outcomes, np.uint8) == _GRANTED).nonzero()[0]
+    return pages
 
-    Attributes:
-        codes: One byte for each page, an Outcome.
-        reason: Why pages were rejected; empty if there is nothing to say.
-    """
 
-    codes: bytes
-    reason: str = ""
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The outcome of each page."""
-        return [Outcome(code) for code in self.codes]
-
-    @property
-    def stored(self) -> int:
-        """The number of pages that are stored. The next match finds them once all of their parts are stored."""
-        return self.codes.count(Outcome.STORED)
-
-    @property
-    def present(self) -> int:
-        """The number of pages that were in the cache already."""
-        return self.codes.count(Outcome.PRESENT)
-
-    @property
-    def pending(self) -> int:
-        """The number of pages that another process is writing."""
-        return self.codes.count(Outcome.PENDING)
-
-    @property
-    def refused(self) -> int:
-        """The number of pages that were rejected."""
-        return self.codes.count(Outcome.REFUSED)
-
-    @property
-    def left_out(self) -> int:
-        """The number of pages that are not stored, because those in the arena are expected to be used sooner."""
-        return self.codes.count(Outcome.LEFT_OUT)
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __repr__(self) -> str:
-        why = f": {self.reason}" if self.reason else ""
-        left_out = f", {self.left_out} left out" if self.left_out else ""
-        return (
-            f"<StoreResult {self.stored} stored, {self.present} present, {self.pending} pending,"
-            f" {self.refused} refused{left_out}{why}>"
-        )
+def _at(values: npt.NDArray[_T], pages: npt.NDArray[np.intp]) -> npt.NDArray[_T]:
+    """Returns the values of these pages, which ascend; without a copy if they are all pages."""
+    return values if len(pages) == len(values) else values[pages]
 
 
 class Reservation:
@@ -119,13 +62,13 @@ class Reservation:
 
     def __init__(self, linked: LinkedSession | None, answer: Reserved, part: Part) -> None:
         """Makes a reservation of the pages that the daemon granted over a connection; None if no page is granted."""
-        self.granted: npt.NDArray[np.intp] = (np.frombuffer(answer.outcomes, np.uint8) == _GRANTED).nonzero()[0]
-        self.open: npt.NDArray[np.intp] = self.granted if linked else self.granted[:0]
+        self.granted = _granted_pages(answer.outcomes)
+        self.open = self.granted if linked else self.granted[:0]
         self.session = linked.session if linked else None
         self.entries = np.frombuffer(answer.entries, dtype=np.uint32)
         self._serials = np.frombuffer(answer.serials, dtype=np.uint64)
         self._granted_serials = linked.granted if linked else set()
-        self._granted_serials.update(self._serials[self.open].tolist())
+        self._granted_serials.update(_at(self._serials, self.open).tolist())
         self._part = part
         self._codes = bytearray(answer.outcomes.translate(_OUTCOMES))
         self._reason = answer.reason
@@ -194,8 +137,8 @@ class Reservation:
         """
         pages = self._close(pages)
         if self.session is not None and len(pages):
-            serials = self._serials[pages]
-            stored = self.session.publish(self.entries[pages], serials, self._part.index)
+            serials = _at(self._serials, pages)
+            stored = self.session.publish(_at(self.entries, pages), serials, self._part.index)
             point("client.published")
             self._granted_serials.difference_update(serials.tolist())
             if 0 in stored:

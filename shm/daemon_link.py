@@ -8,7 +8,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -110,7 +109,7 @@ class Link:
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
         try:
-            return Greeting(_welcome(list(self._read(data)), request, len(descriptors)), descriptors)
+            return Greeting(_welcome(self._read(data), request, len(descriptors)), descriptors)
         except LinkError:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -158,7 +157,7 @@ class Link:
         if not self._reading.acquire(blocking=False):
             return []
         try:
-            return list(self._read(self._receive_some(timeout)))
+            return self._read(self._receive_some(timeout))
         except LinkError as error:
             self._broken = str(error)
             self._wake_up()
@@ -265,14 +264,13 @@ class Link:
             raise LinkError("the daemon is gone")
         return data or b""
 
-    def _read(self, data: bytes) -> Iterator[Answer]:
+    def _read(self, data: bytes) -> list[Answer]:
         try:
-            for body in self._unpacker.feed(data):
-                answer = read_answer(body)
-                self._detached |= isinstance(answer, Detached)
-                yield answer
+            answers = [read_answer(body) for body in self._unpacker.feed(data)]
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
+        self._detached = self._detached or any(isinstance(answer, Detached) for answer in answers)
+        return answers
 
 
 def _check_trust(connected: socket.socket, path: Path) -> None:

@@ -6,7 +6,7 @@ import time
 
 from pagetier.client.async_copy.load_job import LoadingJob
 from pagetier.client.async_copy.store_job import StoringJob
-from pagetier.client.reservation import Outcome, StoreResult
+from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.device import DeviceError, EngineEvent
 
 

@@ -17,7 +17,8 @@ from pagetier.client.async_copy.throttle import CopyBacklog
 from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part
-from pagetier.client.reservation import Outcome, Reservation, StoreResult
+from pagetier.client.reservation import Reservation
+from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames

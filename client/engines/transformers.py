@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer
 from pagetier.client.client import Client
 from pagetier.client.keys import Namespace
 from pagetier.client.paged_blocks import Blocks
-from pagetier.client.reservation import StoreResult
+from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Rows
 from pagetier.kernels.layout.slot_map import slot_map

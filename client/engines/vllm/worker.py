@@ -18,7 +18,7 @@ from pagetier.client.engines.vllm.kv_tensors import slots_of
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand, prompts_of
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
-from pagetier.client.reservation import Outcome
+from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.transfer import PagedCache
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content

@@ -1,0 +1,78 @@
+"""What became of each page of a store."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class Outcome(IntEnum):
+    """What became of one page of a store.
+
+    Attributes:
+        STORED: The page, or this writer's part of it, is stored.
+        PRESENT: The page was in the cache already.
+        PENDING: Another process is writing the page.
+        REFUSED: The page was rejected and is not stored.
+        LEFT_OUT: The page is not stored: those in the arena are expected to be used sooner (evict.policy).
+    """
+
+    STORED = 0
+    PRESENT = 1
+    PENDING = 2
+    REFUSED = 3
+    LEFT_OUT = 4
+
+
+class StoreResult(msgspec.Struct, frozen=True):
+    """What became of each page of a store, in the order of the keys. len() is the number of pages.
+
+    Attributes:
+        codes: One byte for each page, an Outcome.
+        reason: Why pages were rejected; empty if there is nothing to say.
+    """
+
+    codes: bytes
+    reason: str = ""
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcome of each page."""
+        return [Outcome(code) for code in self.codes]
+
+    @property
+    def stored(self) -> int:
+        """The number of pages that are stored. The next match finds them once all of their parts are stored."""
+        return self.codes.count(Outcome.STORED)
+
+    @property
+    def present(self) -> int:
+        """The number of pages that were in the cache already."""
+        return self.codes.count(Outcome.PRESENT)
+
+    @property
+    def pending(self) -> int:
+        """The number of pages that another process is writing."""
+        return self.codes.count(Outcome.PENDING)
+
+    @property
+    def refused(self) -> int:
+        """The number of pages that were rejected."""
+        return self.codes.count(Outcome.REFUSED)
+
+    @property
+    def left_out(self) -> int:
+        """The number of pages that are not stored, because those in the arena are expected to be used sooner."""
+        return self.codes.count(Outcome.LEFT_OUT)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __repr__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        left_out = f", {self.left_out} left out" if self.left_out else ""
+        return (
+            f"<StoreResult {self.stored} stored, {self.present} present, {self.pending} pending,"
+            f" {self.refused} refused{left_out}{why}>"
+        )
