@@ -24,7 +24,7 @@ from pagetier.shm._core import KEY_BYTES
 
 ROUNDS = 30
 CALLS = 50  # of each side a round, so that both find their code in the caches
-FRAME = 64 << 10
+FRAME = 4 << 10
 GOALS = {1: at_most(2), 64: at_most(3.5)}
 SPACE = Namespace(model="bench", dtype="none", page_tokens=1)
 
@@ -133,8 +133,8 @@ def round_trips(client: Client, daemon: int, echo: EchoServer, pages: int, goal:
 
 
 def measure() -> Iterator[Result]:
-    """Measures with one client and nothing else."""
-    size = ("--arena-size", "512MiB", "--arena-frame-size", str(FRAME))
+    """Measures with one client and nothing else, in an arena that has room for all pages."""
+    size = ("--arena-size", "1GiB", "--arena-frame-size", str(FRAME))
     with Stage(*size) as stage, echo_server() as echo, stage.client() as client:
         settle()
         for pages, goal in GOALS.items():
