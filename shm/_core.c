@@ -13,8 +13,9 @@ static PyObject *plan(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "KIII", &frame_bytes, &frames, &entries, &spaces))
         return NULL;
-    pt_plan(&h, &(pt_geometry){frame_bytes, frames, entries, spaces, {0}});
-    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes}, 3);
+    pt_geometry geometry = pt_geometry_of(frame_bytes, frames, entries, spaces);
+    pt_plan(&h, &geometry);
+    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes, h.reserves.events}, 4);
 }
 
 static PyMethodDef functions[] = {

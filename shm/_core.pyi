@@ -44,6 +44,26 @@ class ChainKind(IntEnum):
     PROMPT = ...
     NONE = ...
 
+class EventsResult(IntEnum):
+    """What read_events() found.
+
+    OFF: nothing is recorded, because the daemon has not noticed the reader yet, the disk tier changes or memory is
+    short. MISSED: any page may have changed; all later changes have events. READ: the events of all changes.
+    """
+
+    OFF = ...
+    MISSED = ...
+    READ = ...
+
+class EventReason(IntEnum):
+    """Why a page left a tier (EVICTED, FLUSHED, LOST) or came into it (STORED, WRITTEN)."""
+
+    EVICTED = ...
+    FLUSHED = ...
+    LOST = ...
+    STORED = ...
+    WRITTEN = ...
+
 class HintKind(IntEnum):
     """What is known of a page's session: it is over, or returns within so many seconds, or later.
 
@@ -198,6 +218,26 @@ class ReservedPages(NamedTuple):
     serials: bytes
 
 @final
+class SeenEvents(NamedTuple):
+    """What came and left, in order: for each event the key, and one byte each for the other fields.
+
+    An event only says that something has changed: locate() returns where the page is now.
+
+    Attributes:
+        result: An EventsResult. Only READ has events, a few thousand at most.
+        keys: KEY_BYTES each.
+        tiers: The tier, a TierFlag.
+        came: 1 if the page came into the tier, 0 if it left.
+        reasons: An EventReason.
+    """
+
+    result: int
+    keys: bytes
+    tiers: bytes
+    came: bytes
+    reasons: bytes
+
+@final
 class PagesToWrite(NamedTuple):
     """Pages that are to be written to disk: entries u32, serials u64, sizes u64, spaces u32, ticks u64, chains u32.
 
@@ -265,11 +305,12 @@ class IdleTurn(NamedTuple):
 
 @final
 class SegmentSizes(NamedTuple):
-    """The bytes of each segment."""
+    """The bytes of each segment, and of the ring of events, which the index ends with."""
 
     index_bytes: int
     locks_bytes: int
     arena_bytes: int
+    events_bytes: int
 
 @final
 class StructLayout(NamedTuple):
@@ -419,6 +460,9 @@ class Session:
     def disk_bytes(self) -> int:
         """The largest size of the disk tier; 0 without one."""
     @property
+    def disk_complete(self) -> bool:
+        """Whether the disk tier is open, and all its pages are in the index."""
+    @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
         """Pins the longest readable prefix of keys and finds how far it continues in memory or on disk.
@@ -516,6 +560,13 @@ class Session:
         """Keeps the arena mapped until release_arena(), for a user that this process cannot wait for, such as a GPU."""
     def release_arena(self) -> None:
         """Ends one retain_arena(). Raises RuntimeError if there is none."""
+    def read_events(self) -> SeenEvents:
+        """Returns what came and left since the last call. From the first call on the daemon records it."""
+    def locate(self, keys: Array, /) -> bytes:
+        """Returns the TierFlag of each page, one byte each; 0 for a page that is in no tier.
+
+        It pins nothing and does not count as a use. A page that comes or leaves at the same time has an event later.
+        """
     def retire(self) -> bool:
         """Closes the handle and releases all its pins.
 
@@ -562,7 +613,14 @@ class Owner:
         """
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
-    def populate_index(self) -> None: ...
+    def populate_index(self, length: int, /) -> None:
+        """Allocates the first `length` bytes of the index, and the lock words."""
+    def serve_events(self) -> None:
+        """Records what comes and leaves while processes read it.
+
+        Raises:
+            OSError: There is no memory for the ring of events: nothing is recorded.
+        """
     def learn_returns(self) -> None:
         """Lets the policy that learns when pages return choose what leaves the arena. No effect if it does already."""
     def forget_returns(self) -> None:
@@ -711,6 +769,8 @@ class Owner:
         """Counts the pages that are not on disk. It walks the index, which takes some milliseconds."""
     def disk_close(self) -> None:
         """Closes the disk tier with everything that it contained."""
+    def disk_complete(self) -> None:
+        """Records that all pages of the disk tier were reported."""
     def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
         """Adds pages that the tier contains (sizes u64, spaces u32, ticks u64).
 

@@ -32,7 +32,12 @@ class Geometry(msgspec.Struct, frozen=True):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The bytes of index, lock words and arena."""
-        return plan(self.frame_bytes, self.frames, self.entries, self.spaces)
+        return plan(self.frame_bytes, self.frames, self.entries, self.spaces)[:3]
+
+    @property
+    def events_bytes(self) -> int:
+        """The bytes of the ring of events, at the end of the index."""
+        return plan(self.frame_bytes, self.frames, self.entries, self.spaces).events_bytes
 
     def __str__(self) -> str:
         frames = f"{self.frames} frames of {self.frame_bytes} bytes"

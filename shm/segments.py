@@ -193,7 +193,7 @@ def _make(request: SegmentRequest) -> Owner:
     point("segments.sized")
     owner = map_segments(name)
     point("segments.mapped")
-    _populate_index(owner)
+    _populate_index(owner, g)
     point("segments.populated")
     owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), request.build)
     owner.adopt(0)
@@ -201,9 +201,10 @@ def _make(request: SegmentRequest) -> Owner:
     return owner
 
 
-def _populate_index(owner: Owner) -> None:
+def _populate_index(owner: Owner, geometry: Geometry) -> None:
+    """Allocates the index without the ring of events at its end, whose memory is allocated for the first reader."""
     try:
-        owner.populate_index()
+        owner.populate_index(geometry.sizes[0] - geometry.events_bytes)
     except OSError as error:
         too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
         raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error

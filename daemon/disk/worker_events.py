@@ -170,6 +170,7 @@ class WorkerEvents:
         """Loads the inventory of the disk into the index, then starts to write and to drop pages."""
         contents, self._contents = self._contents, _new_inventory(self._owner)
         drops = await contents.load_into_index(self.flushes.among)
+        self._owner.disk_complete()
         point("disk.known")
         self.flushes.again(self.write_behind.begin(self.send, drops, contents.newest))
         point("disk.begun")

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -281,6 +282,7 @@ class Service:
             self.evictor.maybe_evict()
         if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
             self.disk.flush.go_on()
+        self._serve_events()
         self.disk.tidy()
         self.disk.publish_eviction(self.evictor.poll())
         self.disk.note_hints(self.hints.report)
@@ -290,6 +292,11 @@ class Service:
         self._shortage.check()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
+
+    def _serve_events(self) -> None:
+        """Records what comes and leaves while engines read it; without memory for that they announce nothing."""
+        with suppress(OSError):
+            self._owner.serve_events()
 
 
 def _ignore_tick() -> None:

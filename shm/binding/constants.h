@@ -6,6 +6,7 @@
 
 #include "buffers.h"
 
+#include "../core/client/event_reader.h"
 #include "../core/client/match_groups.h"
 #include "../core/daemon/idle_namespaces.h"
 #include "../core/daemon/reserve.h"
@@ -49,6 +50,15 @@ static const named_number tier_flags[] = {
     {"MEMORY", PT_TIER_MEMORY}, {"DISK", PT_TIER_DISK}, {"BOTH", PT_TIER_MEMORY | PT_TIER_DISK}, {NULL, 0},
 };
 
+static const named_number events_results[] = {
+    {"OFF", PT_EVENTS_OFF}, {"MISSED", PT_EVENTS_MISSED}, {"READ", PT_EVENTS_READ}, {NULL, 0},
+};
+
+static const named_number event_reasons[] = {
+    {"EVICTED", PT_EVENT_EVICTED}, {"FLUSHED", PT_EVENT_FLUSHED}, {"LOST", PT_EVENT_LOST}, {"STORED", PT_EVENT_STORED},
+    {"WRITTEN", PT_EVENT_WRITTEN}, {NULL, 0},
+};
+
 static const named_number idle_results[] = {
     {"NOTHING", PT_IDLE_NOTHING}, {"MORE", PT_IDLE_MORE}, {"DROPPED", PT_IDLE_DROPPED}, {NULL, 0},
 };
@@ -62,7 +72,8 @@ static const struct {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
     {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "ChainKind", chain_kinds},
-    {"IntEnum", "HintKind", hint_kinds},
+    {"IntEnum", "HintKind", hint_kinds},              {"IntEnum", "EventsResult", events_results},
+    {"IntEnum", "EventReason", event_reasons},
 };
 
 /* Returns the members of an enumeration as a list of pairs, NULL with an exception set. */

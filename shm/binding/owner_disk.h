@@ -51,6 +51,16 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     return record_of_numbers(UnwrittenPages, (uint64_t[]){sum.pages, sum.bytes, sum.skipped}, 3);
 }
 
+/* disk_complete(): all pages of the tier were reported. */
+static PyObject *owner_disk_complete(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    if (!owner_ready(self))
+        return NULL;
+    pt_disk_complete(&self->shared);
+    Py_RETURN_NONE;
+}
+
 /* disk_close(): closes the tier with everything that it contained. */
 static PyObject *owner_disk_close(Owner *self, PyObject *unused)
 {

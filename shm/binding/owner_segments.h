@@ -59,7 +59,7 @@ static PyObject *owner_format(Owner *self, PyObject *args)
     pt_header plan = {0};
     if (!PyArg_ParseTuple(args, "KIIIKs", &frame_bytes, &frames, &entries, &spaces, &id, &build))
         return NULL;
-    pt_geometry geometry = {frame_bytes, frames, entries, spaces, {0}};
+    pt_geometry geometry = pt_geometry_of(frame_bytes, frames, entries, spaces);
     pt_plan(&plan, &geometry);
     if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes || plan.arena_bytes != self->arena.bytes) {
         PyErr_SetString(PyExc_ValueError, "the sizes of the segments do not match this geometry");
@@ -177,11 +177,31 @@ static PyObject *owner_lacks_memory(Owner *self, void *unused)
     return owner_ready(self) ? PyBool_FromLong(self->shared.lazy.lacks) : NULL;
 }
 
-/* populate_index(): allocates index and lock words. */
-static PyObject *owner_populate_index(Owner *self, PyObject *unused)
+/* serve_events(): records events while there are readers. The memory of the ring is allocated for the first of them; OSError
+ * if memory is short: then nothing is recorded. */
+static PyObject *owner_serve_events(Owner *self, PyObject *unused)
 {
     (void)unused;
-    PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, 0, self->index.bytes);
+    if (!owner_ready(self))
+        return NULL;
+    const pt_view *v = &self->shared.view;
+    if (pt_events_wanted(v) && !pt_events_on(v)) {
+        PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, v->header->at_events, v->header->reserves.events);
+        Py_XDECREF(done);
+        if (!done)
+            return NULL;
+    }
+    pt_serve_events(v);
+    Py_RETURN_NONE;
+}
+
+/* populate_index(length): allocates the first `length` bytes of the index, and the lock words. */
+static PyObject *owner_populate_index(Owner *self, PyObject *args)
+{
+    unsigned long long length;
+    if (!PyArg_ParseTuple(args, "K", &length))
+        return NULL;
+    PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, 0, length);
     Py_XDECREF(done);
     return done ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
 }

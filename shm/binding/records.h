@@ -30,16 +30,18 @@ static const char *const namespace_fields[] = {"number",     "digest", "name",  
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
 static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "chains",
                                             "histories", NULL};
+static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};
 static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
-static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", NULL};
+static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", "events_bytes", NULL};
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *UnwrittenPages, *Eviction, *KeptPages, *IdleTurn, *SegmentSizes, *StructLayout;
+    *FlushedPages, *UnwrittenPages, *Eviction, *KeptPages, *IdleTurn, *SegmentSizes, *StructLayout,
+    *SeenEvents;
 
 static const struct {
     const char *name;
@@ -59,6 +61,7 @@ static const struct {
     {"IdleTurn", idle_fields, &IdleTurn},
     {"SegmentSizes", sizes_fields, &SegmentSizes},
     {"StructLayout", layout_fields, &StructLayout},
+    {"SeenEvents", seen_events_fields, &SeenEvents},
 };
 
 /* Returns the names of the fields as a list, NULL with an exception set. */

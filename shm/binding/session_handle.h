@@ -4,6 +4,7 @@
 #include "buffers.h"
 
 #include "../core/client/copy.h"
+#include "../core/client/event_reader.h"
 #include "../core/client/match.h"
 #include "../core/client/publish.h"
 
@@ -14,6 +15,7 @@ typedef struct {
     bool open;
     uint32_t busy, retained; /* reasons to keep the mappings, and how many of them are retain_arena() calls; guarded by the GIL */
     pt_session shared;
+    pt_event_reader events;
 } Session;
 
 /* Returns whether the handle is usable. It is not in a forked child: the mappings are gone, and the slot belongs to the

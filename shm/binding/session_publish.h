@@ -1,6 +1,7 @@
 /* session_publish.h - the rest of the type Session: finishing and abandoning parts, populating, counting, properties. */
 #pragma once
 
+#include "session_events.h"
 #include "session_match_groups.h"
 #include "session_copy.h"
 
@@ -99,7 +100,7 @@ static PyObject *session_populate_index(Session *self, PyObject *unused)
     if (!handle_usable(self))
         Py_RETURN_NONE;
     self->busy++;
-    PyObject *index = populate_range(&self->index, MADV_POPULATE_READ, 0, self->index.bytes);
+    PyObject *index = populate_range(&self->index, MADV_POPULATE_READ, 0, self->shared.view.header->at_events);
     PyObject *locks = index ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
     self->busy--;
     Py_XDECREF(index);
@@ -200,6 +201,8 @@ static PyMethodDef session_methods[] = {
     {"retain_arena", (PyCFunction)session_retain_arena, METH_NOARGS, NULL},
     {"release_arena", (PyCFunction)session_release_arena, METH_NOARGS, NULL},
     {"populate_index", (PyCFunction)session_populate_index, METH_NOARGS, NULL},
+    {"read_events", (PyCFunction)session_read_events, METH_NOARGS, NULL},
+    {"locate", (PyCFunction)session_locate, METH_O, NULL},
     {"retire", (PyCFunction)session_retire, METH_NOARGS, NULL},
     {"populate", (PyCFunction)session_populate, METH_VARARGS, NULL},
     {0},
@@ -214,6 +217,7 @@ static PyGetSetDef session_getset[] = {
     {"slot", (getter)session_number, NULL, NULL, (void *)4},
     {"arena_address", (getter)session_number, NULL, NULL, (void *)5},
     {"disk_bytes", (getter)session_number, NULL, NULL, (void *)6},
+    {"disk_complete", (getter)session_disk_complete, NULL, NULL, NULL},
     {0},
 };
 static PyType_Slot session_slots[] = {

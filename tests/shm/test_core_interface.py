@@ -16,6 +16,8 @@ from pagetier.shm._core import (
     PLANE_LAYOUT,
     TOKENS_LAYOUT,
     ChainKind,
+    EventReason,
+    EventsResult,
     IdleResult,
     ReserveOutcome,
     StructLayout,
@@ -33,6 +35,8 @@ ENUMERATIONS: list[tuple[type[Enum], str, str]] = [
     (WriteRule, "core/daemon/owner.h", "enum pt_write_rule"),
     (WriteResult, "core/daemon/write_behind.h", "enum pt_write_result"),
     (TierFlag, "core/common/layout.h", "enum { PT_TIER"),
+    (EventReason, "core/common/layout.h", "enum pt_reason"),
+    (EventsResult, "core/client/event_reader.h", "enum pt_events"),
     (IdleResult, "core/daemon/idle_namespaces.h", "enum pt_idle_found"),
 ]
 

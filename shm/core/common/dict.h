@@ -23,6 +23,14 @@ static inline uint64_t pt_key_word(const uint8_t *key, int i)
     return word;
 }
 
+/* Writes the key of an entry. A reader that has not pinned the entry may compare it at this time (pt_locate). */
+static inline void pt_put_key(pt_entry *e, const uint8_t *key)
+{
+    pt_a64 *words = (pt_a64 *)e->key;
+    for (int i = 0; i < (int)(PT_KEY_BYTES / 8); i++)
+        atomic_store_explicit(&words[i], pt_key_word(key, i), memory_order_relaxed);
+}
+
 static inline bool pt_same_key(const uint8_t *a, const uint8_t *b) { return memcmp(a, b, PT_KEY_BYTES) == 0; }
 static inline uint32_t pt_home(const pt_view *v, const uint8_t *key) { return (uint32_t)pt_key_word(key, 0) & v->bucket_mask; }
 static inline uint32_t pt_tag(const uint8_t *key) { return (uint32_t)pt_key_word(key, 1) & PT_TAG_MASK; }

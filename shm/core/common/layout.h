@@ -176,9 +176,26 @@ typedef struct {
     uint64_t spare[25]; /* a counter that is added here needs no new format */
 } pt_daemon_counts;
 
+enum pt_reason {
+    PT_EVENT_EVICTED,
+    PT_EVENT_FLUSHED,
+    PT_EVENT_LOST, /* the copy on disk is damaged or missing */
+    PT_EVENT_STORED, /* a client published the page, or the disk worker read it from disk */
+    PT_EVENT_WRITTEN, /* the page was written to disk */
+};
+
+/* One record of the ring of events: a page came into a tier or left it. It says that something has changed; where the page
+ * is now is in the index (event_reader.h). Words, because a reader may read a record while the daemon overwrites it. */
+typedef struct {
+    pt_a64 key[PT_KEY_BYTES / 8];
+    pt_a64 what; /* bits 0..7: PT_TIER_*; 8..15: 1 came, 0 left; 16..23: pt_reason */
+} pt_event;
+#define PT_EVENTS 65536u /* the most records of the ring; a small index has a smaller ring */
+_Static_assert(sizeof(pt_event) * PT_EVENTS <= PT_RESERVE_LIMIT, "the ring fits its reserved place");
+
 /* The bytes of places that later builds use without a new format; whole pages, 0: none. */
 typedef struct {
-    uint64_t events; /* in the index: a ring of what comes and leaves (key, tier, reason) */
+    uint64_t events; /* in the index: a ring of what comes and leaves: pt_event */
     uint64_t curve; /* in the index: a curve of reuse distances */
     uint64_t samples; /* in the locks, after the lock words: rings in which processes leave the keys that they looked up */
 } pt_reserves;
@@ -212,7 +229,11 @@ typedef struct {
     pt_counts retired;
     /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if it is odd
      * or has changed, the text was written at the same time and is not valid. */
-    uint64_t spare[16];
+    pt_a64 events_head; /* number of events that were recorded */
+    pt_a64 events_epoch; /* odd while events are recorded; changes whenever there may be changes that were not */
+    pt_a32 disk_complete; /* the disk tier is open, and its worker has reported all pages */
+    uint32_t spare_word;
+    uint64_t spare[13];
     pt_a32 status_version;
     uint32_t status_bytes;
     char status[PT_STATUS_BYTES];
@@ -236,7 +257,7 @@ typedef struct {
     uint32_t format;
     uint32_t reserved;
     uint64_t segments_id;
-    pt_a64 event_readers; /* reserved: bits of the slots that read the ring of events */
+    pt_a64 event_readers; /* bits of the slots that read the ring of events; without any of them nothing is recorded */
     _Alignas(64) pt_uses retired_uses;
     _Alignas(512) pt_uses uses[PT_SLOTS];
 } pt_locks_header;

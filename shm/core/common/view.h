@@ -15,6 +15,8 @@ typedef struct {
     pt_entry *entries;
     pt_frame *frames;
     pt_history *histories;
+    pt_event *events;
+    pt_a64 *event_readers;
     uint8_t *learned; /* PT_LEARNED_BYTES */
     pt_counts *counts;
     pt_uses *uses, *retired_uses;
@@ -22,7 +24,7 @@ typedef struct {
     uint8_t *arena;
     /* Copied from the header after it was checked, so that a damaged header cannot lead the process outside of its mappings. */
     uint64_t frame_bytes;
-    uint32_t entry_count, frame_count, bucket_mask;
+    uint32_t entry_count, frame_count, bucket_mask, event_count;
 } pt_view;
 
 typedef struct {
@@ -52,6 +54,13 @@ static inline uint32_t pt_bucket_count(uint32_t entries)
     while ((uint64_t)buckets * 2 < entries)
         buckets *= 2;
     return buckets;
+}
+
+/* The geometry of new segments. The ring has room for four events of each page. */
+static inline pt_geometry pt_geometry_of(uint64_t frame_bytes, uint32_t frames, uint32_t entries, uint32_t spaces)
+{
+    uint64_t events = entries < PT_EVENTS / 4 ? 4 * (uint64_t)entries : PT_EVENTS;
+    return (pt_geometry){frame_bytes, frames, entries, spaces, {.events = pt_round_up(events * sizeof(pt_event))}};
 }
 
 /* Fills in the fields of a header that follow from the geometry: counts, sizes, offsets. */
@@ -126,6 +135,8 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
         .entries = (pt_entry *)(at + h->at_entries),
         .frames = (pt_frame *)(at + h->at_frames),
         .histories = (pt_history *)(at + h->at_histories),
+        .events = (pt_event *)(at + h->at_events),
+        .event_readers = &((pt_locks_header *)locks)->event_readers,
         .learned = at + h->at_learned,
         .counts = (pt_counts *)((uint8_t *)locks + PT_AT_COUNTS),
         .uses = ((pt_locks_header *)locks)->uses,
@@ -136,6 +147,7 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
         .entry_count = h->entries,
         .frame_count = h->frames,
         .bucket_mask = h->buckets - 1,
+        .event_count = (uint32_t)(h->reserves.events / sizeof(pt_event)),
     };
 }
 

@@ -42,6 +42,8 @@ static inline void pt_forget_derived(pt_owner *o)
     h->pages = h->bytes = h->used_frames = 0;
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
     h->status_bytes = 0;
+    pt_stop_events(&o->view); /* the daemon before may have died between a change and its event */
+    atomic_store_explicit(&h->disk_complete, 0, memory_order_relaxed);
     if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
         h->next_serial = 1;
     PT_POINT("adopt.forgetting");
@@ -193,6 +195,7 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
         if (!taken || alive >> slot & 1)
             continue;
         pt_fold_counts(&o->view, slot);
+        pt_end_reader(&o->view, 1ull << slot);
         atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
         o->view.header->counters.deaths++;
     }

@@ -109,6 +109,7 @@ static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint
     PT_POINT("reap.settled");
     pt_fold_counts(&o->view, slot);
     PT_POINT("reap.folded");
+    pt_end_reader(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
     atomic_store_explicit(&o->view.slots[slot].pid, 0, memory_order_release);
     PT_POINT("reap.freed");
     o->view.header->counters.deaths++;

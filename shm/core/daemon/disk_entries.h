@@ -4,7 +4,7 @@
  * of drops, which the worker receives with its next command. */
 #pragma once
 
-#include "owner.h"
+#include "events.h"
 
 /* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap
  * holds nevertheless, because the worker enforces it, too. */
@@ -26,6 +26,8 @@ static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
     pt_enter_disk(&o->view, &o->view.entries[entry]);
     PT_POINT("ondisk.counted");
     o->kind->add(o->on_disk, entry, tick);
+    if (atomic_load_explicit(&o->view.header->disk_complete, memory_order_relaxed))
+        pt_came(o, entry, PT_TIER_DISK, PT_EVENT_WRITTEN);
 }
 
 /* Records that the page is no longer on disk. */
@@ -34,6 +36,7 @@ static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
     o->kind->remove(o->on_disk, entry);
     PT_POINT("offdisk.unlisted");
     pt_leave_disk(&o->view, &o->view.entries[entry]);
+    pt_left(o, entry, PT_TIER_DISK);
 }
 
 /* Removes the page from the disk: records that it is no longer there and lists its key as a drop for the worker. */
@@ -63,7 +66,7 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     uint32_t entry = pt_entry_take(v);
     PT_POINT("ondisk.taken");
     pt_entry *e = &v->entries[entry];
-    memcpy(e->key, page->key, PT_KEY_BYTES);
+    pt_put_key(e, page->key);
     e->serial = v->header->next_serial++;
     e->size = page->size;
     e->space = page->space;

@@ -39,6 +39,8 @@ static inline void pt_disk_close(pt_owner *o, uint64_t now)
     o->disk.open = false;
     o->disk.drop_count = 0;
     o->disk.ordered_frames = 0;
+    atomic_store_explicit(&o->view.header->disk_complete, 0, memory_order_relaxed);
+    pt_stop_events(&o->view); /* it would be an event for each page */
     PT_POINT("close.begun");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
         pt_disk_forget(o, entry, now);
@@ -46,6 +48,13 @@ static inline void pt_disk_close(pt_owner *o, uint64_t now)
     o->view.header->disk_frames = 0;
     PT_POINT("close.done");
     pt_settle_all(o, now);
+}
+
+/* Records that all pages of the tier were reported, which was done without events: readers have to locate all pages again. */
+static inline void pt_disk_complete(pt_owner *o)
+{
+    atomic_store_explicit(&o->view.header->disk_complete, 1, memory_order_relaxed);
+    pt_stop_events(&o->view);
 }
 
 /* Opens a tier with room for `frames` frames. It is empty until its worker reports pages. A tier that was open before is
@@ -142,7 +151,9 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
         return false;
     pt_drop_later(&o->disk, key);
     PT_POINT("drop.noted");
+    o->leaves = PT_EVENT_LOST;
     pt_disk_forget(o, entry, now);
+    o->leaves = PT_EVENT_EVICTED;
     PT_POINT("drop.forgotten");
     return true;
 }

@@ -22,6 +22,7 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
     PT_POINT("evict.unlisted");
     pt_page_leaves(o, entry);
     PT_POINT("evict.left");
+    pt_left(o, entry, PT_TIER_MEMORY);
     if (stays) {
         pt_chain_put(&o->view, e);
         PT_POINT("evict.ondisk");

@@ -38,7 +38,9 @@ static inline bool pt_flush_counted(pt_owner *o, uint32_t entry, uint8_t tiers, 
 {
     pt_daemon_counts *counters = &o->view.header->counters;
     bool only_disk = !(pt_tiers(&o->view.entries[entry]) & PT_TIER_MEMORY);
+    o->leaves = PT_EVENT_FLUSHED;
     bool gone = pt_flush_page(o, entry, tiers, now);
+    o->leaves = PT_EVENT_EVICTED;
     PT_POINT("flush.page");
     counters->flushed += gone && tiers & PT_TIER_MEMORY && !only_disk;
     counters->disk_flushed += gone && only_disk;

@@ -59,6 +59,7 @@ typedef struct {
     bool settled; /* all open entries were settled for the batch that is being processed (reserve.h) */
     uint64_t leased_until; /* until then pages may be listed with a later tick than their own (evict.h) */
     uint64_t leases_checked_ns; /* when pt_end_leases ran last */
+    enum pt_reason leaves; /* why pages leave at this time */
 } pt_owner;
 
 static inline void pt_owner_end(pt_owner *o)

@@ -77,6 +77,7 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     PT_POINT("settle.closed");
     if (state == PT_READABLE) {
         pt_list(o, entry, pt_true_tick(o, entry, now));
+        pt_came(o, entry, PT_TIER_MEMORY, PT_EVENT_STORED);
         PT_POINT("settle.listed");
     } else {
         pt_put_state(&lock->word, PT_FREE);

@@ -93,7 +93,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     uint32_t entry = pt_entry_take(v);
     PT_POINT("grant.taken");
-    memcpy(v->entries[entry].key, key, PT_KEY_BYTES);
+    pt_put_key(&v->entries[entry], key);
     v->entries[entry].size = size;
     v->entries[entry].space = r->space;
     PT_POINT("grant.keyed");

@@ -82,7 +82,7 @@ static inline void world_name_spaces(const world *w)
 
 static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
 {
-    pt_geometry g = {FRAME, frames, entries, SPACES, {0}};
+    pt_geometry g = {FRAME, frames, entries, SPACES, {.events = PT_PAGE}};
     pt_header plan = {0};
     world *w = shared_memory(pt_round_up(sizeof *w));
     pt_plan(&plan, &g);
