@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from pagetier.client.engines.vllm.agreed_shapes import agreed_shapes
-from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata, StepMetadata, StoredMetadata
+from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata
 from pagetier.client.engines.vllm.engine_log import log_unsupported, route_logs
 from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
@@ -154,11 +154,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             return set()
         return set(self._finished.blocks)
 
-    def build_connector_worker_meta(self) -> StoredMetadata | None:
-        """Returns the results of stores that the scheduler announces, or None if there are none."""
-        results, shapes = self._worker.store_results() if self._worker is not None else {}, self._unsent
-        stored, self._unsent = {number: [pages] for number, pages in results.items()}, []
-        return StoredMetadata(stored, shapes) if stored or shapes else None
+    def build_connector_worker_meta(self) -> ReportedShapes | None:
+        """Returns this worker's page shapes once, or None."""
+        shapes, self._unsent = self._unsent, []
+        return ReportedShapes(shapes) if shapes else None
 
     def shutdown(self) -> None:
         """Closes both halves."""
@@ -233,15 +232,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
-        stored = getattr(connector_output, "kv_connector_worker_meta", None)
-        self._use_shapes(stored.shapes if stored is not None else ())
+        reported = getattr(connector_output, "kv_connector_worker_meta", None)
+        self._use_shapes(reported.shapes if reported is not None else ())
         if self._scheduler is None:
             return
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or (), blocks)
         self._scheduler.loaded(connector_output.finished_recving or (), connector_output.finished_sending or ())
-        if stored is not None and self._scheduler.announcer is not None:
-            self._scheduler.announcer.report(stored.results, self._config.parallel_config.world_size)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Implements request_finished_all_groups() for models with one group."""
@@ -278,9 +275,17 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[Any]:
-        """Returns the events of the pages that were stored since the last call."""
+        """Returns the events of the pages that came and left since the last call."""
         announcer = self._scheduler.announcer if self._scheduler is not None else None
         return announcer.taken() if announcer is not None else ()
+
+    def has_pending_push_work(self) -> bool:
+        """Returns whether vLLM should do another step, to announce stored pages, although it has no requests.
+
+        vLLM calls it from 0.32 on.
+        """
+        announcer = self._scheduler.announcer if self._scheduler is not None else None
+        return announcer is not None and announcer.waits_for_stores
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PagetierStats:

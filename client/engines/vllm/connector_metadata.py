@@ -31,25 +31,18 @@ class StepMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class StoredMetadata(KVConnectorWorkerMetadata):
-    """A message of the workers to the scheduler: which pages of numbered commands are stored.
+class ReportedShapes(KVConnectorWorkerMetadata):
+    """The first message of the workers to the scheduler, which beside another connector gets none of their handshake.
 
     Attributes:
-        results: By number of the command, the result of each worker; see WorkerHalf.store_results().
-        shapes: The page shapes of each worker, in its first message. Beside another connector the scheduler does not
-            get those of the handshake.
+        shapes: The page shapes of each worker.
     """
 
-    results: dict[int, list[bytes]]
-    shapes: list[ShapesMetadata] = field(default_factory=list)
+    shapes: list[ShapesMetadata]
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> StoredMetadata:
-        """Returns the results of both."""
-        numbers = self.results.keys() | other.results.keys()
-        return StoredMetadata(
-            {number: self.results.get(number, []) + other.results.get(number, []) for number in numbers},
-            self.shapes + other.shapes,
-        )
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> ReportedShapes:
+        """Returns the shapes of both."""
+        return ReportedShapes(self.shapes + other.shapes)
 
 
 @dataclass

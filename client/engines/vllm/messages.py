@@ -39,7 +39,6 @@ class StoreCommand(msgspec.Struct, frozen=True):
             separates tenants.
         retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from
             the next step on.
-        number: The number under which the workers report the result; 0 if it is not reported.
         before: The key of the page before the first one, b"" if there is none; None if a page is useful on its own.
     """
 
@@ -50,7 +49,6 @@ class StoreCommand(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...]
     salt: str
     retains_blocks: bool = False
-    number: int = 0
     before: bytes | None = None
 
     def __repr__(self) -> str:

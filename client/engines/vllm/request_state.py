@@ -118,6 +118,7 @@ class Tracked:
         tables: For each group the blocks of the pages.
         vllm_groups: The number of vLLM's groups: several divisions of the ranks have as many each.
         said: What the request says of its session.
+        learned_hashes: The number of hashes whose pages the announcer knows.
         grain: The number of tokens of which the length of every hit is a multiple.
     """
 
@@ -145,6 +146,7 @@ class Tracked:
         self.tables: list[list[int]] = [[] for _ in groups]
         self.vllm_groups = len(groups)
         self.grain = grain_of(group.kind for group in groups)
+        self.learned_hashes = 0
         self._planned_until = self._completes_next = 0
         self._keys = [Keys(group.namespace, b"") for group in groups]
         self._hashed = 0
@@ -251,6 +253,7 @@ class Tracked:
     def _hash_again(self, hashes: Sequence[bytes]) -> None:
         """Recomputes all keys: the session was continued after another token, so that earlier hashes have changed."""
         self.release_hit()
+        self.learned_hashes = 0
         for at, group in enumerate(self.groups):
             before = self._keys[at]
             after = self._keys[at] = self._extended(at, hashes, Keys(group.namespace, b""))

@@ -38,7 +38,7 @@ class SchedulerHalf:
         client: This process's client.
         groups: The groups in vLLM's order.
         disk_timeout: Seconds that a request may wait for pages on disk.
-        announcer: Receives the stored pages; None if KV cache events are disabled.
+        announcer: Receives the pages of requests; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
         prefix_cache: Whether vLLM has a prefix cache of its own.
 
@@ -77,6 +77,8 @@ class SchedulerHalf:
         if tracked.loading:
             return None
         tracked.computed = computed
+        if self.announcer is not None:
+            self.announcer.learn(tracked)
         if tracked.failures >= _TRIES:
             return 0
         if self._arriving.must_wait(tracked, computed):
@@ -122,7 +124,9 @@ class SchedulerHalf:
         self._written.update(take_blocks(self._tracked, output))
         gpu, tracked = self.gpu_pages, self._tracked
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
-        stores = (*map(self._numbered, planned), *self._late)
+        stores = (*planned, *self._late)
+        if stores and self.announcer is not None:
+            self.announcer.stores(map(self._tracked.get, output.num_scheduled_tokens))
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._arriving.end_step()
@@ -162,7 +166,9 @@ class SchedulerHalf:
         late = late_store_commands(tracked, blocks)
         if self.gpu_pages is not None:
             late = [*self.gpu_pages.remember(late)]
-        self._late.extend(self._numbered(command) for command in late)
+        self._late.extend(late)
+        if late and self.announcer is not None:
+            self.announcer.stores([tracked])
         if self.gpu_pages is None:
             self._touch(tracked)
         tracked.release_hit()
@@ -188,6 +194,8 @@ class SchedulerHalf:
             tracked.release_hit()
             tracked.mark_stale()
         self._arriving.clear()
+        if self.announcer is not None:
+            self.announcer.forget()
         if self.gpu_pages is not None:
             self.gpu_pages.clear()
         salt = token_hex(16)
@@ -207,9 +215,6 @@ class SchedulerHalf:
             tracked.loaded()
         self._tracked.clear()
         self._client.close()
-
-    def _numbered(self, command: StoreCommand) -> StoreCommand:
-        return command if self.announcer is None else self.announcer.add(command, self._tracked[command.request])
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)

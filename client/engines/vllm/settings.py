@@ -19,6 +19,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
         store: Whether pages are stored when they are computed, or when they leave vLLM's own cache.
         prefix_caching: Whether this connector follows vLLM's switch `enable_prefix_caching`, or caches always.
+        events_lease: Seconds for which pages stay announced to routers while there is no daemon.
         mode: Whether pages are loaded and stored, or only one of both. `kv_role` may exclude one, too.
 
     Raises:
@@ -32,11 +33,14 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     store: Literal["eager", "on_eviction"] = "eager"
     prefix_caching: Literal["follow", "always"] = "follow"
+    events_lease: float = 30.0
     mode: Literal["both", "save_only", "load_only"] = "both"
 
     def __post_init__(self) -> None:
         if not 0 <= self.disk_timeout <= 3600:
             raise ValueError(f"disk_timeout must be from 0 to 3600 seconds, not {self.disk_timeout}")
+        if not 0 <= self.events_lease <= 3600:
+            raise ValueError(f"events_lease must be from 0 to 3600 seconds, not {self.events_lease}")
 
 
 def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:

@@ -19,7 +19,7 @@ from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cach
 from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
-from pagetier.client.engines.vllm.kv_events import Announcer
+from pagetier.client.engines.vllm.kv_events import Announcer, prefix_cache_resets
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, WeightsThread
@@ -147,7 +147,7 @@ def open_scheduler(
         paged = _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
-        announcer = _announcer(config, groups)
+        announcer = _announcer(config, groups, client, pool, settings.events_lease)
         half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
         if (lora := getattr(config, "lora_config", None)) is not None:
             half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
@@ -187,11 +187,12 @@ def _paged_groups(
     return paged
 
 
-def _announcer(config: Any, groups: Any) -> Announcer | None:
-    """Returns an announcer if KV cache events are enabled."""
+def _announcer(config: Any, groups: Any, client: Client, pool: Any, lease: float) -> Announcer | None:
+    """Returns an announcer if KV cache events are enabled and this engine could load what it announces."""
     events = getattr(config, "kv_events_config", None)
-    wanted = events is not None and events.enable_kv_cache_events and config.kv_transfer_config.is_kv_producer
-    return Announcer(group.kv_cache_spec for group in groups.kv_cache_groups) if wanted else None
+    if events is None or not events.enable_kv_cache_events or not config.kv_transfer_config.is_kv_consumer:
+        return None
+    return Announcer(client, [group.kv_cache_spec for group in groups.kv_cache_groups], lease, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:

@@ -18,7 +18,6 @@ from pagetier.client.engines.vllm.kv_tensors import slots_of
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand, prompts_of
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
-from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.transfer import PagedCache
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
@@ -26,7 +25,6 @@ _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that 
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
 _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
-_READABLE: Final = (Outcome.STORED, Outcome.PRESENT)
 
 
 class Zeroing(Enum):
@@ -127,7 +125,6 @@ class WorkerHalf:
         self._namespaces = {number: group.namespace for number, group in self._groups.items()}
         self.counters = ConnectorCounters()
         self._storing: list[_Storing] = []
-        self._results: dict[int, bytes] = {}
         self._loading: dict[str, _Loading] = {}
 
     @property
@@ -196,11 +193,6 @@ class WorkerHalf:
             namespace = self._namespaces[command.group] = msgspec.structs.replace(namespace, salt=command.salt)
         return namespace
 
-    def store_results(self) -> dict[int, bytes]:
-        """Returns the numbered commands that have ended since the last call: a byte per page, 1 if it is stored."""
-        results, self._results = self._results, {}
-        return results
-
     def close(self) -> None:
         """Waits at most some seconds for copies in progress, then closes the client."""
         for rank_group in self.rank_groups:
@@ -253,19 +245,9 @@ class WorkerHalf:
         if not ended:
             return frozenset()
         self._storing = [storing for storing in self._storing if storing not in ended]
-        for storing in ended:
-            self._record_result(storing)
+        self.counters.add("stored_pages", sum(storing.store.wait(0.0).stored for storing in ended))
         released = set().union(*(storing.retaining for storing in ended))
         return frozenset(released.difference(*(storing.retaining for storing in self._storing)))
-
-    def _record_result(self, storing: _Storing) -> None:
-        result, page = storing.store.wait(0.0), 0
-        self.counters.add("stored_pages", result.stored)
-        for command in storing.commands:
-            codes = result.codes[page : page + len(command.blocks)]
-            page += len(command.blocks)
-            if command.number:
-                self._results[command.number] = bytes(code in _READABLE for code in codes)
 
     def _wait_a_moment(self) -> None:
         ends = time.monotonic() + _IDLE_S

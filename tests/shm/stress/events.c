@@ -5,7 +5,7 @@
 #include "world.h"
 
 #define READERS 2u
-#define AT_ONCE 16u
+#define AT_ONCE 128u
 
 typedef struct {
     world *world;
@@ -132,20 +132,20 @@ static void die(pt_owner *o, const world *w, rng *r)
 
 static void act(pt_owner *o, const world *w, rng *r, uint32_t slot)
 {
-    uint32_t kind = rng_below(r, 64);
-    if (kind < 40)
+    uint32_t kind = rng_below(r, 512);
+    if (kind < 320)
         store_one(o, r, slot);
-    else if (kind < 50)
+    else if (kind < 400)
         write_some(o, r);
-    else if (kind < 58)
+    else if (kind < 490)
         pt_evict_until(o, FRAMES, 1 + rng_below(r, 4), pt_now_ns());
-    else if (kind == 58)
+    else if (kind < 496)
         pt_flush(o, rng_below(r, SPACES), (uint8_t)(1 + rng_below(r, 3)), pt_now_ns());
-    else if (kind == 59)
+    else if (kind < 498)
         exchange_disk(o, r);
-    else if (kind == 60)
+    else if (kind < 500)
         die(o, w, r);
-    else if (kind == 61)
+    else if (kind < 502)
         pt_end_reader(&o->view, UINT64_MAX);
     else
         drop_one(o, r);
@@ -198,7 +198,7 @@ int main(int count, char **arguments)
     }
     uint64_t rounds = 0;
     for (; run_seconds(&r) < r.seconds; rounds++) {
-        for (uint32_t left = rng_below(&random, 200); left; left--)
+        for (uint32_t left = rng_below(&random, 600); left; left--)
             act(&o, w, &random, slot);
         rest(readers, &o);
     }
