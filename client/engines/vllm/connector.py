@@ -280,12 +280,12 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return announcer.taken() if announcer is not None else ()
 
     def has_pending_push_work(self) -> bool:
-        """Returns whether vLLM should do another step, to announce stored pages, although it has no requests.
+        """Returns whether vLLM should do another step, to announce pages, although it has no requests.
 
         vLLM calls it from 0.32 on.
         """
         announcer = self._scheduler.announcer if self._scheduler is not None else None
-        return announcer is not None and announcer.waits_for_stores
+        return announcer is not None and announcer.waits
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PagetierStats:

@@ -18,7 +18,7 @@ MEDIA: Final = {TierFlag.MEMORY: "CPU", TierFlag.DISK: "STORAGE"}
 """The medium of each tier. Routers take an unknown one for a GPU."""
 
 _MOST_PAGES: Final = 1 << 18
-_LINGER_S: Final = 0.25  # after a step with stores, by when they are announced
+_LINGER_S: Final = 0.25  # after a step with stores or a new daemon, by when their pages can be announced
 
 
 class Announcer:
@@ -52,7 +52,7 @@ class Announcer:
         self._served = _Absence(lease)
         self._disk = _Absence(lease)
         self._events: list[Any] = []
-        self._stored_until = 0.0
+        self._linger_until = 0.0
 
     def learn(self, tracked: Tracked) -> None:
         """Adds the pages of a request that have got a hash. It is a cheap check if there are none."""
@@ -68,15 +68,15 @@ class Announcer:
 
     def stores(self, requests: Iterable[Tracked | None]) -> None:
         """Adds the pages of requests that a step stores, which are announced even if no other step follows."""
-        self._stored_until = time.monotonic() + _LINGER_S
+        self._linger_until = time.monotonic() + _LINGER_S
         for tracked in requests:
             if tracked is not None:
                 self.learn(tracked)
 
     @property
-    def waits_for_stores(self) -> bool:
-        """Whether pages were stored so recently that another step could announce them."""
-        return time.monotonic() < self._stored_until
+    def waits(self) -> bool:
+        """Whether another step could announce pages: some were stored just now, or are still to be located."""
+        return self._pages.waits or time.monotonic() < self._linger_until
 
     def forget(self) -> None:
         """Removes all pages: this engine cannot load them any more."""
@@ -99,7 +99,7 @@ class Announcer:
     def _read(self, session: Session) -> bool:
         """Reads the ring. Returns False if the daemon records nothing at this time."""
         if session is not self._session:
-            self._session = session
+            self._session, self._linger_until = session, time.monotonic() + _LINGER_S
             self._pages.sweep()
         while True:
             seen = session.read_events()

@@ -1,0 +1,247 @@
+"""Announces pages of a real daemon without an engine: what routers are told when daemons, disks and caches come and go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from vllm.distributed.kv_events import EventBatch
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+from disk_daemon import FRAME, DiskDaemon
+from eventually import eventually
+from pagetier.client import Client
+from pagetier.client.engines.vllm.kv_events import Announcer, fields_of_group, prefix_cache_resets
+from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
+from pagetier.client.groups import FullAttention
+from pagetier.shm._core import KEY_BYTES, EventsResult, plan
+from running_daemon import namespace
+
+PAGE = 16
+PAGES = 6
+SPEC = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+
+
+@dataclass
+class Host:
+    """A daemon with a disk, an announcer, and a router that believes what it announces."""
+
+    daemon: DiskDaemon
+    client: Client
+    lease: float = 30.0
+    believed: dict[str, set[int]] = field(default_factory=lambda: {"CPU": set(), "STORAGE": set()})
+    removals: int = 0
+
+    def __post_init__(self) -> None:
+        self.pool = SimpleNamespace(cached_block_hash_to_block={})
+        self.group = PagedGroup(FullAttention(PAGE), namespace(PAGE, salt=str(id(self))), 1, True)
+        self.renew()
+
+    def renew(self, most_pages: int = 1000) -> None:
+        self.announcer = Announcer(self.client, [SPEC], self.lease, prefix_cache_resets(self.pool), most_pages)
+
+    def learn(self, number: int = 0, pages: int = PAGES) -> list[bytes]:
+        """Lets the announcer know a prompt, and returns the hashes of its pages."""
+        hashes = [bytes([number, page]) * 16 for page in range(pages)]
+        request = SimpleNamespace(
+            request_id=f"r{number}", block_hashes=hashes, all_token_ids=list(range(pages * PAGE)), lora_request=None
+        )
+        request.mm_features, request.cache_salt, request.prompt_embeds = [], None, None
+        self.announcer.learn(Tracked(request, [self.group]))
+        return hashes
+
+    def store(self, hashes: list[bytes]) -> None:
+        page = np.zeros(FRAME, np.uint8)
+        stored = self.client.store(self.group.keys(hashes), [page] * len(hashes), timeout=30.0)
+        assert stored.stored == len(hashes)
+
+    def tells(self) -> list[Any]:
+        """Returns the events of one step, and believes them."""
+        events = self.announcer.taken()
+        for event in events:
+            known = self.believed[event.medium]
+            if type(event).__name__ == "BlockStored":
+                known.update(event.block_hashes)
+            else:
+                assert known.issuperset(event.block_hashes), "removed what was not announced, or twice"
+                known.difference_update(event.block_hashes)
+                self.removals += len(event.block_hashes)
+        return events
+
+    def believes(self, memory: int, disk: int, seconds: float = 30.0) -> bool:
+        """Waits until the router believes that so many pages are in memory and on disk."""
+
+        def told() -> bool:
+            self.tells()
+            return (len(self.believed["CPU"]), len(self.believed["STORAGE"])) == (memory, disk)
+
+        return eventually(told, seconds)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with DiskDaemon(32, "64MiB") as daemon, daemon.client() as client:
+        daemon.wait_open()
+        assert client.wait_attached(10.0)
+        yield Host(daemon, client)
+
+
+def written(host: Host) -> None:
+    """Stores a prompt that is in memory and on disk."""
+    host.store(host.learn())
+    assert host.believes(PAGES, 0)
+    assert not host.daemon.save().trouble
+    assert host.believes(PAGES, PAGES)
+
+
+def test_pages_of_others_are_announced_head_first(host: Host) -> None:
+    host.store(hashes := host.learn())
+    host.announcer = Announcer(host.client, [SPEC], 30.0, prefix_cache_resets(host.pool))
+    host.learn()
+    events: list[Any] = []
+    assert eventually(lambda: len(events.extend(host.tells()) or events) == PAGES, 10.0)
+    assert [event.token_ids[0] for event in events] == [page * PAGE for page in range(PAGES)]
+    assert [event.parent_block_hash for event in events] == [None, *(event.block_hashes[0] for event in events[:-1])]
+    assert len(hashes) == len(host.believed["CPU"])
+    assert events[0].kv_cache_spec_kind == "full_attention" and events[0].locality == "LOCAL"
+
+
+def test_a_daemon_that_is_killed_leaves_no_gap(host: Host) -> None:
+    written(host)
+    host.daemon.kill()
+    host.tells()
+    host.daemon.open()
+    assert eventually(lambda: host.client.attached, 30.0)
+    assert host.believes(PAGES, PAGES)
+    assert host.removals == 0
+
+
+def test_a_daemon_that_stays_away_ends_the_lease(host: Host) -> None:
+    host.lease = 0.3
+    host.renew()
+    written(host)
+    host.daemon.kill()
+    assert host.believes(0, 0)
+    host.daemon.open()
+    assert host.believes(PAGES, PAGES)
+
+
+def test_a_disk_worker_that_is_replaced_leaves_no_gap(host: Host) -> None:
+    written(host)
+    restarts = host.daemon.report().restarts
+    host.daemon.kill_worker()
+    host.daemon.wait_open(restarts + 1)
+    for _ in range(20):
+        host.tells()
+        time.sleep(0.02)
+    assert host.believes(PAGES, PAGES) and host.removals == 0
+
+
+def test_a_disk_that_stays_away_ends_the_lease(host: Host) -> None:
+    host.lease = 0.3
+    host.renew()
+    written(host)
+    with host.daemon.away():
+        assert host.believes(PAGES, 0)
+
+
+def test_after_a_reset_of_the_prefix_cache_all_pages_are_announced_again(host: Host) -> None:
+    written(host)
+    host.pool.cached_block_hash_to_block = {}
+    host.believed = {"CPU": set(), "STORAGE": set()}  # AllBlocksCleared
+    assert host.believes(PAGES, PAGES)
+    host.announcer.forget()
+    assert host.believes(0, 0)
+
+
+def test_what_exceeds_the_bound_is_not_announced(host: Host) -> None:
+    host.renew(most_pages=PAGES)
+    host.store(host.learn(0))
+    assert host.believes(PAGES, 0)
+    host.store(host.learn(1))
+    host.tells()
+    assert host.believes(PAGES, 0)
+
+
+def test_a_lost_ring_is_made_up_for(host: Host) -> None:
+    written(host)
+    header = host.daemon.header()
+    ring = plan(header.frame_bytes, header.frames, header.entries, header.spaces).events_bytes // (KEY_BYTES + 8)
+    hashes = host.learn()
+    for _ in range(ring // (2 * PAGES) + 1):
+        host.client.flush(host.group.namespace, 10.0)
+        host.store(hashes)
+    assert host.announcer._session is not None
+    assert host.announcer._session.read_events().result == EventsResult.MISSED
+    host.announcer._pages.sweep()
+    assert host.believes(PAGES, 0)
+
+
+class LlmdStored(msgspec.Struct, tag="BlockStored"):
+    """What llm-d's decoder requires of a stored block, and the types that it accepts."""
+
+    block_hashes: list[int]
+    token_ids: list[int]
+    block_size: int
+    parent_block_hash: int | None = None
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class LlmdRemoved(msgspec.Struct, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class SglangStored(msgspec.Struct, tag="BlockStored"):
+    """The same for SGLang's router, whose own messages have these fields always."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+
+
+class SglangRemoved(msgspec.Struct, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None
+
+
+@pytest.mark.parametrize(
+    "schema", [LlmdStored | LlmdRemoved, SglangStored | SglangRemoved], ids=["llm-d", "SGLang's router"]
+)
+def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
+    """The media are words of vLLM: SGLang's router and Dynamo take an unknown one for a GPU."""
+    written(host)
+    host.announcer.forget()
+    removed = host.announcer.taken()
+    host.renew()
+    host.learn()
+    stored: list[Any] = []
+    assert eventually(lambda: bool(stored.extend(host.announcer.taken()) or stored), 10.0)
+    batch = msgspec.msgpack.encode(EventBatch(0.0, [*stored, *removed], 0))
+    _, decoded, rank = msgspec.msgpack.decode(batch, type=tuple[float, list[schema], int])  # type: ignore[valid-type]
+    assert rank == 0 and {event.medium for event in decoded} == {"CPU", "STORAGE"}
+    assert all(event.block_size == len(event.token_ids) for event in decoded if hasattr(event, "token_ids"))
+    assert all(0 <= block < 1 << 64 for event in decoded for block in event.block_hashes)
+
+
+def test_groups_are_described_as_vllm_describes_them() -> None:
+    assert fields_of_group(SPEC) == {"kv_cache_spec_kind": "full_attention", "kv_cache_spec_sliding_window": None}
+    window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=48)
+    assert fields_of_group(window) == {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 48}

@@ -1,0 +1,176 @@
+"""Dynamo's own indexer, subscribed to a real engine, believes of 200 prompts exactly what a match would find."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from one_host import PAGE_TOKENS, Scene, ask, forget, prompt, scene_of
+from pagetier.client import Client
+from router import Indexer, Truth, agree, indexing, note, require_indexer
+from running_daemon import namespace
+from vllm_engine import VllmEngine
+
+require_indexer()
+
+PAGE = PAGE_TOKENS["llama"]
+SHARED = [prompt(900 + number, 2 * PAGE) for number in range(20)]
+PROMPTS = [prompt(1000 + number, (4 + number % 3) * PAGE + 7, after=SHARED[number % 20]) for number in range(200)]
+BATCH = 20
+_FRAMES = 400  # the prompts have 640 pages
+_GPU_BLOCKS = 160
+
+
+class Router(NamedTuple):
+    scene: Scene
+    engine: VllmEngine
+    indexer: Indexer
+    truth: Truth
+    client: Client
+    folder: Path
+
+    def serve(self, *prompts: list[int]) -> None:
+        """Lets the engine answer prompts."""
+        for first in range(0, len(prompts), BATCH):
+            ask(self.engine, *prompts[first : first + BATCH], tokens=1)
+
+    def step(self) -> None:
+        """Lets the engine do a step, in which it announces what has changed."""
+        ask(self.engine, prompt(1, 20), tokens=1)
+
+    def agree(self, worker: str = "1") -> list[dict[str, int]]:
+        self.step()
+        return agree(self.indexer, self.truth, self.client, PROMPTS, worker)
+
+    def totals(self) -> tuple[int, int]:
+        """Returns how many tokens the router believes to be in memory, and on disk after those."""
+        believed = self.agree()
+        return sum(one["cpu"] for one in believed), sum(one["disk"] - one["cpu"] for one in believed)
+
+
+def events_to(folder: Path, number: int) -> tuple[str, dict[str, object]]:
+    endpoint = f"ipc://{folder}/events-{number}"
+    settings = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    return endpoint, {"kv_events_config": settings, "num_gpu_blocks_override": _GPU_BLOCKS}
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+    folder = tmp_path_factory.mktemp("router")
+    endpoint, settings = events_to(folder, 1)
+    other, _ = events_to(folder, 2)
+    with (
+        scene_of("llama", frames=_FRAMES) as scene,
+        indexing(PAGE, {"1": endpoint, "2": other}, folder) as indexer,
+        scene.engine(engine=settings) as engine,
+        scene.daemon.client() as client,
+    ):
+        yield Router(scene, engine, indexer, Truth(scene, PAGE), client, folder)
+
+
+def test_stores_evictions_loads_and_flushes_are_believed(router: Router) -> None:
+    router.serve(*PROMPTS)
+    router.scene.settle()
+    memory, disk = router.totals()
+    assert memory and disk, "some pages have left memory"
+    router.scene.evict_to_disk()
+    forget(router.engine)
+    memory, disk = router.totals()
+    assert memory == 0 and disk >= sum(len(one) // PAGE for one in PROMPTS) * PAGE // 2
+    router.serve(*PROMPTS[:20])
+    assert router.totals()[0]
+    router.scene.daemon.pagetier("flush", "--all", "--tier", "disk", "--yes")
+    forget(router.engine)
+    memory, disk = router.totals()
+    assert memory and not disk
+    router.scene.daemon.pagetier("flush", "--all", "--yes")
+    assert router.totals() == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["kill", "SIGUSR1", "stop"])
+def test_restarts_of_the_daemon_are_believed(router: Router, how: str) -> None:
+    daemon = router.scene.daemon
+    router.serve(*PROMPTS[:60])
+    router.scene.settle()
+    assert router.totals()[0]
+    assert daemon.process is not None
+    if how == "kill":
+        daemon.kill()
+    elif how == "SIGUSR1":
+        daemon.signal(signal.SIGUSR1)
+        daemon.wait()
+    else:
+        daemon.stop()
+    daemon.open()
+    assert router.scene.attached(1) or router.client.wait_attached(10.0)
+    memory, disk = router.totals()
+    assert memory or disk
+
+
+def test_a_second_engine_announces_what_it_finds(router: Router) -> None:
+    router.serve(*PROMPTS[:60])
+    router.scene.settle()
+    router.agree()
+    _, settings = events_to(router.folder, 2)
+    with router.scene.engine(engine=settings) as other:
+        ask(other, *PROMPTS[:BATCH], tokens=1)
+        ask(other, prompt(1, 20), tokens=1)
+        believed = agree(router.indexer, router.truth, router.client, PROMPTS[:BATCH], "2")
+        assert all(one["disk"] for one in believed)
+
+
+def test_a_lost_ring_and_ten_thousand_evictions_under_load_are_believed(router: Router) -> None:
+    """Another client stores so many pages that the engine's pages leave, while the engine serves prompts."""
+    router.serve(*PROMPTS[:60])
+    router.scene.settle()
+    router.agree()
+    before = router.scene.daemon.header().evicted
+    churn = threading.Thread(target=_churn, args=(router, before + 10_000))
+    churn.start()
+    at = 0
+    while churn.is_alive():
+        router.serve(*PROMPTS[at : at + 10])
+        at = (at + 10) % len(PROMPTS)
+    router.scene.settle()
+    router.step()
+    time.sleep(1.0)
+    found = [router.truth.found(router.client, one) for one in PROMPTS]
+    believed = router.indexer.reach(PROMPTS, "1")
+    promised = [one["disk"] if one["disk"] > one["gpu"] else 0 for one in believed]
+    excess = [pair for pair in zip(promised, found, strict=True) if pair[0] > pair[1]]
+    assert not excess
+    assert sum(promised) >= 0.98 * sum(max(0, here) for here, one in zip(found, believed, strict=True) if here > one["gpu"])
+    router.agree()
+    note(f"evicted {router.scene.daemon.header().evicted - before}, promised {sum(promised)} of {sum(found)} tokens")
+
+
+def _churn(router: Router, evicted: int) -> None:
+    """Stores pages of another namespace until so many pages were evicted."""
+    page = np.zeros(1 << 16, np.uint8)
+    others = namespace(salt="churn")
+    with router.scene.daemon.client() as client:
+        for number in range(1 << 30):
+            if router.scene.daemon.header().evicted >= evicted:
+                return
+            keys = others.keys(range(number << 12, (number << 12) + 16 * 16))
+            client.store(keys, [page] * len(keys), timeout=10.0)
+
+
+def test_a_removal_is_believed_after_the_next_step(router: Router) -> None:
+    router.serve(*PROMPTS[:20])
+    router.scene.settle()
+    router.agree()
+    router.scene.daemon.pagetier("flush", "--all", "--yes")
+    forget(router.engine)
+    router.step()
+    began = time.monotonic()
+    while any(one["disk"] for one in router.indexer.reach(PROMPTS[:20], "1")):
+        assert time.monotonic() - began < 5.0
+    note(f"removals were seen {1000 * (time.monotonic() - began):.0f} ms after the engine's step")
