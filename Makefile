@@ -173,7 +173,14 @@ faults: venv
 	@echo "== disk faults, power loss, corruption, adversarial peers"
 	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
 
-test-engines: core $(VLLM:%=.engines/%/.ready)
+# Dynamo's indexer needs other versions than vLLM. Where it cannot be installed, its tests are skipped.
+.engines/dynamo/.made: tests/engines/requirements/dynamo.txt .ci/find-python
+	@rm -rf $(@D)
+	@python=$$(sh .ci/find-python) && echo "== Dynamo's indexer" && $$python -m venv $(@D)
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< || rm -rf $(@D)/bin
+	@touch $@
+
+test-engines: core $(VLLM:%=.engines/%/.ready) .engines/dynamo/.made
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \

@@ -4,8 +4,8 @@ usage: dynamo_indexer.py BLOCK_TOKENS WORKER=ENDPOINT...
 
 The indexer binds all addresses of the host, so this program runs where only the loopback device exists. A question is a
 line of JSON with a list of prompts. The answer is a line with {worker: {"gpu": ..., "cpu": ..., "disk": ...}} of each
-prompt: the tokens that the worker has up to that tier. Only the standard library is used: the environment of the indexer
-has no other packages.
+prompt: the tokens that the worker has up to that tier. Only the standard library is used: the indexer's environment has
+no other packages.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def request(path: str, body: Any = None) -> Any:
     """Sends a request to the indexer and returns its response."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(_URL + path, data, {"content-type": "application/json"})
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        text = answer.read().decode()
+    with urllib.request.urlopen(asked, timeout=10) as response:
+        text = response.read().decode()
     return json.loads(text) if body is not None else text
 
 
@@ -63,6 +63,12 @@ def reach(tokens: list[int], block_tokens: int) -> dict[str, dict[str, int]]:
     }
 
 
+def answer(content: Any) -> None:
+    """Writes a line of JSON."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
 def main(block_tokens: int, workers: str) -> None:
     """Answers questions until the input ends."""
     enable_loopback()
@@ -70,9 +76,9 @@ def main(block_tokens: int, workers: str) -> None:
     indexer = subprocess.Popen([sys.executable, "-m", "dynamo.indexer", *options.split()], stdout=sys.stderr)
     try:
         wait_ready()
-        print(json.dumps("ready"), flush=True)
+        answer("ready")
         for line in sys.stdin:
-            print(json.dumps([reach(prompt, block_tokens) for prompt in json.loads(line)]), flush=True)
+            answer([reach(prompt, block_tokens) for prompt in json.loads(line)])
     finally:
         indexer.terminate()
         indexer.wait()

@@ -86,19 +86,20 @@ def indexing(block_tokens: int, workers: dict[str, str], folder: Path) -> Iterat
 class Truth:
     """Where the pages of prompts are, read from the index.
 
+    Of several groups it reads the one with full attention, which has the most pages.
+
     Args:
         scene: The host.
         page_tokens: Tokens of a page.
-        group: The kind of the group, as the index records it.
     """
 
-    def __init__(self, scene: Scene, page_tokens: int, group: int = 0) -> None:
+    def __init__(self, scene: Scene, page_tokens: int) -> None:
         os.environ["PYTHONHASHSEED"] = "0"  # as for the engines
         kv_cache_utils.init_none_hash(sha256)
-        self._scene, self._page_tokens, self._group = scene, page_tokens, group
+        self._scene, self._page_tokens = scene, page_tokens
 
     def reach(self, client: Client, prompt: list[int], gpu: int) -> Reach:
-        """Returns what a router should believe, which continues what the GPU has with memory, and that with the disk."""
+        """Returns what a router should believe: what the GPU has, continued by memory, and that by the disk."""
         located, size = self.located(client, prompt), self._page_tokens
         end = gpu // size
         while end < len(located) and located[end] & TierFlag.MEMORY:
@@ -115,11 +116,12 @@ class Truth:
 
     def located(self, client: Client, prompt: list[int]) -> bytes:
         """Returns the tiers of each full page."""
-        spaces = [space for space in self._scene.daemon.observer().spaces() if space.group == self._group]
+        all_spaces = self._scene.daemon.observer().spaces()
+        spaces = [space for space in all_spaces if space.page_tokens == self._page_tokens]
         if not spaces:
             return bytes(len(prompt) // self._page_tokens)
         assert client.session is not None
-        return client.session.locate(mixed_into(self._hashes(prompt), spaces[0].digest))
+        return client.session.locate(mixed_into(self._hashes(prompt), max(spaces, key=lambda space: space.listed).digest))
 
     def _hashes(self, prompt: list[int]) -> list[bytes]:
         hashes: list[bytes] = []
@@ -129,7 +131,9 @@ class Truth:
         return hashes
 
 
-def agree(indexer: Indexer, truth: Truth, client: Client, prompts: Sequence[list[int]], worker: str = "1") -> list[Reach]:
+def agree(
+    indexer: Indexer, truth: Truth, client: Client, prompts: Sequence[list[int]], worker: str = "1"
+) -> list[Reach]:
     """Waits until the indexer believes of each prompt what is true, and returns what it believes."""
     ends = time.monotonic() + _BELIEVED_S
     while True:

@@ -1,4 +1,4 @@
-"""Announces pages of a real daemon without an engine: what routers are told when daemons, disks and caches come and go."""
+"""Announces pages of a real daemon, without an engine, while daemons, disks and caches come and go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pagetier.client import Client
 from pagetier.client.engines.vllm.kv_events import Announcer, fields_of_group, prefix_cache_resets
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.groups import FullAttention
-from pagetier.shm._core import KEY_BYTES, EventsResult, plan
+from pagetier.shm._core import KEY_BYTES, EventsResult
+from pagetier.shm.geometry import Geometry
 from running_daemon import namespace
 
 PAGE = 16
@@ -75,14 +76,19 @@ class Host:
                 self.removals += len(event.block_hashes)
         return events
 
+    def collects(self, events: list[Any]) -> list[Any]:
+        """Adds the events of one step, and returns all."""
+        events += self.tells()
+        return events
+
     def believes(self, memory: int, disk: int, seconds: float = 30.0) -> bool:
         """Waits until the router believes that so many pages are in memory and on disk."""
 
-        def told() -> bool:
+        def heard() -> bool:
             self.tells()
             return (len(self.believed["CPU"]), len(self.believed["STORAGE"])) == (memory, disk)
 
-        return eventually(told, seconds)
+        return eventually(heard, seconds)
 
 
 @pytest.fixture
@@ -106,7 +112,7 @@ def test_pages_of_others_are_announced_head_first(host: Host) -> None:
     host.announcer = Announcer(host.client, [SPEC], 30.0, prefix_cache_resets(host.pool))
     host.learn()
     events: list[Any] = []
-    assert eventually(lambda: len(events.extend(host.tells()) or events) == PAGES, 10.0)
+    assert eventually(lambda: len(host.collects(events)) == PAGES, 10.0)
     assert [event.token_ids[0] for event in events] == [page * PAGE for page in range(PAGES)]
     assert [event.parent_block_hash for event in events] == [None, *(event.block_hashes[0] for event in events[:-1])]
     assert len(hashes) == len(host.believed["CPU"])
@@ -172,8 +178,7 @@ def test_what_exceeds_the_bound_is_not_announced(host: Host) -> None:
 
 def test_a_lost_ring_is_made_up_for(host: Host) -> None:
     written(host)
-    header = host.daemon.header()
-    ring = plan(header.frame_bytes, header.frames, header.entries, header.spaces).events_bytes // (KEY_BYTES + 8)
+    ring = Geometry.of(host.daemon.header()).events_bytes // (KEY_BYTES + 8)
     hashes = host.learn()
     for _ in range(ring // (2 * PAGES) + 1):
         host.client.flush(host.group.namespace, 10.0)
@@ -229,13 +234,13 @@ def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     """The media are words of vLLM: SGLang's router and Dynamo take an unknown one for a GPU."""
     written(host)
     host.announcer.forget()
-    removed = host.announcer.taken()
+    removed = host.tells()
     host.renew()
     host.learn()
     stored: list[Any] = []
-    assert eventually(lambda: bool(stored.extend(host.announcer.taken()) or stored), 10.0)
+    assert eventually(lambda: bool(host.collects(stored)), 10.0)
     batch = msgspec.msgpack.encode(EventBatch(0.0, [*stored, *removed], 0))
-    _, decoded, rank = msgspec.msgpack.decode(batch, type=tuple[float, list[schema], int])  # type: ignore[valid-type]
+    _, decoded, rank = msgspec.msgpack.decode(batch, type=tuple[float, list[schema], int])
     assert rank == 0 and {event.medium for event in decoded} == {"CPU", "STORAGE"}
     assert all(event.block_size == len(event.token_ids) for event in decoded if hasattr(event, "token_ids"))
     assert all(0 <= block < 1 << 64 for event in decoded for block in event.block_hashes)

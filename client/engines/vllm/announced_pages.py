@@ -127,11 +127,14 @@ class AnnouncedPages:
         return changes
 
     def update(self, locator: Locator, assumed: int) -> list[Change]:
-        """Locates the pages that may have changed, and returns the changes, those nearest to the head first.
+        """Locates the pages that may have changed.
 
         Args:
             locator: Knows where pages are.
             assumed: Tiers in which pages stay that were announced there: a disk that is being opened again.
+
+        Returns:
+            The changes, those nearest to the head first.
         """
         rows = sorted(self._changed, key=lambda row: self._pages[row].at)
         self._changed.clear()
@@ -175,4 +178,3 @@ class AnnouncedPages:
 
     def _key(self, row: int) -> bytes:
         return bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES])
-

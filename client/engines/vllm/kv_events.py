@@ -53,6 +53,7 @@ class Announcer:
         self._disk = _Absence(lease)
         self._events: list[Any] = []
         self._linger_until = 0.0
+        self._unfinished = False
 
     def learn(self, tracked: Tracked) -> None:
         """Adds the pages of a request that have got a hash. It is a cheap check if there are none."""
@@ -76,7 +77,7 @@ class Announcer:
     @property
     def waits(self) -> bool:
         """Whether another step could announce pages: some were stored just now, or are still to be located."""
-        return self._pages.waits or time.monotonic() < self._linger_until
+        return self._unfinished or time.monotonic() < self._linger_until
 
     def forget(self) -> None:
         """Removes all pages: this engine cannot load them any more."""
@@ -93,6 +94,7 @@ class Announcer:
             self._events += self._as_events(self._pages.withdraw())
         if served and session is not None:
             self._events += self._as_events(self._pages.update(session, self._assumed(session, now)))
+        self._unfinished = served and self._pages.waits
         events, self._events = self._events, []
         return events
 

@@ -192,7 +192,8 @@ def _announcer(config: Any, groups: Any, client: Client, pool: Any, lease: float
     events = getattr(config, "kv_events_config", None)
     if events is None or not events.enable_kv_cache_events or not config.kv_transfer_config.is_kv_consumer:
         return None
-    return Announcer(client, [group.kv_cache_spec for group in groups.kv_cache_groups], lease, prefix_cache_resets(pool))
+    specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
+    return Announcer(client, specs, lease, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:

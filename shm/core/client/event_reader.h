@@ -101,7 +101,7 @@ static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const
 #define PT_LOCATE_RETRIES 100u
 
 /* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the entry may become another page
- * meanwhile; but then the page has left or come, and an event that is not read yet says so. A miss is believed as in
+ * at this time; but then the page has left or come, and an event that is not read yet says so. A miss is believed as in
  * pt_find. */
 static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
 {

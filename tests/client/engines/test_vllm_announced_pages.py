@@ -13,7 +13,7 @@ MEMORY, DISK = TierFlag.MEMORY, TierFlag.DISK
 
 
 class Host:
-    """Knows where pages are, and what a router believes after the changes that it was told."""
+    """Knows where pages are, and what a router believes after the changes that it received."""
 
     def __init__(self) -> None:
         self.tiers: dict[bytes, int] = {}
@@ -22,10 +22,10 @@ class Host:
     def locate(self, keys: bytes, /) -> bytes:
         return bytes(self.tiers.get(keys[at : at + KEY_BYTES], 0) for at in range(0, len(keys), KEY_BYTES))
 
-    def tell(self, changes: list[Change]) -> None:
+    def hear(self, changes: list[Change]) -> None:
         for change in changes:
             before = self.believed.get(change.page.at, 0)
-            assert not before & change.came and before & change.left == change.left, "told what it knows"
+            assert not before & change.came and before & change.left == change.left, "the router knows that"
             self.believed[change.page.at] = (before | change.came) & ~change.left
 
 
@@ -56,13 +56,13 @@ def test_routers_believe_the_truth_after_each_sweep() -> None:
                 pages.announce_again()
                 host.believed.clear()
             case _:
-                host.tell(pages.update(host, 0))
+                host.hear(pages.update(host, 0))
         assert len(pages) <= 40
     pages.sweep()
-    host.tell(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
     assert not pages.waits
     assert all(host.tiers.get(key(number), 0) == tiers for number, tiers in host.believed.items())
-    host.tell(pages.clear())
+    host.hear(pages.clear())
     assert not any(host.believed.values()) and len(pages) == 0
 
 
@@ -71,13 +71,13 @@ def test_a_full_table_keeps_what_it_has_announced() -> None:
     host.tiers = {key(number): MEMORY for number in range(1, 7)}
     for number in range(1, 5):
         pages.learn(key(number), page(number))
-        host.tell(pages.update(host, 0))
+        host.hear(pages.update(host, 0))
     assert host.believed == {1: MEMORY, 2: MEMORY, 3: MEMORY}
     host.tiers[key(2)] = 0
     pages.touch(key(2))
-    host.tell(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
     pages.learn(key(5), page(5))
-    host.tell(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
     assert host.believed == {1: MEMORY, 2: 0, 3: MEMORY, 5: MEMORY}
 
 
@@ -86,13 +86,13 @@ def test_pages_stay_on_a_disk_that_is_being_opened() -> None:
     host.tiers = {key(1): MEMORY | DISK, key(2): DISK}
     for number in (1, 2):
         pages.learn(key(number), page(number))
-    host.tell(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
     host.tiers = {key(1): MEMORY}
     pages.sweep()
-    host.tell(pages.update(host, DISK))
+    host.hear(pages.update(host, DISK))
     assert host.believed == {1: MEMORY | DISK, 2: DISK}
     pages.sweep()
-    host.tell(pages.update(host, 0))
+    host.hear(pages.update(host, 0))
     assert host.believed == {1: MEMORY, 2: 0}
 
 
