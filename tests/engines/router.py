@@ -121,7 +121,8 @@ class Truth:
         if not spaces:
             return bytes(len(prompt) // self._page_tokens)
         assert client.session is not None
-        return client.session.locate(mixed_into(self._hashes(prompt), max(spaces, key=lambda space: space.listed).digest))
+        largest = max(spaces, key=lambda space: space.listed)
+        return client.session.locate(mixed_into(self._hashes(prompt), largest.digest))
 
     def _hashes(self, prompt: list[int]) -> list[bytes]:
         hashes: list[bytes] = []
