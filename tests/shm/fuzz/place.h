@@ -79,9 +79,9 @@ static inline void place_segments(place *p)
             session_begin(&p->engines[i], p->world, 0);
         return;
     }
-    memset(p->world->index, 0, p->world->sizes.index - PT_LEARNED_BYTES + sizeof(pt_learned));
+    memset(p->world->index, 0, p->world->sizes.index - PT_PAGE - PT_LEARNED_BYTES + sizeof(pt_learned));
     memset(p->world->locks, 0, p->world->sizes.locks);
-    pt_format(p->world->index, p->world->locks, &(pt_geometry){FRAME, PLACE_FRAMES, PLACE_ENTRIES, SPACES, {0}}, 1, "fuzzed");
+    pt_format(p->world->index, p->world->locks, &(pt_geometry){FRAME, PLACE_FRAMES, PLACE_ENTRIES, SPACES, {.events = PT_PAGE}}, 1, "fuzzed");
     world_name_spaces(p->world);
 }
 
@@ -97,6 +97,8 @@ static inline void place_begin(place *p, const uint8_t *data, size_t bytes)
         place_forget(&p->engines[i]);
         place_attach(p, i);
     }
+    atomic_store(p->owner.view.event_readers, 1);
+    pt_serve_events(&p->owner.view);
 }
 
 static inline uint64_t place_alive(const place *p)

@@ -1,6 +1,7 @@
 /* reader.c - engines on an index in which any byte may have changed, and changes while they read. They access nothing
  * outside their mappings and terminate; a page that they find has the requested key; and each pin that they set is
  * cleared. */
+#include "client/event_reader.h"
 #include "interference.h"
 
 #include "daemon_acts.h"
@@ -83,6 +84,22 @@ static void divert_a_chain(place *p)
     engine_copy(p);
 }
 
+/* Reads all events, and locates all pages. */
+static void read_events(place *p)
+{
+    pt_event_reader reader = {0};
+    pt_seen_event events[8];
+    uint8_t key[PT_KEY_BYTES];
+    for (uint32_t turn = 0, count = 8; turn < 4; turn++, count = 8)
+        if (pt_read_events(&p->owner.view, &reader, events, &count) != PT_EVENTS_READ ? count : count > 8)
+            finding("%u of 8 events were read", count);
+    for (uint32_t id = 1; id <= PLACE_IDS; id++) {
+        page_key(id, key);
+        if (pt_locate(&p->owner.view, key) & ~(PT_TIER_MEMORY | PT_TIER_DISK))
+            finding("a page is in a tier that does not exist");
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     place *p = &here;
@@ -100,6 +117,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         else
             reads[choose(&p->choices, READS)](p);
     }
+    read_events(p);
     expect_no_pins(p);
     expect_no_bits(p);
     return 0;
