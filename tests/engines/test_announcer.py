@@ -180,13 +180,15 @@ def test_a_lost_ring_is_made_up_for(host: Host) -> None:
     written(host)
     ring = Geometry.of(host.daemon.header()).events_bytes // (KEY_BYTES + 8)
     hashes = host.learn()
-    for _ in range(ring // (2 * PAGES) + 1):
+    keys, page = host.group.keys(hashes), np.zeros(FRAME, np.uint8)
+    for _ in range(ring // PAGES + 1):  # a page that is being written to disk is not flushed, and not stored again
         host.client.flush(host.group.namespace, 10.0)
-        host.store(hashes)
+        host.client.store(keys, [page] * PAGES, timeout=30.0)
     assert host.announcer._session is not None
     assert host.announcer._session.read_events().result == EventsResult.MISSED
     host.announcer._pages.sweep()
-    assert host.believes(PAGES, 0)
+    assert eventually(lambda: host.client.flush(host.group.namespace, 10.0), 30.0)
+    assert host.believes(0, 0)
 
 
 class LlmdStored(msgspec.Struct, tag="BlockStored"):
