@@ -163,7 +163,7 @@ def test_after_a_reset_of_the_prefix_cache_all_pages_are_announced_again(host: H
     host.pool.cached_block_hash_to_block = {}
     host.believed = {"CPU": set(), "STORAGE": set()}  # AllBlocksCleared
     assert host.believes(PAGES, PAGES)
-    host.announcer.forget()
+    host.announcer.clear()
     assert host.believes(0, 0)
 
 
@@ -235,7 +235,7 @@ class SglangRemoved(msgspec.Struct, tag="BlockRemoved"):
 def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     """The media are words of vLLM: SGLang's router and Dynamo take an unknown one for a GPU."""
     written(host)
-    host.announcer.forget()
+    host.announcer.clear()
     removed = host.tells()
     host.renew()
     host.learn()

@@ -67,9 +67,10 @@ class Announcer:
                 self._pages.learn(key, _known_page(tracked.request, at, page, group.kind.page_tokens, of_pages))
         tracked.learned_hashes = len(hashes)
 
-    def stores(self, requests: Iterable[Tracked | None]) -> None:
-        """Adds the pages of requests that a step stores, which are announced even if no other step follows."""
-        self._linger_until = time.monotonic() + _LINGER_S
+    def scheduled(self, requests: Iterable[Tracked | None], stores: Sequence[object]) -> None:
+        """Adds the pages of requests. Those that are stored are announced even if no other step follows."""
+        if stores:
+            self._linger_until = time.monotonic() + _LINGER_S
         for tracked in requests:
             if tracked is not None:
                 self.learn(tracked)
@@ -79,7 +80,7 @@ class Announcer:
         """Whether another step could announce pages: some were stored just now, or are still to be located."""
         return self._unfinished or time.monotonic() < self._linger_until
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Removes all pages: this engine cannot load them any more."""
         self._events += self._as_events(self._pages.clear())
 

@@ -65,11 +65,10 @@ class SchedulerHalf:
         self._late: list[StoreCommand] = []
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
-        self.counters = ConnectorCounters()
+        self.counters, self.announcer = ConnectorCounters(), announcer
         self._hints = FinishedHints(self._prefetches, self.counters)
         self.gpu_pages: GpuPages | None = None
         self.adapters: Adapters | None = None
-        self.announcer = announcer
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Returns how many tokens can be loaded after the `computed` ones, or None if vLLM must ask again later."""
@@ -77,8 +76,6 @@ class SchedulerHalf:
         if tracked.loading:
             return None
         tracked.computed = computed
-        if self.announcer is not None:
-            self.announcer.learn(tracked)
         if tracked.failures >= _TRIES:
             return 0
         if self._arriving.must_wait(tracked, computed):
@@ -125,8 +122,8 @@ class SchedulerHalf:
         gpu, tracked = self.gpu_pages, self._tracked
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
         stores = (*planned, *self._late)
-        if stores and self.announcer is not None:
-            self.announcer.stores(map(self._tracked.get, output.num_scheduled_tokens))
+        if self.announcer is not None:
+            self.announcer.scheduled(map(tracked.get, output.num_scheduled_tokens), stores)
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written = [], [], set()
         self._arriving.end_step()
@@ -167,8 +164,8 @@ class SchedulerHalf:
         if self.gpu_pages is not None:
             late = [*self.gpu_pages.remember(late)]
         self._late.extend(late)
-        if late and self.announcer is not None:
-            self.announcer.stores([tracked])
+        if self.announcer is not None:
+            self.announcer.scheduled([tracked], late)
         if self.gpu_pages is None:
             self._touch(tracked)
         tracked.release_hit()
@@ -193,11 +190,9 @@ class SchedulerHalf:
         for tracked in self._tracked.values():
             tracked.release_hit()
             tracked.mark_stale()
-        self._arriving.clear()
-        if self.announcer is not None:
-            self.announcer.forget()
-        if self.gpu_pages is not None:
-            self.gpu_pages.clear()
+        for of_old_weights in (self._arriving, self.announcer, self.gpu_pages):
+            if of_old_weights is not None:
+                of_old_weights.clear()
         salt = token_hex(16)
         self._groups = tuple(
             msgspec.structs.replace(group, namespace=msgspec.structs.replace(group.namespace, salt=salt))
