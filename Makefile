@@ -17,6 +17,7 @@ ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile Containerfile
 STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
+SGLANG := 0.5.23
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -35,7 +36,8 @@ help:
 	@echo "make soak CHURN=1  the same with one daemon that is never killed"
 	@echo "make load    56 engines on this host: rejections and fairness; report in build/load"
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
-	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models"
+	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models;"
+	@echo "                   and with the caches of SGLang"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
@@ -90,7 +92,22 @@ $(VENV)/.wheel: $(VENV)/.dev
 		sed 's/VERSION/$*.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-$*.0+cpu.dist-info/METADATA
 	@touch $@
 
-.PRECIOUS: .engines/%/.made .engines/%/.ready
+# SGLang's own caches on the CPU. Their hashes are compiled with g++ and libssl-dev (libcrypto).
+.engines/sglang-%/.made: tests/engines/requirements/sglang.txt .ci/find-python
+	@rm -rf $(@D)
+	@python=$$(sh .ci/find-python) && echo "== SGLang $*: $$python (some minutes)" && $$python -m venv $(@D)
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps apache-tvm-ffi==0.1.11 compressed-tensors \
+		easydict loguru sentencepiece sniffio sglang==$*
+	@touch $@
+
+.engines/sglang-%/.ready: .engines/sglang-%/.made $(PINS)
+	@echo "== installing pagetier beside SGLang $*"
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
+	@touch $@
+
+.PRECIOUS: .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -180,7 +197,9 @@ faults: venv
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< || rm -rf $(@D)/bin
 	@touch $@
 
-test-engines: core $(VLLM:%=.engines/%/.ready) .engines/dynamo/.made
+test-engines: core $(VLLM:%=.engines/%/.ready) .engines/dynamo/.made .engines/sglang-$(SGLANG)/.ready
+	@echo "== pytest with SGLang $(SGLANG)"
+	@.engines/sglang-$(SGLANG)/bin/pytest tests/sglang
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \

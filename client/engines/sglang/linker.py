@@ -1,0 +1,102 @@
+"""The external linker of SGLang's radix cache: what SGLang's GPU pools lack is in the shared arena.
+
+SGLang calls all methods on its scheduler's thread, and the counter on the thread that runs the model. A load that fails
+ends the requests of its batch, so lookup() pins what it promises. All ranks must return the same from load() and
+offload(), or their batches differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+from pagetier.client.engines.sglang.device_pools import STATE
+from pagetier.client.engines.sglang.engine_log import log_unsupported
+from pagetier.client.engines.sglang.loads import LayerCounter
+from pagetier.client.engines.sglang.transfers import Transfers
+
+
+class PagetierLinker(UnifiedCacheLinker):
+    """Connects one rank of SGLang with pagetier. SGLang makes it.
+
+    An engine that is not supported is served without a cache: one line in the log says why.
+
+    Attributes:
+        layer_done_counter: See LayerCounter.
+        pools: The pools that are cached.
+        forward_stream: The stream on which the model writes its caches.
+    """
+
+    def __init__(
+        self,
+        server_args: Any,
+        params: Any,
+        *,
+        components: Any = None,
+        extra_config: dict[str, Any] | None = None,
+        forward_stream: Any = None,
+    ) -> None:
+        self.forward_stream = forward_stream
+        self.layer_done_counter = LayerCounter()
+        self.pools: dict[PoolName, Any] = {}
+        self._transfers: Transfers | None = None
+        try:
+            from pagetier.client.engines.sglang.setup import open_transfers  # may fail with another version of SGLang
+
+            transfers, pools = open_transfers(
+                server_args, params, extra_config or {}, self.layer_done_counter, forward_stream
+            )
+        except Exception as error:  # noqa: BLE001  SGLang serves without a cache
+            log_unsupported(error)
+            return
+        self._transfers = transfers
+        self.pools = {PoolName(pool.name): pool.pool for pool in pools}
+        if PoolName(STATE) in self.pools:
+            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
+
+    def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
+        """Returns the lengths in pages that can be restored."""
+        return self._transfers.lookup(rid, transfers) if self._transfers else []
+
+    def load(self, rid: str, transfers: list[Any]) -> bool:
+        """Queues a load. Returns False on all ranks if one of them cannot load all pages."""
+        return self._transfers is not None and self._transfers.load(rid, transfers)
+
+    def start_layer_wise_loading(self) -> int:
+        """Begins the queued loads."""
+        return self._transfers.start() if self._transfers else -1
+
+    def finish_layer_wise_loading(self, counter_index: int) -> bool:
+        """Waits until a batch writes nothing any more, and returns whether all of its pages were loaded."""
+        return self.layer_done_counter.finish(counter_index)
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """Removes a load that has not begun."""
+        return self._transfers is not None and self._transfers.cancel(rid)
+
+    def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
+        """Begins to store pages. Returns False only if this engine is not supported."""
+        if self._transfers is None:
+            return False
+        self._transfers.offload(transfers)
+        return True
+
+    def num_completed_offloads(self) -> int:
+        """Returns the number of results that pop_completed_offload() can return."""
+        return self._transfers.completed() if self._transfers else 0
+
+    def pop_completed_offload(self) -> bool:
+        """Returns whether the pages of the oldest offload are stored."""
+        return self._transfers is not None and self._transfers.pop()
+
+    def reset(self) -> None:
+        """Ends all transfers. SGLang calls it to empty its own cache; pages in pagetier stay."""
+        if self._transfers is not None:
+            self._transfers.reset()
+
+    def close(self) -> None:
+        """Ends all transfers and leaves the daemon."""
+        if self._transfers is not None:
+            self._transfers.close()

@@ -1,0 +1,81 @@
+"""What pagetier takes from SGLang besides the pools: its version, the configuration of the model, and the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from sglang import version
+from sglang.srt.arg_groups.overrides import resolving_view
+from sglang.srt.configs.model_config import ModelConfig
+
+from pagetier.client.engines.sglang.device_pools import WINDOW
+from pagetier.client.engines.sglang.namespace import EngineFacts
+from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.kernels.layout.page_layout import Shard
+
+VERSION: Final = str(version.__version__)
+"""The version of SGLang."""
+
+KNOWN_VERSIONS: Final = ("0.5.23",)
+"""The versions with which this package is tested."""
+
+
+class Ranks:
+    """The tensor-parallel ranks of an engine that share the heads of attention.
+
+    Attributes:
+        shard: The share of the model in this process.
+    """
+
+    def __init__(self, params: Any) -> None:
+        self._group = params.attn_tp_cache_group or params.tp_cache_group
+        here = self._group is not None and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank(group=self._group) if here else 0
+        ranks = torch.distributed.get_world_size(group=self._group) if here else 1
+        self.shard = Shard(rank, ranks)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.shard.ranks > 1
+
+    def agree(self, *, here: bool) -> bool:
+        """Returns whether the answer of every rank is True. All ranks call it; with one rank it costs nothing."""
+        if not self.several:
+            return here
+        answer = torch.tensor([int(here)], dtype=torch.int)
+        torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MIN, group=self._group)
+        return bool(answer.item())
+
+    def of_first(self, text: str) -> str:
+        """Returns the text of the first rank. All ranks call it."""
+        if not self.several:
+            return text
+        texts = [text]
+        torch.distributed.broadcast_object_list(texts, group_src=0, group=self._group)
+        return texts[0]
+
+
+def engine_facts(server: Any) -> EngineFacts:
+    """Returns what an engine computes with, of SGLang's ServerArgs. Settings may differ from those that were given."""
+    return EngineFacts(VERSION, ModelConfig.from_server_args(server), resolving_view(server))
+
+
+def heads_of(model: Any) -> Callable[[str], int]:
+    """Returns a function that returns the KV heads of the whole model in the layers of a pool."""
+    return lambda pool: int(model.get_swa_num_kv_heads(1) if pool == WINDOW else model.get_num_kv_heads(1))
+
+
+def require_supported(params: Any) -> None:
+    """Raises UnsupportedError for a version or a parallelism of SGLang with which nothing is cached."""
+    if VERSION not in KNOWN_VERSIONS:
+        known = ", ".join(KNOWN_VERSIONS)
+        raise UnsupportedError(f"SGLang {VERSION} is not known: use SGLang {known}, or a pagetier that knows it")
+    if params.pp_size > 1:
+        raise UnsupportedError("pipeline parallelism is not supported yet")
+    if params.attn_cp_size > 1:
+        raise UnsupportedError("context parallelism is not supported yet")
+    if params.is_eagle or params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
+        raise UnsupportedError("draft models (EAGLE, MTP) are not supported yet")

@@ -1,0 +1,99 @@
+"""Determines the namespaces of SGLang's pages: everything that its hashes do not contain."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from pagetier.client.engines.sglang.device_pools import DevicePool
+from pagetier.client.engines.vllm.namespace import ModelIdentity
+from pagetier.client.engines.vllm.weights import WeightsSource, source_of
+from pagetier.client.keys import Namespace
+from pagetier.kernels.layout.transfer import PagedCache
+
+_KERNELS = ("attention_backend", "linear_attn_backend", "mamba_backend")
+_ROPE = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor")
+_ORIGIN = frozenset(("_name_or_path", "_commit_hash", "name_or_path", "transformers_version"))
+
+
+class EngineFacts(msgspec.Struct, frozen=True, eq=False):
+    """What an engine computes with.
+
+    Attributes:
+        version: The version of SGLang.
+        model: SGLang's ModelConfig.
+        server: SGLang's settings as they are used.
+    """
+
+    version: str
+    model: Any
+    server: Any
+
+
+def weights_source(facts: EngineFacts, declared: str, since: int) -> WeightsSource:
+    """Returns where the weights of an engine are from.
+
+    Args:
+        facts: What the engine computes with.
+        declared: The setting `weights`.
+        since: The time at which the engine was started, in nanoseconds.
+    """
+    model, server = facts.model, facts.server
+    load_format = getattr(server.load_format, "value", server.load_format)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model=model.model_path, revision=model.revision, hf_config=model.hf_config),
+        load_config=SimpleNamespace(load_format=load_format, download_dir=server.download_dir),
+    )
+    return source_of(config, declared, since)
+
+
+def namespace_of(
+    facts: EngineFacts, pool: DevicePool, paged: PagedCache, identity: ModelIdentity, salt: str
+) -> Namespace:
+    """Returns the namespace of the pages of one group.
+
+    Args:
+        facts: What the engine computes with.
+        pool: The pool of the group.
+        paged: The cache of the group.
+        identity: The identity of the model.
+        salt: A text that separates engines.
+    """
+    model, server = facts.model, facts.server
+    return Namespace(
+        model=str((model.hf_config.architectures or ["model"])[0]),
+        revision=_canonical_json(
+            {"engine": ["sglang", facts.version], "config": _digest(model.hf_config), "weights": identity.weights}
+        ),
+        dtype=str(getattr(pool.pool, "dtype", model.dtype)).removeprefix("torch."),
+        page_tokens=pool.group.kind.page_tokens,
+        group=_canonical_json(
+            {
+                "pool": pool.name,
+                "kind": repr(pool.group.kind),
+                "layers": sorted(pool.layers),
+                "kernels": [str(getattr(server, name, None)) for name in _KERNELS],
+            }
+        ),
+        layout=paged.page.layout,
+        rope=_canonical_json(
+            {name: getattr(model.hf_text_config, name, None) for name in _ROPE} | {"length": model.context_len}
+        ),
+        quantisation=_canonical_json([model.quantization, str(server.kv_cache_dtype)]),
+        salt=salt,
+        title=identity.title,
+    )
+
+
+def _digest(config: Any) -> str:
+    settings = {name: value for name, value in config.to_dict().items() if name not in _ORIGIN}
+    return sha256(_canonical_json(settings).encode()).hexdigest()
+
+
+def _canonical_json(settings: object) -> str:
+    """Returns settings as JSON with sorted keys."""
+    return json.dumps(settings, sort_keys=True, default=str)

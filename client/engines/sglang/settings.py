@@ -1,0 +1,37 @@
+"""The settings in `linker_extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings in `linker_extra_config`.
+
+    Attributes:
+        socket: The path of the daemon's control socket; "" for the default socket of the user.
+        salt: A text that separates engines.
+        name: The name in `pagetier stats`.
+        weights: A text that identifies the weights.
+        lease: Seconds after which pages that were found and not loaded are unpinned.
+        disk_timeout: Seconds that the disk has for a prefetch.
+    """
+
+    socket: str = ""
+    salt: str = ""
+    name: str = "sglang"
+    weights: str = ""
+    lease: float = 5.0
+    disk_timeout: float = 10.0
+
+
+def read_settings(given: Mapping[str, Any]) -> LinkerSettings:
+    """Returns the settings. Raises ValueError for an unknown key or a wrong value; the message names it."""
+    try:
+        return msgspec.convert(dict(given), LinkerSettings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(LinkerSettings.__struct_fields__)
+        raise ValueError(f"linker_extra_config: {error}; the known keys are {known}") from error

@@ -1,0 +1,185 @@
+"""Looks up, loads and offloads pages for SGLang's scheduler: the linker without SGLang's classes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from pagetier.client.async_copy.handles import StoreHandle
+from pagetier.client.client import Client
+from pagetier.client.engines.sglang.groups import EngineGroup, by_pool, hashes_of
+from pagetier.client.engines.sglang.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
+from pagetier.client.engines.sglang.lookups import Lookups
+from pagetier.client.engines.sglang.offloads import Offload, Offloads
+from pagetier.client.engines.vllm.prefetch import PrefetchThread
+from pagetier.kernels.layout.slot_map import slot_map
+
+log = logging.getLogger("pagetier.sglang")
+
+_CLOSING_S: Final = 5.0
+
+
+class Agreeing(Protocol):
+    """The ranks of an engine."""
+
+    def agree(self, *, here: bool) -> bool:
+        """Returns whether the answer of every rank is True. All ranks call it."""
+
+
+class ServedGroups(msgspec.Struct, frozen=True, eq=False):
+    """What exists once the namespaces are known: the groups, the one with full attention first, and their lookups."""
+
+    groups: tuple[EngineGroup, ...]
+    lookups: Lookups
+
+
+class Streams(msgspec.Struct, frozen=True, eq=False):
+    """The engine's streams.
+
+    Attributes:
+        event: Records and returns an event after the work of the model so far; returns None on a CPU. Work of the
+            calling thread's stream has ended before, when SGLang's indices have been copied to the host. The model's
+            stream may still write pages that are stored, or slots that were freed and now receive loaded pages.
+        current: See LoadingBatch.
+    """
+
+    event: Callable[[], object]
+    current: Callable[[], object] | None
+
+
+class Transfers:
+    """All transfers of one rank. The scheduler's thread calls all methods; none raises an exception.
+
+    Args:
+        client: The client of this rank, which close() closes.
+        opened: Returns the groups and lookups; None while the weights are not identified, and then nothing is cached.
+        prefetch: The thread that requests pages on disk.
+        counter: The counter of SGLang's pools.
+        ranks: The ranks of the engine.
+        streams: The engine's streams.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        opened: Callable[[], ServedGroups | None],
+        prefetch: PrefetchThread,
+        counter: LayerCounter,
+        ranks: Agreeing,
+        streams: Streams,
+    ) -> None:
+        self._client, self._open, self._prefetch = client, opened, prefetch
+        self._counter, self._ranks, self._streams = counter, ranks, streams
+        self._opened: ServedGroups | None = None
+        self._queued: dict[str, QueuedLoad] = {}
+        self._offloads = Offloads()
+
+    def lookup(self, request: str, transfers: Sequence[Any]) -> list[int]:
+        """Returns the lengths in pages that load() can restore, see Lookups.lookup()."""
+        try:
+            opened = self._ready()
+            return opened.lookups.lookup(request, transfers) if opened else []
+        except Exception:
+            log.exception("pagetier: a lookup failed, its request is computed")
+            return []
+
+    def load(self, request: str, transfers: Sequence[Any]) -> bool:
+        """Queues a load, and returns whether all ranks can load all of its pages."""
+        queued = self._prepared(request, transfers)
+        if self._ranks.agree(here=queued is not None) and queued is not None:
+            self._queued[request] = queued
+            return True
+        if queued is not None:
+            queued.hit.release()
+        return False
+
+    def cancel(self, request: str) -> bool:
+        """Removes a load from the queue, and returns whether it was there."""
+        queued = self._queued.pop(request, None)
+        if queued is not None:
+            queued.hit.release()
+        return queued is not None
+
+    def start(self) -> int:
+        """Begins the queued loads, and returns the index of their batch; -1 if there are none."""
+        queued, self._queued = list(self._queued.values()), {}
+        if not queued:
+            return -1
+        batch = LoadingBatch(self._streams.current)
+        opened = self._ready()
+        batch.begin(opened.groups if opened else (), queued, self._streams.event())
+        return self._counter.begin(batch)
+
+    def offload(self, transfers: Sequence[Any]) -> None:
+        """Begins to store pages. Each call adds one result to completed()."""
+        try:
+            self._offloads.append(self._begin(transfers))
+        except Exception:
+            self._offloads.append(Offload(None))
+            log.exception("pagetier: pages cannot be stored")
+
+    def completed(self) -> int:
+        """Returns the number of results that pop() can return. SGLang asks in every step, so leases end here too."""
+        opened = self._ready()
+        if opened is not None:
+            opened.lookups.expire()
+        return self._offloads.completed()
+
+    def pop(self) -> bool:
+        """Returns whether the pages of the oldest offload are stored."""
+        return self._offloads.pop()
+
+    def reset(self) -> None:
+        """Ends all transfers, so that SGLang can use its memory for other content. Stored pages stay."""
+        for request in list(self._queued):
+            self.cancel(request)
+        self._counter.reset()
+        if self._opened is not None:
+            self._opened.lookups.release()
+        if not self._offloads.reset():
+            log.error("pagetier: stores still read pages that SGLang frees")
+
+    def close(self) -> None:
+        """Ends all transfers and closes the client."""
+        self.reset()
+        self._prefetch.close()
+        for group in self._opened.groups if self._opened else ():
+            group.cache.close(_CLOSING_S)
+        self._client.close()
+
+    def _ready(self) -> ServedGroups | None:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _prepared(self, request: str, transfers: Sequence[Any]) -> QueuedLoad | None:
+        """Returns the load of a request, or None if not all of its pages are there."""
+        try:
+            opened = self._ready()
+            return _prepared(opened, request, transfers) if opened else None
+        except Exception:
+            log.exception("pagetier: a load cannot be prepared, its request is computed")
+            return None
+
+    def _begin(self, transfers: Sequence[Any]) -> Offload:
+        opened = self._ready()
+        if opened is None:
+            return Offload(None)
+        pools, after = by_pool(transfers), self._streams.event()
+        return Offload([_store(group, pools[group.name], after) for group in opened.groups if group.name in pools])
+
+
+def _prepared(opened: ServedGroups, request: str, transfers: Sequence[Any]) -> QueuedLoad | None:
+    pools = by_pool(transfers)
+    blocks = [group.blocks(pools[group.name].device_indices).tolist() for group in opened.groups]
+    hit = opened.lookups.take(request, transfers)
+    return None if hit is None else QueuedLoad(hit, tuple(map(GroupPages, hit.matches, blocks)))
+
+
+def _store(group: EngineGroup, transfer: Any, after: object) -> StoreHandle:
+    blocks, paged = group.blocks(transfer.device_indices), group.cache.paged
+    slots = slot_map(blocks, len(blocks), paged.page.tokens, paged.cache.block_tokens)
+    return group.cache.copier().store(group.keys(hashes_of(transfer.keys)), slots, after=after)

@@ -1,0 +1,149 @@
+"""Engines of the tests: one process for each rank, forked by a server that has imported SGLang."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.forkserver import ensure_running
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sglang_model import RankArguments, Spec, write_config
+
+_ANSWER_S = 240.0
+_STOP_S = 30.0
+
+_context = multiprocessing.get_context("forkserver")
+
+
+class SglangEngine:
+    """The ranks of an engine. A method that is not defined here is called on all ranks, and returns their results.
+
+    Args:
+        spec: The model and the number of ranks.
+        socket: The daemon's control socket.
+        extra: Further settings in `linker_extra_config`.
+    """
+
+    def __init__(self, spec: Spec, socket: Path, **extra: Any) -> None:
+        _start_server()
+        self.spec = spec
+        self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
+        folder = Path(self.folder.name)
+        model = write_config(folder / "model", spec)
+        settings = {"socket": str(socket), "weights": "tiny", **extra}
+        self._ranks = []
+        for rank in range(spec.ranks):
+            here, there = _context.Pipe()
+            arguments = RankArguments(spec, rank, model, folder / "rendezvous", settings)
+            process = _context.Process(target=_serve, args=(there, arguments, folder / f"log-{rank}"), daemon=True)
+            process.start()
+            there.close()
+            self._ranks.append((process, here))
+        self._answers()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            return self.call(name, *arguments)
+
+        return call
+
+    def call(self, name: str, *arguments: Any) -> list[Any]:
+        """Calls a method on all ranks, and returns the result of each."""
+        self.send(name, *arguments)
+        return self._answers()
+
+    def send(self, name: str, *arguments: Any) -> None:
+        """Calls a method on all ranks without waiting."""
+        for _, pipe in self._ranks:
+            pipe.send((name, arguments))
+
+    @property
+    def log(self) -> str:
+        """What the ranks have logged."""
+        return "".join(path.read_text() for path in sorted(Path(self.folder.name).glob("log-*")))
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks."""
+        return [process.pid or 0 for process, _ in self._ranks]
+
+    def kill(self) -> None:
+        """Kills all ranks."""
+        for process, _ in self._ranks:
+            process.kill()
+
+    def close(self) -> None:
+        """Stops all ranks."""
+        with suppress(OSError):
+            self.send("close")
+            for _, pipe in self._ranks:
+                pipe.poll(_STOP_S)
+        for process, pipe in self._ranks:
+            pipe.close()
+            process.join(_STOP_S)
+            process.kill()
+            process.join()
+        self.folder.cleanup()
+
+    def _answers(self) -> list[Any]:
+        answers = []
+        for _, pipe in self._ranks:
+            assert pipe.poll(_ANSWER_S), f"no answer; the log:\n{self.log}"
+            error, answer = pipe.recv()
+            assert not error, f"{error}\n{self.log}"
+            answers.append(answer)
+        return answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            sys.stderr.write(self.log)
+        self.close()
+
+
+@cache
+def _start_server() -> None:
+    """Starts the server that forks all ranks. It has the path of the tests, and imports SGLang once."""
+    _context.set_forkserver_preload(["sglang_imports", "sglang_rank"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
+    """Executes the commands of a test in the process of one rank."""
+    from sglang_rank import Rank  # the process of the tests does not import SGLang
+
+    logging.basicConfig(filename=log, level=logging.INFO, force=True)
+    target: Any = None
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            try:
+                if target is None:
+                    target = Rank(arguments)
+                    answer = None
+                else:
+                    name, values = pipe.recv()
+                    answer = getattr(target, name)(*values)
+            except EOFError:
+                return
+            except Exception:  # noqa: BLE001  the test reports it
+                pipe.send((traceback.format_exc(), None))
+            else:
+                pipe.send(("", answer))

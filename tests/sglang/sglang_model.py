@@ -1,0 +1,112 @@
+"""The tiny models of the tests: their shapes, prompts, and the state that each rank has for a prompt."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+WINDOW = 48
+DIM = 8
+LATENT = 24
+FULL_LAYERS, OTHER_LAYERS = 3, 2
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """An engine to test with.
+
+    Attributes:
+        kind: "mha", "mla", "swa" or "mamba".
+        page: The number of tokens in a page.
+        heads: KV heads of the whole model.
+        ranks: The number of tensor-parallel ranks.
+    """
+
+    kind: str = "mha"
+    page: int = 16
+    heads: int = 4
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        """A name for a test's title."""
+        return f"{self.kind}-{self.page}-tp{self.ranks}"
+
+
+class RankArguments(msgspec.Struct, frozen=True):
+    """What a rank is made of.
+
+    Attributes:
+        spec: The model and the number of ranks.
+        rank: The rank.
+        model: The folder with the configuration of the model.
+        rendezvous: A file by which the ranks find each other.
+        extra: The settings of pagetier.
+    """
+
+    spec: Spec
+    rank: int
+    model: Path
+    rendezvous: Path
+    extra: dict[str, Any]
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What became of a prompt that was asked for.
+
+    Attributes:
+        hit: The tokens that the lookup found beyond the GPU.
+        loaded: The tokens that were loaded.
+        equal: Whether the loaded state is that of the prompt.
+        failed: Whether SGLang would abort the request.
+    """
+
+    hit: int
+    loaded: int
+    equal: bool
+    failed: bool
+
+
+def write_config(folder: Path, spec: Spec) -> Path:
+    """Writes the configuration of the model and returns its folder."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": spec.heads,
+        "num_hidden_layers": FULL_LAYERS,
+        "vocab_size": 1 << 20,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+        "head_dim": DIM,
+        "kind": spec.kind,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def prompt(number: int, tokens: int) -> array[int]:
+    """Returns the tokens of a prompt."""
+    numbers = random.Random(number)
+    return array("q", (numbers.randrange(1 << 20) for _ in range(tokens)))
+
+
+def state(number: int, plane: str, shape: tuple[int, int, int]) -> torch.Tensor:
+    """Returns one plane of a prompt's state, [tokens, heads of the model, width]."""
+    generator = torch.Generator().manual_seed(random.Random(f"{number} {plane}").randrange(1 << 60))
+    return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+
+def share(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
+    """Returns the heads of one rank. Several ranks share a head if there are fewer heads than ranks."""
+    heads = whole.shape[1]
+    first = rank * heads // ranks
+    return whole[:, first : first + max(1, heads // ranks)]

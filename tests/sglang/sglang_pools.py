@@ -1,0 +1,184 @@
+"""SGLang's real pools and allocators on the CPU, and the state that prompts have in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+from sglang_model import DIM, FULL_LAYERS, LATENT, OTHER_LAYERS, WINDOW, Spec, share, state
+
+SLOTS: Final = 1024
+_STATES: Final = 8
+_FULL: Final = [0, 2, 4]  # the model's layers with full attention, if the other kind is between them
+_OTHER: Final = [1, 3]
+
+
+class Pools:
+    """The pools of one rank.
+
+    Attributes:
+        allocator: The allocator of token slots.
+        requests: The pool of requests, which has the recurrent states.
+    """
+
+    def __init__(self, spec: Spec, rank: int) -> None:
+        self._spec, self._rank = spec, rank
+        self._heads = max(1, spec.heads // spec.ranks)
+        self.requests: Any = _state_pool(spec) if spec.kind == "mamba" else ReqToTokenPool(8, SLOTS, "cpu", False)
+        self.allocator: Any = self._make_allocator(self._make_pool())
+
+    @property
+    def windowed_slots(self) -> int:
+        """The number of slots that a hit needs in a sliding window."""
+        return -(-WINDOW // self._spec.page) * self._spec.page
+
+    @property
+    def model_layers(self) -> int:
+        """The number of layers of the model."""
+        return FULL_LAYERS + (OTHER_LAYERS if self._spec.kind in ("swa", "mamba") else 0)
+
+    def allocate(self, tokens: int) -> torch.Tensor:
+        """Returns slots for the tokens of a prompt."""
+        if self._spec.kind != "swa" or self._spec.page == 1:
+            slots = self.allocator.alloc(tokens)
+        else:
+            none, last = torch.zeros(1, dtype=torch.int64), torch.tensor([-1], dtype=torch.int64)
+            end = torch.tensor([tokens], dtype=torch.int64)
+            slots = self.allocator.alloc_extend(none, none, end, end, last, tokens)
+        assert slots is not None, "the pool of the test is too small"
+        return slots
+
+    def free(self, slots: torch.Tensor) -> None:
+        """Frees the slots of a loaded prompt, of which only the end has slots in the window."""
+        if self._spec.kind == "swa":
+            windowed = min(len(slots), self.windowed_slots)
+            self.allocator.full_attn_allocator.free(slots[:-windowed])
+            slots = slots[-windowed:]
+        self.allocator.free(slots)
+
+    def clear(self) -> None:
+        """Frees and zeroes everything."""
+        self.allocator.clear()
+        if self._spec.kind == "mamba":
+            self.requests.mamba_allocator.clear()
+        for _, tensor, _ in self._planes():
+            tensor.zero_()
+        for _, tensor in self._states():
+            tensor.zero_()
+
+    def write(self, number: int, slots: torch.Tensor) -> None:
+        """Writes the state of all tokens of a prompt, as a forward pass does."""
+        for plane, tensor, windowed in self._planes():
+            where = self.allocator.translate_loc_from_full_to_swa(slots) if windowed else slots
+            tensor[where] = self._expected(number, plane, tensor, len(slots))
+
+    def write_snapshot(self, number: int, tokens: int) -> torch.Tensor | None:
+        """Returns a slot with the recurrent state after the tokens of a prompt; None for models without one."""
+        if self._spec.kind != "mamba":
+            return None
+        slot: torch.Tensor = self.requests.mamba_allocator.alloc(1)
+        for layer, tensor in self._states():
+            tensor[slot[0]] = self._snapshot(number, layer, tokens, tensor)
+        return slot
+
+    def has(self, number: int, slots: torch.Tensor, ends: int) -> bool:
+        """Returns whether the slots have the state of a prompt, of which the last token is number `ends`."""
+        return all(
+            self._plane_has(number, plane, tensor, slots if not windowed else self._windowed(slots), ends)
+            for plane, tensor, windowed in self._planes()
+        )
+
+    def has_snapshot(self, number: int, slot: torch.Tensor, tokens: int) -> bool:
+        """Returns whether a slot has the recurrent state after the tokens of a prompt."""
+        return all(
+            torch.equal(tensor[slot], self._snapshot(number, layer, tokens, tensor)) for layer, tensor in self._states()
+        )
+
+    def _make_pool(self) -> Any:
+        spec, dtype, heads = self._spec, torch.bfloat16, self._heads
+        match spec.kind:
+            case "mha":
+                return MHATokenToKVPool(SLOTS, spec.page, dtype, heads, DIM, FULL_LAYERS, "cpu", False)
+            case "mla":
+                return MLATokenToKVPool(SLOTS, spec.page, dtype, LATENT - 8, 8, FULL_LAYERS, "cpu", False)
+            case "swa":
+                return SWAKVPool(SLOTS, SLOTS, spec.page, dtype, heads, DIM, _OTHER, _FULL, "cpu")
+            case _:
+                pool = self.requests.mamba_pool
+                return HybridLinearKVPool(SLOTS, dtype, spec.page, heads, DIM, _FULL, "cpu", pool)
+
+    def _make_allocator(self, pool: Any) -> Any:
+        page = self._spec.page
+        if self._spec.kind == "swa":
+            return SWATokenToKVPoolAllocator(SLOTS, SLOTS, page, torch.bfloat16, "cpu", pool, False)
+        if page == 1:
+            return TokenToKVPoolAllocator(SLOTS, torch.bfloat16, "cpu", pool, False)
+        return PagedTokenToKVPoolAllocator(SLOTS, page, torch.bfloat16, "cpu", pool, False)
+
+    def _planes(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Yields the name and the tensor [slots, heads, width] of all attention layers, and whether it is windowed."""
+        pool = self.allocator.get_kvcache()
+        if self._spec.kind == "mla":
+            for layer, latents in enumerate(pool.kv_buffer):
+                yield f"latent {layer}", latents, False
+            return
+        for name in ("full_kv_pool", "swa_kv_pool"):
+            one = getattr(pool, name, pool if name == "full_kv_pool" else None)
+            pairs = enumerate(zip(one.k_buffer, one.v_buffer, strict=True)) if one is not None else ()
+            for layer, (keys, values) in pairs:
+                yield f"{name} k {layer}", keys, name == "swa_kv_pool"
+                yield f"{name} v {layer}", values, name == "swa_kv_pool"
+
+    def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        if self._spec.kind == "mamba":
+            cache = self.requests.mamba_pool.mamba_cache
+            for at, tensor in enumerate((cache.temporal, *cache.conv)):
+                for layer in range(OTHER_LAYERS):
+                    yield f"state {at} {layer}", tensor[layer]
+
+    def _windowed(self, slots: torch.Tensor) -> torch.Tensor:
+        translated: torch.Tensor = self.allocator.translate_loc_from_full_to_swa(slots[-WINDOW:])
+        return translated
+
+    def _plane_has(self, number: int, plane: str, tensor: torch.Tensor, slots: torch.Tensor, ends: int) -> bool:
+        return bool(torch.equal(tensor[slots], self._expected(number, plane, tensor, ends)[ends - len(slots) :]))
+
+    def _expected(self, number: int, plane: str, tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+        if "latent" in plane:
+            return state(number, plane, (tokens, 1, tensor.shape[-1]))
+        whole = state(number, plane, (tokens, self._spec.heads, tensor.shape[-1]))
+        return share(whole, self._rank, self._spec.ranks)
+
+    def _snapshot(self, number: int, layer: str, tokens: int, tensor: torch.Tensor) -> torch.Tensor:
+        values = state(number, f"{layer} of rank {self._rank} after {tokens}", (1, 1, tensor[0].numel()))
+        return values.reshape(tensor[0].shape).to(tensor.dtype)
+
+
+def _state_pool(spec: Spec) -> Any:
+    sizes = {"intermediate_size": 32, "num_heads": 4, "head_dim": 8, "state_size": 4, "conv_kernel": 4}
+    shape = Mamba2StateShape.create(tp_world_size=spec.ranks, n_groups=spec.ranks, **sizes)
+    return HybridReqToTokenPool(
+        size=8,
+        mamba_size=_STATES,
+        mamba_spec_state_size=8,
+        max_context_len=SLOTS,
+        device="cpu",
+        enable_memory_saver=False,
+        cache_params=Mamba2CacheParams(shape=shape, layers=_OTHER),
+        mamba_layer_ids=_OTHER,
+        enable_mamba_extra_buffer=True,
+    )

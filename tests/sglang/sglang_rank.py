@@ -1,0 +1,231 @@
+"""One rank of SGLang's cache in a process of its own: its radix tree, its pools, and pagetier's linker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from sglang.srt.managers.schedule_batch import ReqKvInfo
+from sglang.srt.mem_cache.base_prefix_cache import (
+    CacheRequestHandle,
+    EvictParams,
+    InitLoadBackParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
+from sglang.srt.runtime_context import get_context, get_parallel
+
+from sglang_model import WINDOW, RankArguments, Restored, prompt
+from sglang_pools import Pools
+
+_WAIT_S: Final = 60.0
+
+
+class Rank:
+    """One rank."""
+
+    def __init__(self, arguments: RankArguments) -> None:
+        self.spec = spec = arguments.spec
+        rank = arguments.rank
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=spec.ranks)
+        group = dist.new_group(list(range(spec.ranks)), backend="gloo")
+        self.args = get_context().override_server_args(**self._flags(arguments)).install()
+        get_parallel().override_permanently(
+            tp_rank=rank, pp_rank=0, attn_tp_rank=rank, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
+        )
+        self.waiting: dict[str, Any] = {}
+        self.pools = Pools(spec, rank)
+        self.params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self.pools.requests,
+            token_to_kv_pool_allocator=self.pools.allocator,
+            page_size=spec.page,
+            tp_cache_group=group,
+            sliding_window_size=WINDOW if spec.kind == "swa" else None,
+            enable_mamba_extra_buffer=spec.kind == "mamba",
+        )
+        runner = SimpleNamespace(forward_stream=None)
+        worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
+        self.cache: Any = create_tree_cache(
+            TreeCacheBuildContext(
+                self.args,
+                self.params,
+                spec.kind == "swa",
+                spec.kind == "mamba",
+                False,
+                False,
+                worker,
+                None,
+                spec.ranks,
+                rank,
+                group,
+            )
+        )
+        self.linker: Any = self.cache.linker
+
+    def insert(self, number: int, pages: int) -> int:
+        """Computes a prompt and inserts it into the tree. Returns the number of nodes that were stored."""
+        tokens = pages * self.spec.page
+        slots = self.pools.allocate(tokens)
+        self.pools.write(number, slots)
+        snapshot = self.pools.write_snapshot(number, tokens)
+        value = InsertParams(key=_key(number, tokens), value=slots.clone(), mamba_value=snapshot)
+        return self._count_stored(lambda: self.cache.insert(value))
+
+    def restore(self, number: int, pages: int, request: str = "") -> Restored:
+        """Matches a prompt, loads what the GPU lacks as in a batch of its own, and inserts it as if computed."""
+        waiting = self.match(number, pages, request)
+        return self.finish(self.begin([waiting]))[0]
+
+    def restore_together(self, numbers: list[int], pages: int) -> list[Restored]:
+        """Restores several prompts as one batch."""
+        return self.finish(self.begin([self.match(number, pages) for number in numbers]))
+
+    def match_only(self, request: str, number: int, pages: int) -> int:
+        """Matches a prompt for a request that waits, and returns the tokens that it can load."""
+        self.waiting[request] = self.match(number, pages, request)
+        return int(self.waiting[request].hit)
+
+    def load_matched(self, request: str) -> Restored:
+        """Loads what match_only() has found."""
+        return self.finish(self.begin([self.waiting.pop(request)]))[0]
+
+    def queue_matched(self, request: str) -> None:
+        """Queues the load of what match_only() has found, and does not start it."""
+        req = self.waiting[request]
+        params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
+        assert self.cache.init_load_back(params)[0] == req.hit
+
+    def release(self, request: str) -> None:
+        """Ends a request before its batch starts."""
+        self.cache.release_aborted_request(CacheRequestHandle(request, 0))
+
+    def match(self, number: int, pages: int, request: str = "") -> Any:
+        """Returns a request after SGLang's match."""
+        tokens = pages * self.spec.page
+        request = request or f"request-{number}-{time.monotonic_ns()}"
+        req = SimpleNamespace(
+            rid=request,
+            extra_key=None,
+            cache_salt=None,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            kv=ReqKvInfo(),
+            swa_branching_seqlen=None,
+            mamba_branching_seqlen=None,
+            session=None,
+            number=number,
+        )
+        found = self.cache.match_prefix(MatchPrefixParams(key=_key(number, tokens), req=req))
+        req.last_node, req.prefix_len, req.found = found.last_device_node, found.device_prefix_len, found
+        req.hit = found.host_hit_length
+        return req
+
+    def begin(self, waiting: list[Any]) -> tuple[int, list[Any]]:
+        """Queues the loads of requests and starts them as one batch."""
+        for req in waiting:
+            params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
+            req.loaded = self.cache.init_load_back(params)[0]
+        return self.cache.ready_to_load_host_cache(), waiting
+
+    def finish(self, batch: tuple[int, list[Any]]) -> list[Restored]:
+        """Computes a batch layer by layer, compares what was loaded, and frees it."""
+        index, waiting = batch
+        counter = self.linker.layer_done_counter
+        counter.set_consumer(index)
+        for layer in range(self.pools.model_layers):
+            counter.wait_until(layer)
+        slots = {req.rid: self.linker.private_load_indices.get(req.rid) for req in waiting}
+        equal = {req.rid: self._is_equal(req, slots[req.rid]) for req in waiting}
+        failed = {req.rid for req in self.cache.finish_external_linker_loads(waiting)}
+        for req in waiting:
+            if slots[req.rid] is not None:
+                self._free(req, slots[req.rid])
+        return [Restored(req.hit, req.loaded, equal[req.rid], req.rid in failed) for req in waiting]
+
+    def reset(self) -> None:
+        """Empties the tree and the pools, as a restart of the engine does."""
+        self.cache.reset()
+        self.pools.clear()
+
+    def evict(self, tokens: int) -> int:
+        """Evicts tokens from the GPU and returns how many may still be evicted."""
+        self.cache.evict(EvictParams(num_tokens=tokens))
+        return int(self.cache.full_evictable_size())
+
+    def poll(self) -> int:
+        """Executes one step without a batch, and returns the number of offloads in progress."""
+        self.cache.check_hicache_events()
+        return len(self.linker.pending_offloads)
+
+    def pending(self) -> int:
+        """Waits until no offload is in progress."""
+        ends = time.monotonic() + _WAIT_S
+        while self.poll() and time.monotonic() < ends:
+            time.sleep(0.005)
+        return len(self.linker.pending_offloads)
+
+    def close(self) -> None:
+        """Closes the linker and leaves the group."""
+        self.cache.release_host_resources()
+        dist.destroy_process_group()
+
+    def _flags(self, arguments: RankArguments) -> dict[str, Any]:
+        config = {
+            "linker": "PagetierLinker",
+            "linker_module_path": "pagetier.client.engines.sglang",
+            "linker_extra_config": arguments.extra,
+        }
+        return {
+            "device": "cpu",
+            "model_path": str(arguments.model),
+            "page_size": self.spec.page,
+            "tp_size": self.spec.ranks,
+            "enable_unified_cache_external_linker": True,
+            "unified_cache_external_linker_backend": "dynamic",
+            "unified_cache_external_linker_config": config,
+            "_mamba_cache_chunk_size": self.spec.page,
+        }
+
+    def _is_equal(self, req: Any, slots: torch.Tensor | None) -> bool:
+        """Returns whether all loaded state is that of the prompt. Nothing is equal if nothing was loaded."""
+        if slots is None or len(slots) != req.loaded:
+            return False
+        ends, slot = req.prefix_len + req.loaded, req.kv.mamba_pool_idx
+        return self.pools.has(req.number, slots, ends) and (
+            slot is None or self.pools.has_snapshot(req.number, slot, ends)
+        )
+
+    def _free(self, req: Any, slots: torch.Tensor) -> None:
+        self.pools.free(slots)
+        if req.kv.holds_mamba:
+            self.pools.requests.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
+
+    def _count_stored(self, insert: Callable[[], object]) -> int:
+        """Returns how many nodes were reported as stored after `insert` and until no offload is in progress."""
+        results: list[bool] = []
+        commit = self.linker.commit_completed_offloads
+
+        def counted(successes: list[bool]) -> None:
+            results.extend(successes)
+            commit(successes)
+
+        self.linker.commit_completed_offloads = counted
+        try:
+            insert()
+            assert not self.pending(), "an offload did not end"
+        finally:
+            del self.linker.commit_completed_offloads
+        return sum(results)
+
+
+def _key(number: int, tokens: int) -> Any:
+    return RadixKey(prompt(number, tokens), extra_key=None)

@@ -1,0 +1,179 @@
+"""SGLang's radix cache with pagetier's linker: insert, offload, reset, match, load layer by layer, evict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from disk_daemon import DiskDaemon
+from eventually import eventually
+from sglang_engine import SglangEngine
+from sglang_model import WINDOW, Restored, Spec
+
+SPECS = [
+    Spec(kind, page, ranks=ranks) for kind in ("mha", "mla", "swa", "mamba") for page in (1, 16, 64) for ranks in (1, 2)
+]
+_PAGES = {1: 96, 16: 10, 64: 6}
+_WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module", name="shared_daemon")
+def _shared_daemon() -> Iterator[DiskDaemon]:
+    """Runs a daemon with a disk, which writes pages when they are evicted or saved."""
+    with DiskDaemon(1024, "256MiB") as running:
+        running.wait_open()
+        yield running
+
+
+@pytest.fixture
+def daemon(shared_daemon: DiskDaemon) -> Iterator[DiskDaemon]:
+    """Drops all pages after the test."""
+    yield shared_daemon
+    shared_daemon.drop_all_pages()
+
+
+def whole(spec: Spec, pages: int) -> list[Restored]:
+    """Returns the result of each rank if all pages of a prompt were loaded."""
+    tokens = pages * spec.page
+    return [Restored(tokens, tokens, equal=True, failed=False)] * spec.ranks
+
+
+def computed(spec: Spec) -> list[Restored]:
+    """Returns the result of each rank if nothing was found."""
+    return [Restored(0, 0, equal=False, failed=False)] * spec.ranks
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_prompt_has_the_same_bytes_in_this_engine_and_in_the_next(daemon: DiskDaemon, spec: Spec) -> None:
+    pages = _PAGES[spec.page]
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in (1, 2):
+            assert min(engine.insert(number, pages)) >= 1, "no node was stored"
+        engine.reset()
+        assert engine.restore(1, pages) == whole(spec, pages)
+        assert engine.restore(3, pages) == computed(spec)
+    with SglangEngine(spec, daemon.socket) as other:
+        assert other.restore(2, pages) == whole(spec, pages)
+        assert other.restore(1, pages) == whole(spec, pages)
+        assert "Traceback" not in other.log
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla", "swa"])
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 4), (4, 1)], ids=str)
+def test_every_number_of_ranks_reads_the_pages_of_every_other(
+    daemon: DiskDaemon, kind: str, ranks: tuple[int, int]
+) -> None:
+    stores, loads = (Spec(kind, 16, heads=2, ranks=count) for count in ranks)  # with 4 ranks two of them share a head
+    with SglangEngine(stores, daemon.socket) as engine:
+        assert min(engine.insert(1, 8)) >= 1
+    with SglangEngine(loads, daemon.socket) as engine:
+        assert engine.restore(1, 8) == whole(loads, 8)
+
+
+def test_engines_that_differ_share_nothing(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 8)
+        assert engine.restore(1, 8) == computed(spec), "on the GPU already"
+    for other, extra in ((Spec("mha", 8), {}), (spec, {"weights": "others"}), (spec, {"salt": "a tenant"})):
+        with SglangEngine(other, daemon.socket, **extra) as engine:
+            assert engine.restore(1, 8 * 16 // other.page) == computed(other)
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa"])
+def test_a_prompt_that_goes_on_is_loaded_up_to_its_last_stored_page(daemon: DiskDaemon, kind: str) -> None:
+    spec = Spec(kind, 16, ranks=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        assert engine.restore(1, 12) == whole(spec, 8)
+
+
+def test_what_the_gpu_has_is_not_loaded(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 12)
+        engine.reset()
+        engine.insert(1, 4)
+        assert engine.restore(1, 12) == [Restored(128, 128, equal=True, failed=False)]
+
+
+def test_a_batch_loads_all_of_its_requests(daemon: DiskDaemon) -> None:
+    spec = Spec("swa", 16, ranks=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        for number in range(4):
+            engine.insert(number, 6)
+        engine.reset()
+        results = engine.restore_together([0, 1, 2, 3], 6)
+        assert results == [[whole(spec, 6)[0]] * 4] * 2
+
+
+def test_evicted_pages_are_loaded_again(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 32)
+        assert engine.evict(1024) == [0], "a stored node is still locked"
+        assert engine.restore(1, 32) == whole(spec, 32)
+
+
+def test_a_window_is_restored_where_only_its_pages_are_there(daemon: DiskDaemon) -> None:
+    spec = Spec("swa", 16)
+    pages = 2 * WINDOW // 16 + 2
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, pages)
+        engine.reset()
+        # A window of SGLang may end at none of these lengths. What is loaded has the right bytes.
+        for length in range(1, pages + 1):
+            (result,) = engine.restore(1, length)
+            assert result.equal == (result.loaded > 0)
+            assert not result.failed
+        assert engine.restore(1, pages) == whole(spec, pages)
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
+def test_pages_on_disk_are_read_for_the_next_lookup(daemon: DiskDaemon, kind: str) -> None:
+    spec = Spec(kind, 64, ranks=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 4)
+        daemon.save()
+        daemon.flush("memory")
+        engine.reset()
+        assert engine.restore(1, 4) == computed(spec)
+        assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
+
+
+def test_pins_end_with_their_lease(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16)
+    with SglangEngine(spec, daemon.socket, lease=2.0) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        assert engine.match_only("waiting", 1, 8) == [128]
+        assert sum(record.pins for record in daemon.slots()) == 8
+        assert eventually(lambda: not engine.poll()[0] and not sum(record.pins for record in daemon.slots()), _WAIT_S)
+        assert engine.load_matched("waiting") == whole(spec, 8), "the pages are still there"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, ranks: int) -> None:
+    spec = Spec("mha", 16, ranks=ranks)
+    with SglangEngine(spec, daemon.socket, lease=1.0) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        engine.match_only("waiting", 1, 8)
+        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()), _WAIT_S)
+        daemon.drop_all_pages()
+        assert engine.load_matched("waiting") == [Restored(128, 0, equal=False, failed=False)] * ranks
+
+
+def test_a_request_that_is_cancelled_releases_its_pages(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16)
+    with SglangEngine(spec, daemon.socket, lease=600.0) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        engine.match_only("first", 1, 8)
+        engine.queue_matched("first")
+        engine.release("first")
+        engine.match_only("second", 1, 8)
+        engine.reset()
+        assert not sum(record.pins for record in daemon.slots())
