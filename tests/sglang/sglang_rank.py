@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from sglang import version
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -52,6 +53,7 @@ class Rank:
             sliding_window_size=WINDOW if spec.kind == "swa" else None,
             enable_mamba_extra_buffer=spec.kind == "mamba",
         )
+        self._change(arguments.extra.pop("change", ""))
         runner = SimpleNamespace(forward_stream=None)
         worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
         self.cache: Any = create_tree_cache(
@@ -102,7 +104,13 @@ class Rank:
         """Queues the load of what match_only() has found, and does not start it."""
         req = self.waiting[request]
         params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
-        assert self.cache.init_load_back(params)[0] == req.hit
+        req.loaded = self.cache.init_load_back(params)[0]
+        assert req.loaded == req.hit
+
+    def finish_queued(self, request: str) -> Restored:
+        """Starts the batch of what queue_matched() has queued, and computes it."""
+        req = self.waiting.pop(request)
+        return self.finish((self.cache.ready_to_load_host_cache(), [req]))[0]
 
     def release(self, request: str) -> None:
         """Ends a request before its batch starts."""
@@ -177,6 +185,21 @@ class Rank:
         """Closes the linker and leaves the group."""
         self.cache.release_host_resources()
         dist.destroy_process_group()
+
+    def _change(self, what: str) -> None:
+        """Makes the engine one that pagetier does not support."""
+        pool = self.pools.allocator.get_kvcache()
+        match what:
+            case "version":
+                version.__version__ = "9.9"
+            case "pool":
+                pool.__class__ = type("UnknownPool", (type(pool),), {})
+            case "pipeline":
+                self.params.pp_size = 2
+            case "draft":
+                self.params.mtp_draft_device_pools = (object(),)
+            case "layout":
+                pool.kv_cache_layout = "hnd"
 
     def _flags(self, arguments: RankArguments) -> dict[str, Any]:
         config = {
