@@ -39,7 +39,7 @@ class SglangEngine:
         self.folder = tempfile.TemporaryDirectory(prefix="pagetier-engine-")
         folder = Path(self.folder.name)
         model = write_config(folder / "model", spec)
-        settings = {"socket": str(socket), "weights": "tiny", **extra}
+        settings = {"socket": str(socket), "weights": "tiny", "flush": "keep", **extra}
         self._ranks = []
         for rank in range(spec.ranks):
             here, there = _context.Pipe()

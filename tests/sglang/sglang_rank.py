@@ -34,7 +34,7 @@ class Rank:
 
     def __init__(self, arguments: RankArguments) -> None:
         self.spec = spec = arguments.spec
-        rank = arguments.rank
+        self.rank = rank = arguments.rank
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=spec.ranks)
         group = dist.new_group(list(range(spec.ranks)), backend="gloo")
@@ -111,6 +111,11 @@ class Rank:
         """Starts the batch of what queue_matched() has queued, and computes it."""
         req = self.waiting.pop(request)
         return self.finish((self.cache.ready_to_load_host_cache(), [req]))[0]
+
+    def leave(self, rank: int) -> None:
+        """Makes one rank leave the daemon, with which its pins end."""
+        if self.rank == rank:
+            self.linker.cache_linker._transfers._client.close()
 
     def release(self, request: str) -> None:
         """Ends a request before its batch starts."""
@@ -216,6 +221,7 @@ class Rank:
             "unified_cache_external_linker_backend": "dynamic",
             "unified_cache_external_linker_config": config,
             "_mamba_cache_chunk_size": self.spec.page,
+            "enable_lora": arguments.extra.pop("lora", None),
         }
 
     def _is_equal(self, req: Any, slots: torch.Tensor | None) -> bool:

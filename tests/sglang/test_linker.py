@@ -166,6 +166,42 @@ def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, 
         assert engine.load_matched("waiting") == [Restored(128, 0, equal=False, failed=False)] * ranks
 
 
+def test_an_engine_whose_weights_may_have_changed_shares_nothing(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16, ranks=2)
+    with SglangEngine(spec, daemon.socket, flush="renew") as engine:
+        engine.insert(1, 8)
+        engine.reset()  # as SGLang does after new weights
+        assert engine.restore(1, 8) == computed(spec)
+        assert engine.insert(2, 8) == [1, 1]
+        assert engine.evict(1024) == [0, 0]
+        assert engine.restore(2, 8) == whole(spec, 8)
+    with SglangEngine(spec, daemon.socket) as other:
+        assert other.restore(1, 8) == whole(spec, 8), "stored with the weights that all engines have"
+        assert other.restore(2, 8) == computed(spec)
+
+
+def test_an_engine_with_adapters_shares_nothing(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16, ranks=2)
+    with SglangEngine(spec, daemon.socket, lora=True) as engine:
+        assert engine.insert(1, 8) == [1, 1]
+        assert engine.evict(1024) == [0, 0]
+        assert engine.restore(1, 8) == whole(spec, 8)
+        assert "pagetier shares no pages with other engines" in engine.log
+    for adapters in (True, False):
+        with SglangEngine(spec, daemon.socket, lora=adapters) as other:
+            assert other.restore(1, 8) == computed(spec)
+
+
+def test_what_one_rank_lost_no_rank_loads(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16, ranks=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        engine.match_only("waiting", 1, 8)
+        engine.leave(1)
+        assert engine.load_matched("waiting") == [Restored(128, 0, equal=False, failed=False)] * 2
+
+
 def test_a_request_that_is_cancelled_releases_its_pages(daemon: DiskDaemon) -> None:
     spec = Spec("mha", 16)
     with SglangEngine(spec, daemon.socket, lease=600.0) as engine:

@@ -121,7 +121,7 @@ def test_without_a_daemon_sglang_serves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        ({"sockets": "/tmp/x"}, "the known keys are socket, salt, name, weights, lease, disk_timeout"),
+        ({"sockets": "/tmp/x"}, "the known keys are socket, salt, name, weights, lease, disk_timeout, flush"),
         ({"lease": "long"}, "Expected `float`"),
         ({"weights": ""}, 'set "weights" in linker_extra_config'),
     ],

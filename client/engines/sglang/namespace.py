@@ -33,6 +33,12 @@ class EngineFacts(msgspec.Struct, frozen=True, eq=False):
     model: Any
     server: Any
 
+    @property
+    def adapters(self) -> bool:
+        """Whether requests may have LoRA adapters, of which SGLang hashes names and paths, but not the weights."""
+        enabled = self.server.enable_lora
+        return bool(self.server.lora_paths if enabled is None else enabled)
+
 
 def weights_source(facts: EngineFacts, declared: str, since: int) -> WeightsSource:
     """Returns where the weights of an engine are from.

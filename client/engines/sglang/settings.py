@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,8 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights: A text that identifies the weights.
         lease: Seconds after which pages that were found and not loaded are unpinned.
         disk_timeout: Seconds that the disk has for a prefetch.
+        flush: Whether the engine still finds its pages after SGLang has emptied its cache: "keep", or "renew", since
+            SGLang empties it when its weights are changed, and does not say so.
     """
 
     socket: str = ""
@@ -26,6 +28,7 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = ""
     lease: float = 5.0
     disk_timeout: float = 10.0
+    flush: Literal["renew", "keep"] = "renew"
 
 
 def read_settings(given: Mapping[str, Any]) -> LinkerSettings:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pagetier.client.client import Client
 from pagetier.client.engines.sglang.device_pools import DevicePool, device_pools
-from pagetier.client.engines.sglang.engine_log import LinkerLog, describe_cache, log_rejected
+from pagetier.client.engines.sglang.engine_log import LinkerLog, describe_cache, log, log_rejected
 from pagetier.client.engines.sglang.groups import EngineGroup
 from pagetier.client.engines.sglang.identity import IdentifyingThread
 from pagetier.client.engines.sglang.loads import LayerCounter
@@ -61,15 +61,19 @@ def open_transfers(
     attachment_log = LinkerLog()
     client = _client(settings, log_rejected if ranks.shard.rank else attachment_log.on_link)
     prefetch = PrefetchThread(client)
+    if facts.adapters:
+        log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
-    def opened() -> ServedGroups | None:
+    def opened(flushes: int) -> ServedGroups | None:
         identity = weights.identity
         if identity is None:
             return None
-        salt = settings.salt if identity.weights else own_salt
+        shared = identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
+        salt = settings.salt if shared else f"{own_salt} {flushes}"
         names = [namespace_of(facts, pool, own, identity, salt) for pool, own in zip(pools, paged, strict=True)]
         groups = _groups(client, pools, paged, names)
-        attachment_log.opened(lambda: describe_cache(client.session, groups))
+        if not flushes:
+            attachment_log.opened(lambda: describe_cache(client.session, groups))
         first = None if ranks.shard.rank else prefetch
         return ServedGroups(groups, Lookups(client, groups, first, settings, several_ranks=ranks.several))
 

@@ -30,7 +30,12 @@ class Agreeing(Protocol):
 
 
 class ServedGroups(msgspec.Struct, frozen=True, eq=False):
-    """What exists once the namespaces are known: the groups, the one with full attention first, and their lookups."""
+    """What exists once the namespaces are known.
+
+    Attributes:
+        groups: The groups, the one with full attention first.
+        lookups: Their lookups.
+    """
 
     groups: tuple[EngineGroup, ...]
     lookups: Lookups
@@ -56,6 +61,7 @@ class Transfers:
     Args:
         client: The client of this rank, which close() closes.
         opened: Returns the groups and lookups; None while the weights are not identified, and then nothing is cached.
+            Its argument is how often SGLang has emptied its own cache.
         prefetch: The thread that requests pages on disk.
         counter: The counter of SGLang's pools.
         ranks: The ranks of the engine.
@@ -65,13 +71,14 @@ class Transfers:
     def __init__(
         self,
         client: Client,
-        opened: Callable[[], ServedGroups | None],
+        opened: Callable[[int], ServedGroups | None],
         prefetch: PrefetchThread,
         counter: LayerCounter,
         ranks: Agreeing,
         streams: Streams,
     ) -> None:
         self._client, self._open, self._prefetch = client, opened, prefetch
+        self._flushes = 0
         self._counter, self._ranks, self._streams = counter, ranks, streams
         self._opened: ServedGroups | None = None
         self._queued: dict[str, QueuedLoad] = {}
@@ -137,22 +144,24 @@ class Transfers:
         for request in list(self._queued):
             self.cancel(request)
         self._counter.reset()
-        if self._opened is not None:
-            self._opened.lookups.release()
         if not self._offloads.reset():
             log.error("pagetier: stores still read pages that SGLang frees")
+        opened, self._opened = self._opened, None
+        self._flushes += 1
+        if opened is not None:
+            opened.lookups.release()
+            for group in opened.groups:
+                group.cache.close(_CLOSING_S)
 
     def close(self) -> None:
         """Ends all transfers and closes the client."""
         self.reset()
         self._prefetch.close()
-        for group in self._opened.groups if self._opened else ():
-            group.cache.close(_CLOSING_S)
         self._client.close()
 
     def _ready(self) -> ServedGroups | None:
         if self._opened is None:
-            self._opened = self._open()
+            self._opened = self._open(self._flushes)
         return self._opened
 
     def _prepared(self, request: str, transfers: Sequence[Any]) -> QueuedLoad | None:
