@@ -30,7 +30,7 @@ class SglangEngine:
     Args:
         spec: The model and the number of ranks.
         socket: The daemon's control socket.
-        extra: Further settings in `linker_extra_config`.
+        extra: Further settings of pagetier. Of `environment` the ranks have their environment variables.
     """
 
     def __init__(self, spec: Spec, socket: Path, **extra: Any) -> None:
@@ -117,7 +117,7 @@ class SglangEngine:
 @cache
 def _start_server() -> None:
     """Starts the server that forks all ranks. It has the path of the tests, and imports SGLang once."""
-    _context.set_forkserver_preload(["sglang_imports", "sglang_rank"])
+    _context.set_forkserver_preload(["sglang_imports", "sglang_host_rank"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
@@ -128,15 +128,17 @@ def _start_server() -> None:
 
 def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
     """Executes the commands of a test in the process of one rank."""
-    from sglang_rank import Rank  # the process of the tests does not import SGLang
+    from sglang_host_rank import HostRank  # the process of the tests does not import SGLang
+    from sglang_rank import Rank
 
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
     target: Any = None
+    os.environ.update(arguments.extra.pop("environment", {}))
     with suppress(EOFError, BrokenPipeError):
         while True:
             try:
                 if target is None:
-                    target = Rank(arguments)
+                    target = (HostRank if arguments.spec.layout else Rank)(arguments)
                     answer = None
                 else:
                     name, values = pipe.recv()

@@ -25,17 +25,19 @@ class Spec(msgspec.Struct, frozen=True):
         page: The number of tokens in a page.
         heads: KV heads of the whole model.
         ranks: The number of tensor-parallel ranks.
+        layout: The layout of HiCache's host pool; "" for the linker.
     """
 
     kind: str = "mha"
     page: int = 16
     heads: int = 4
     ranks: int = 1
+    layout: str = ""
 
     @property
     def name(self) -> str:
         """A name for a test's title."""
-        return f"{self.kind}-{self.page}-tp{self.ranks}"
+        return "-".join(filter(None, [self.kind, str(self.page), f"tp{self.ranks}", self.layout]))
 
 
 class RankArguments(msgspec.Struct, frozen=True):

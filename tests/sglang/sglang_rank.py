@@ -32,6 +32,8 @@ _WAIT_S: Final = 60.0
 class Rank:
     """One rank."""
 
+    hierarchical = False
+
     def __init__(self, arguments: RankArguments) -> None:
         self.spec = spec = arguments.spec
         self.rank = rank = arguments.rank
@@ -62,7 +64,7 @@ class Rank:
                 self.params,
                 spec.kind == "swa",
                 spec.kind == "mamba",
-                False,
+                self.hierarchical,
                 False,
                 worker,
                 None,
@@ -79,7 +81,7 @@ class Rank:
         slots = self.pools.allocate(tokens)
         self.pools.write(number, slots)
         snapshot = self.pools.write_snapshot(number, tokens)
-        value = InsertParams(key=_key(number, tokens), value=slots.clone(), mamba_value=snapshot)
+        value = InsertParams(key=key_of(number, tokens), value=slots.clone(), mamba_value=snapshot)
         return self._count_stored(lambda: self.cache.insert(value))
 
     def restore(self, number: int, pages: int, request: str = "") -> Restored:
@@ -125,19 +127,8 @@ class Rank:
         """Returns a request after SGLang's match."""
         tokens = pages * self.spec.page
         request = request or f"request-{number}-{time.monotonic_ns()}"
-        req = SimpleNamespace(
-            rid=request,
-            extra_key=None,
-            cache_salt=None,
-            swa_host_hit_length=0,
-            mamba_host_hit_length=0,
-            kv=ReqKvInfo(),
-            swa_branching_seqlen=None,
-            mamba_branching_seqlen=None,
-            session=None,
-            number=number,
-        )
-        found = self.cache.match_prefix(MatchPrefixParams(key=_key(number, tokens), req=req))
+        req = request_of(request, number)
+        found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens), req=req))
         req.last_node, req.prefix_len, req.found = found.last_device_node, found.device_prefix_len, found
         req.hit = found.host_hit_length
         return req
@@ -207,21 +198,27 @@ class Rank:
                 pool.kv_cache_layout = "hnd"
 
     def _flags(self, arguments: RankArguments) -> dict[str, Any]:
-        config = {
-            "linker": "PagetierLinker",
-            "linker_module_path": "pagetier.client.engines.sglang",
-            "linker_extra_config": arguments.extra,
-        }
-        return {
+        adapters = arguments.extra.pop("lora", None)
+        return self._door_flags(arguments.extra) | {
             "device": "cpu",
             "model_path": str(arguments.model),
             "page_size": self.spec.page,
             "tp_size": self.spec.ranks,
+            "_mamba_cache_chunk_size": self.spec.page,
+            "enable_lora": adapters,
+        }
+
+    def _door_flags(self, extra: dict[str, Any]) -> dict[str, Any]:
+        """Returns the flags that select pagetier."""
+        config = {
+            "linker": "PagetierLinker",
+            "linker_module_path": "pagetier.client.engines.sglang",
+            "linker_extra_config": extra,
+        }
+        return {
             "enable_unified_cache_external_linker": True,
             "unified_cache_external_linker_backend": "dynamic",
             "unified_cache_external_linker_config": config,
-            "_mamba_cache_chunk_size": self.spec.page,
-            "enable_lora": arguments.extra.pop("lora", None),
         }
 
     def _is_equal(self, req: Any, slots: torch.Tensor | None) -> bool:
@@ -256,5 +253,22 @@ class Rank:
         return sum(results)
 
 
-def _key(number: int, tokens: int) -> Any:
+def key_of(number: int, tokens: int) -> Any:
+    """Returns SGLang's key of a prompt."""
     return RadixKey(prompt(number, tokens), extra_key=None)
+
+
+def request_of(rid: str, number: int) -> Any:
+    """Returns what SGLang's cache uses of a request."""
+    return SimpleNamespace(
+        rid=rid,
+        extra_key=None,
+        cache_salt=None,
+        swa_host_hit_length=0,
+        mamba_host_hit_length=0,
+        kv=ReqKvInfo(),
+        swa_branching_seqlen=None,
+        mamba_branching_seqlen=None,
+        session=None,
+        number=number,
+    )

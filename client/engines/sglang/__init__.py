@@ -4,26 +4,32 @@
     --unified-cache-external-linker-config '{"linker": "PagetierLinker",
         "linker_module_path": "pagetier.client.engines.sglang", "linker_extra_config": {}}'
 
-Only linker.py and model.py import SGLang. The other modules recognise its objects by their attributes, so that they can
-be imported without SGLang.
+    --enable-hierarchical-cache --hicache-storage-backend dynamic
+    --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
+        "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
+
+Only linker.py, storage.py and model.py import SGLang. The other modules recognise its objects by their attributes, so
+that they can be imported without SGLang.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pagetier.client.engines.sglang.linker import PagetierLinker
+    from pagetier.client.engines.sglang.storage import PagetierStorage
 
-__all__ = ["PagetierLinker"]
+__all__ = ["PagetierLinker", "PagetierStorage"]
+
+_MODULES: Final = {"PagetierLinker": "linker", "PagetierStorage": "storage"}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the linker, and imports SGLang only when it is requested.
+    """Returns the linker or the storage backend, and imports SGLang only when it is requested.
 
     Raises:
         AttributeError: The module has no such attribute.
     """
-    if name != "PagetierLinker":
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pagetier.client.engines.sglang.linker import PagetierLinker
-
-    return PagetierLinker
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -52,8 +52,8 @@ class IdentifyingThread:
             self._ended.set()
 
     def _identify(self) -> None:
-        nbytes = bytes_to_read(self._source, self._digests)
+        nbytes = bytes_to_read([self._source], self._digests)
         if nbytes >= _LOGGED_BYTES:
             gib = nbytes / 2**30
             log.info("pagetier reads %.1f GiB of weights once to identify them, and caches nothing before", gib)
-        self._identity = identify(self._source, self._digests)
+        self._identity = identify([self._source], self._digests)

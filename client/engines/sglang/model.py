@@ -9,6 +9,7 @@ import torch
 from sglang import version
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.runtime_context import get_server_args
 
 from pagetier.client.engines.sglang.device_pools import WINDOW
 from pagetier.client.engines.sglang.namespace import EngineFacts
@@ -63,19 +64,35 @@ def engine_facts(server: Any) -> EngineFacts:
     return EngineFacts(VERSION, ModelConfig.from_server_args(server), resolving_view(server))
 
 
+def this_engine() -> EngineFacts:
+    """Returns what the engine of this process computes with."""
+    return engine_facts(get_server_args())
+
+
 def heads_of(model: Any) -> Callable[[str], int]:
     """Returns a function that returns the KV heads of the whole model in the layers of a pool."""
     return lambda pool: int(model.get_swa_num_kv_heads(1) if pool == WINDOW else model.get_num_kv_heads(1))
 
 
-def require_supported(params: Any) -> None:
-    """Raises UnsupportedError for a version or a parallelism of SGLang with which nothing is cached."""
+def require_known(parallel: Any) -> None:
+    """Rejects a version or a parallelism of SGLang with which nothing is cached.
+
+    Args:
+        parallel: SGLang's CacheInitParams or HiCacheStorageConfig.
+
+    Raises:
+        UnsupportedError: The message says what to change.
+    """
     if VERSION not in KNOWN_VERSIONS:
         known = ", ".join(KNOWN_VERSIONS)
         raise UnsupportedError(f"SGLang {VERSION} is not known: use SGLang {known}, or a pagetier that knows it")
-    if params.pp_size > 1:
+    if parallel.pp_size > 1:
         raise UnsupportedError("pipeline parallelism is not supported yet")
-    if params.attn_cp_size > 1:
+    if parallel.attn_cp_size > 1:
         raise UnsupportedError("context parallelism is not supported yet")
+
+
+def require_no_draft(params: Any) -> None:
+    """Raises UnsupportedError for an engine with a draft model."""
     if params.is_eagle or params.mtp_draft_device_pools or params.sidecar_draft_device_pools:
         raise UnsupportedError("draft models (EAGLE, MTP) are not supported yet")

@@ -1,4 +1,4 @@
-"""The settings in `linker_extra_config`."""
+"""The settings in `linker_extra_config`, and those in `--hicache-storage-backend-extra-config`."""
 
 from __future__ import annotations
 
@@ -38,3 +38,32 @@ def read_settings(given: Mapping[str, Any]) -> LinkerSettings:
     except msgspec.ValidationError as error:
         known = ", ".join(LinkerSettings.__struct_fields__)
         raise ValueError(f"linker_extra_config: {error}; the known keys are {known}") from error
+
+
+class StorageSettings(msgspec.Struct, frozen=True):
+    """The settings in `--hicache-storage-backend-extra-config`. SGLang's own keys are there too.
+
+    Attributes:
+        socket, salt, name, weights: See LinkerSettings.
+        timeout: Seconds that a call of SGLang may wait for daemon and disk. SGLang's `prefetch_timeout_base` is longer.
+        interface_v1: 1, so that SGLang passes the memory of its pool.
+    """
+
+    socket: str = ""
+    salt: str = ""
+    name: str = "sglang"
+    weights: str = ""
+    timeout: float = 0.5
+    interface_v1: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.interface_v1:
+            raise ValueError('set "interface_v1": 1')
+
+
+def read_storage_settings(given: Mapping[str, Any]) -> StorageSettings:
+    """Returns the settings. Raises ValueError for a wrong value; the message names it."""
+    try:
+        return msgspec.convert(dict(given), StorageSettings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--hicache-storage-backend-extra-config: {error}") from error

@@ -1,0 +1,60 @@
+"""Replaces what SGLang's host pools do on a GPU: registering their memory, and copying between host and device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.pool_host import base, common
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+
+
+def install() -> None:
+    """Replaces the copies and the registration."""
+    for module in (base, common):
+        for name in ("_cuda_host_register", "_cuda_host_unregister"):
+            if hasattr(module, name):
+                setattr(module, name, lambda *_, **__: None)
+    for name in ("wait_stream", "synchronize", "wait_event", "record_event"):
+        if not hasattr(torch.cpu.Stream, name):
+            setattr(torch.cpu.Stream, name, lambda *_, **__: None)
+    for kind in (MHATokenToKVPoolHost, MLATokenToKVPoolHost):
+        kind.load_to_device_per_layer = _load
+        kind.backup_from_device_all_layer = _back_up
+
+
+def _load(
+    self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, layer_id: int, _io: str, *, is_draft: bool = False
+) -> None:
+    assert not is_draft
+    for host_buffer, layers in _buffers(self):
+        layers[layer_id][device] = host_buffer[_places(self, host, layer_id)]
+
+
+def _back_up(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _io: str) -> None:
+    for host_buffer, layers in _buffers(self):
+        for layer, tensor in enumerate(layers):
+            host_buffer[_places(self, host, layer)] = tensor[device]
+
+
+def _buffers(pool: Any) -> list[tuple[torch.Tensor, Any]]:
+    """Returns the host's buffer and the device's layers of K and V, or of the latents."""
+    if isinstance(pool, MHATokenToKVPoolHost):
+        return [(pool.kv_buffer[0], pool.device_k_buffers), (pool.kv_buffer[1], pool.device_v_buffers)]
+    return [(pool.kv_buffer, pool.device_kv_buffers)]
+
+
+def _places(pool: Any, tokens: torch.Tensor, layer: int) -> Any:
+    """Returns the index of tokens in a buffer, whose result has the axes (tokens, heads, elements)."""
+    tokens = tokens.cpu()
+    page, offset = tokens // pool.page_size, tokens % pool.page_size
+    match pool.layout:
+        case "layer_first":
+            return layer, tokens
+        case "page_first":
+            return tokens, layer
+        case "page_first_direct":
+            return page, layer, offset
+        case _:
+            return page, slice(None), offset, layer
