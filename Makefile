@@ -223,6 +223,7 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/overlap.py
 	@$(BIN)/python bench/cpu_idle.py
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
+	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_caches.py)
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_process_death.py

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pagetier.client.engines.sglang.groups import EngineGroup
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
 from pagetier.client.reconnect import LinkEvent, LinkState
-from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.shm._core import Session
+from pagetier.shm.errors import PagetierError
 
 log = logging.getLogger("pagetier.sglang")
 
@@ -57,7 +56,7 @@ def log_rejected(event: LinkEvent) -> None:
 
 def log_unsupported(error: Exception) -> None:
     """Logs why nothing is cached. The trace of an error that is not foreseen is in the debug log."""
-    foreseen = isinstance(error, (UnsupportedError, LayoutError, ValueError))
+    foreseen = isinstance(error, (PagetierError, ValueError))
     log.warning("pagetier caches nothing: %s", error if foreseen else repr(error))
     log.debug("pagetier caches nothing because of this exception", exc_info=error)
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.hash_inputs import mixed_into
 from pagetier.client.keys import Keys
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.shm.protocol import Prompt
@@ -35,8 +36,8 @@ class EngineGroup(msgspec.Struct, frozen=True, eq=False):
 
     def keys(self, hashes: bytes) -> Keys:
         """Returns the keys of SGLang's hashes, 32 bytes each. Only pages of full attention depend on those before."""
-        keys = self.cache.namespace.keys_of_hashes(hashes)
-        return Keys(keys.namespace, keys.data, _TAIL if self.name == FULL else ())
+        namespace = self.cache.namespace
+        return Keys(namespace, mixed_into(hashes, namespace.digest), _TAIL if self.name == FULL else ())
 
     def blocks(self, indices: Any) -> npt.NDArray[np.int64]:
         """Returns the block of each page.

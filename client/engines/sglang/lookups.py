@@ -88,6 +88,8 @@ class Lookups:
         hashes = hashes_of(pools[FULL].keys)
         before = self._leases.pop(request, None)
         match = self._match(hashes, pools, counted=before is None)
+        if before is None and not match.available_tokens:
+            return []  # as for most prompts
         lease = self._pinned(hashes, pools, match)
         if match.available_tokens > match.tokens:
             lease.prefetch = before.prefetch if before and before.prefetch else self._request(match)

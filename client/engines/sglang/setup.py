@@ -40,6 +40,7 @@ from pagetier.client.engines.vllm.weights import started_ns
 from pagetier.client.keys import Namespace
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registration import paged_cache_of
+from pagetier.kernels.config.file import load_settings
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -65,9 +66,11 @@ def open_transfers(
     Raises:
         UnsupportedError: Something is not supported.
         LayoutError: The tensors of a pool do not fit the model.
+        SettingsError: The file of copy settings is wrong.
         ValueError: A setting is wrong.
     """
     settings = read_settings(extra)
+    load_settings()  # the copiers read them later, where an error could not be reported once
     require_known(params)
     require_no_draft(params)
     ranks, facts = Ranks(params), engine_facts(server)
