@@ -1,11 +1,11 @@
-"""Computes how many frames fit under a cap, with a reserve for everything else that an environment needs.
+"""Computes how many frames fit under a cap, with a reserve for everything else that a store needs.
 
-This module is light: the daemon validates the disk size with it and imports nothing else about LMDB.
+This module is light: the daemon validates the disk size with it and imports nothing else about the stores.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -13,6 +13,7 @@ PAGE: Final = 4096  # of LMDB, on every supported machine
 VALUE_HEAD: Final = 16  # LMDB's header of an overflow value
 # The most that one transaction writes.
 TRANSACTION_BYTES: Final = 8 << 20
+DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
 # Files beside data.mdb: lock.mdb, the state file and its successor, folders.
 _BESIDE: Final = 64 << 10
 # Pages of the trees for each frame, if every page had a single frame: a node of 54 bytes and one of 92 in leaves that
@@ -26,20 +27,58 @@ _TRANSACTIONS_ON_THEIR_WAY: Final = 3
 # Free pages that lie alone among trees, where no frame fits.
 _FRAGMENTS: Final = 0.02
 _SMALLEST_PART: Final = 32  # a transaction takes at most this part of an environment
+# The files store: LMDB has a record for each page, of 120 bytes and 8 for each run, in leaves that are two thirds full.
+_RECORD_BYTES: Final = 256
+# The records that one transaction changes: it copies a leaf and its branches for each of them.
+_RECORDS_PER_TRANSACTION: Final = 256
+_COPIED_PER_RECORD: Final = 2 * PAGE
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """The size of an environment and of its frames and transactions."""
+Store: TypeAlias = Literal["lmdb", "files"]
+"""The stores behind the disk tier's interface: where the bytes of the frames lie."""
 
-    map_bytes: int
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """The size of an environment and of its frames and transactions. `share_bytes`: of all of its files together."""
+
+    share_bytes: int
     frame_bytes: int
     transaction_bytes: int
 
     @property
     def frames_per_transaction(self) -> int:
         """The number of frames in a transaction, at least one. A page with more frames gets its own transaction."""
-        limit = min(self.transaction_bytes, self.map_bytes // _SMALLEST_PART)
+        limit = min(self.transaction_bytes, self.share_bytes // _SMALLEST_PART)
         return max(1, limit // self.frame_bytes)
+
+    @property
+    def pages_per_transaction(self) -> int:
+        """The largest number of pages that one transaction stores or drops."""
+        raise NotImplementedError
+
+    @property
+    def map_bytes(self) -> int:
+        """The limit of the size of LMDB's file."""
+        raise NotImplementedError
+
+    @property
+    def room(self) -> int:
+        """The number of frames that certainly fit, 0 if the environment is too small for any."""
+        raise NotImplementedError
+
+
+class LmdbShape(Shape, frozen=True, kw_only=True):
+    """The shape of an environment that holds frames as values."""
+
+    @property
+    def pages_per_transaction(self) -> int:
+        """As many as there are frames in it."""
+        return DROPS * self.frames_per_transaction
+
+    @property
+    def map_bytes(self) -> int:
+        """The whole share."""
+        return self.share_bytes
 
     @property
     def stride(self) -> int:
@@ -49,9 +88,38 @@ class Shape(msgspec.Struct, frozen=True):
     @property
     def room(self) -> int:
         """The number of frames that certainly fit, 0 if the environment is too small for any."""
-        pages = self.map_bytes // PAGE * (1 - _FRAGMENTS) - _FIXED_PAGES
+        pages = self.share_bytes // PAGE * (1 - _FRAGMENTS) - _FIXED_PAGES
         spare = _TRANSACTIONS_ON_THEIR_WAY * self.frames_per_transaction
         return max(0, int(pages / (self.stride + _TREE_PAGES_PER_FRAME)) - spare)
+
+
+class FilesShape(Shape, frozen=True, kw_only=True):
+    """The shape of an environment that holds records, beside files that hold the frames."""
+
+    @property
+    def pages_per_transaction(self) -> int:
+        """Few: their records lie in as many leaves, each of which a transaction copies."""
+        return _RECORDS_PER_TRANSACTION
+
+    @property
+    def map_bytes(self) -> int:
+        """What the frames leave."""
+        return max(0, self.share_bytes - self.room * self.frame_bytes)
+
+    @property
+    def room(self) -> int:
+        """The number of frames that certainly fit, 0 if the environment is too small for any.
+
+        Copies of records are at most as large as the tree, and at most what the transactions on their way change.
+        """
+        bytes_left = self.share_bytes - _FIXED_PAGES * PAGE
+        copies = 1 + _TRANSACTIONS_ON_THEIR_WAY
+        small = bytes_left // (self.frame_bytes + copies * _RECORD_BYTES)
+        changed = copies * _RECORDS_PER_TRANSACTION * _COPIED_PER_RECORD
+        return max(0, small, (bytes_left - changed) // (self.frame_bytes + _RECORD_BYTES))
+
+
+_SHAPES: Final[dict[Store, type[Shape]]] = {"lmdb": LmdbShape, "files": FilesShape}
 
 
 def pages_of_value(frame_bytes: int) -> int:
@@ -59,31 +127,32 @@ def pages_of_value(frame_bytes: int) -> int:
     return -(-(frame_bytes + VALUE_HEAD) // PAGE)
 
 
-def least_cap(environments: int, frame_bytes: int) -> int:
+def least_cap(store: Store, environments: int, frame_bytes: int) -> int:
     """Returns the smallest cap, in whole MiB, with which each environment has room for a frame."""
     low, high = 0, 1
-    while not has_room(high << 20, environments, frame_bytes):
+    while not has_room(store, high << 20, environments, frame_bytes):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if has_room(middle << 20, environments, frame_bytes) else (middle, high)
+        low, high = (low, middle) if has_room(store, middle << 20, environments, frame_bytes) else (middle, high)
     return high << 20
 
 
-def frames_under(cap_bytes: int, environments: int, frame_bytes: int) -> int:
-    """Returns the number of frames that certainly fit into the files under a cap. Small frames waste much of it.
+def frames_under(store: Store, cap_bytes: int, environments: int, frame_bytes: int) -> int:
+    """Returns the number of frames that certainly fit into the files under a cap.
 
-    A frame takes whole pages of the file with its header: one of 4 KiB takes 8 KiB.
+    In LMDB small frames waste much of it: a frame takes whole pages of the file with its header, one of 4 KiB takes
+    8 KiB. In files a frame takes its own size, and a record beside it.
     """
-    return environments * shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room
+    return environments * shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room
 
 
-def has_room(cap_bytes: int, environments: int, frame_bytes: int) -> bool:
+def has_room(store: Store, cap_bytes: int, environments: int, frame_bytes: int) -> bool:
     """Returns whether each environment has room for a frame."""
-    return shape_of(cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0
+    return shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0
 
 
-def shape_of(cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
+def shape_of(store: Store, cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
     """Returns the shape of each of several environments whose files together never exceed the cap."""
-    share = cap_bytes // environments - _BESIDE
-    return Shape(max(0, share) // PAGE * PAGE, frame_bytes, transaction_bytes)
+    share = max(0, cap_bytes // environments - _BESIDE) // PAGE * PAGE
+    return _SHAPES[store](share_bytes=share, frame_bytes=frame_bytes, transaction_bytes=transaction_bytes)

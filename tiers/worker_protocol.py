@@ -15,6 +15,7 @@ import msgspec
 
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.base import TierState
+from pagetier.tiers.capacity import Store
 
 
 class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -36,8 +37,9 @@ class Serve(_WorkerMessage, frozen=True):
         slot: The worker's slot in the index.
         folder: The tier's folder.
         cap: The limit of its files in bytes.
-        environments: The number of LMDB environments.
+        environments: The number of environments.
         populated: Whether all memory of the arena is allocated, or about to be.
+        store: Where the bytes of the frames lie.
         trust: How far the folder's content may be trusted.
     """
 
@@ -46,6 +48,7 @@ class Serve(_WorkerMessage, frozen=True):
     cap: int
     environments: int
     populated: bool = False
+    store: Store = "lmdb"
     trust: Trust = Trust.AS_LEFT
 
 

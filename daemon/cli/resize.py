@@ -85,7 +85,8 @@ def _disk_loss(daemon: Daemon, size: str | None) -> str:
     disk, frame = snapshot.tiers.disk, snapshot.daemon.frame_bytes
     if size is None or not disk.used:
         return ""
-    room = frame * frames_under(parse_size(size), config_of(daemon).disk.environments, frame)
+    options = config_of(daemon).disk
+    room = frame * frames_under(options.store, parse_size(size), options.environments, frame)
     if room >= disk.used:
         return ""
     pages = math.ceil(disk.pages * (1 - room / disk.used))

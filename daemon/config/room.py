@@ -9,7 +9,7 @@ from pagetier.tiers.capacity import frames_under
 
 def frames_of_disk(config: Config) -> int:
     """Returns the number of frames for which the disk tier has room. The rest of its cap goes to headers and trees."""
-    return frames_under(config.disk.size, config.disk.environments, config.arena.frame_size)
+    return frames_under(config.disk.store, config.disk.size, config.disk.environments, config.arena.frame_size)
 
 
 def room_of_disk(config: Config) -> str:

@@ -31,6 +31,7 @@ from pagetier.daemon.config.value_types import (
 )
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.socket_path import default_socket
+from pagetier.tiers.capacity import Store
 
 BATCH_BYTES: Final = 128 << 20
 SMALLEST_PART: Final = 8  # of the arena: a page that is being written to disk cannot be evicted until the disk is done
@@ -169,6 +170,15 @@ class DiskOptions(Section, frozen=True, kw_only=True):
     store_timeout: Annotated[
         float, duration_setting("How long a store may wait for the disk before unwritten pages are evicted.")
     ] = 0.005
+    store: Annotated[
+        Store,
+        choice_setting(
+            "Where the bytes of pages lie: in LMDB (lmdb), or in files beside it, past the page cache (files)."
+            " A change empties the tier.",
+            "lmdb",
+            "files",
+        ),
+    ] = "lmdb"
     budget: Annotated[int, size_setting("Bytes that may be written per day; 0: no limit.")] = 0
     sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it.")] = 10.0
     environments: Annotated[int, count_setting("Number of LMDB environments that share the work.", 1, 64)] = 4

@@ -22,8 +22,8 @@ def wrong_disk_size(config: Config) -> str:
         return ""
     if disk.size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    if not has_room(disk.size, disk.environments, frame):
-        least = least_cap(disk.environments, frame)
+    if not has_room(disk.store, disk.size, disk.environments, frame):
+        least = least_cap(disk.store, disk.environments, frame)
         detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
         return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"
     if not config.index.entries and config.arena.frames + disk.size // frame > MOST_FRAMES:

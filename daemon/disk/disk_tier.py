@@ -70,7 +70,7 @@ class DiskTier:
         if not self.configured:
             return
         options = self._events.options
-        frames = frames_under(options.size, options.environments, self._owner.header().frame_bytes)
+        frames = frames_under(options.store, options.size, options.environments, self._owner.header().frame_bytes)
         self._bulletin.note(
             standing=Standing.STARTING,
             folder=str(options.path),

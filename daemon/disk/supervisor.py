@@ -188,6 +188,7 @@ class Supervisor:
             self._options.size,
             self._options.environments,
             self.populated,
+            self._options.store,
             max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)]),
         )
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from numbered_pages import key_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, Tier
-from pagetier.tiers.lmdb import LmdbTier
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.stores import tier_of
 
 FRAME = 4096
 CAP = 8 << 20
@@ -20,9 +23,22 @@ SPACE = Space(b"s" * KEY_BYTES, "space", 16)
 OTHER = Space(b"o" * KEY_BYTES, "other", 64, 1, 512)
 
 
-def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LmdbTier:
+class Default:
+    """The store of small_tier(), which the fixture each_store changes."""
+
+    store: Store = "lmdb"
+
+
+def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LocalTier:
     """Returns a tier with small frames."""
-    return LmdbTier(folder, cap, FRAME, environments, **more)
+    return tier_of(Default.store)(folder, cap, FRAME, environments, **more)
+
+
+def aligned(nbytes: int, content: bytes = b"") -> memoryview:
+    """Returns memory that begins at a page of memory, as an arena's frames do."""
+    memory = memoryview(mmap.mmap(-1, max(1, nbytes)))
+    memory[: len(content)] = content
+    return memory
 
 
 def content_of(key: bytes, size: int, version: int = 0) -> bytes:
@@ -34,7 +50,7 @@ def outgoing(
 ) -> Outgoing:
     key = key_of(number)
     whole = -(-size // FRAME) * FRAME
-    padded = memoryview(content_of(key, size, version).ljust(whole, b"\xee"))
+    padded = aligned(whole, content_of(key, size, version).ljust(whole, b"\xee"))
     frames = [padded[at : at + FRAME] for at in range(0, whole, FRAME)]
     return Outgoing(key, space, size, stamp, frames)
 
@@ -44,7 +60,8 @@ def outgoings(numbers: Iterable[int], size: int = 3 * FRAME - 7) -> list[Outgoin
 
 
 def read_bytes(tier: Tier, key: bytes, size: int) -> tuple[ReadResult, bytes]:
-    frames = [memoryview(bytearray(FRAME)) for _ in range(-(-size // FRAME))]
+    whole = aligned(-(-size // FRAME) * FRAME)
+    frames = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
     result = tier.read(Incoming(key, size, frames))
     return result, b"".join(frames)[:size]
 
@@ -69,3 +86,12 @@ def keys_in(tier: Tier) -> set[bytes]:
 
 def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def filled_tier(folder: Path) -> list[bytes]:
+    """Returns the keys of a full tier, from the coldest to the hottest."""
+    tier = small_tier(folder)
+    pages = outgoings(range(tier.room // 3 - 4))
+    assert all(tier.write([], pages).stored)
+    tier.close()
+    return [page.key for page in pages]

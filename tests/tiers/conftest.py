@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.lmdb import LmdbTier
-from tier_pages import MEMORY, small_tier
+from files_tier import opened
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.frame_files import FilesTier
+from tier_pages import MEMORY, Default, small_tier
+
+
+@pytest.fixture(params=["lmdb", "files"])
+def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Runs a test with each store of the disk tier. Returns the name of the store."""
+    store: Store = request.param
+    monkeypatch.setattr(Default, "store", store)
+    return store
 
 
 @pytest.fixture
@@ -22,7 +33,7 @@ def in_memory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[LmdbTier]:
+def tier(tmp_path: Path) -> Iterator[LocalTier]:
     """Yields an empty tier in a folder that contains nothing else."""
     with closing(small_tier(tmp_path / "tier")) as tier:
         yield tier
@@ -42,3 +53,10 @@ def tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
     yield mount
     subprocess.run(["umount", "--lazy", str(point)], capture_output=True, check=False)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[FilesTier]:
+    """Yields an empty tier of one environment."""
+    with closing(opened(tmp_path)) as tier:
+        yield tier

@@ -15,8 +15,11 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import LmdbTier, doubt, writer
-from pagetier.tiers.lmdb.read_priority import Patience, Turns
+from pagetier.tiers.disk import doubt
+from pagetier.tiers.disk.read_priority import Patience, Turns
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.lmdb import values
+from pagetier.tiers.lmdb.environment import LmdbEnvironment
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -70,7 +73,7 @@ def failing(number: int) -> Callable[..., Any]:
     return raising(error)
 
 
-def proven_tier(folder: Path) -> LmdbTier:
+def proven_tier(folder: Path) -> LocalTier:
     """Returns a tier that was verified when it was opened, with its pages."""
     doubt(folder)
     tier = small_tier(folder)
@@ -88,24 +91,24 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
     tier = proven_tier(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "put", failing(number))
+        patch.setattr(values, "put", failing(number))
         written = tier.write([], outgoings(range(100, 110)))
     assert set(written.stored) == {False}
     assert all("it failed" in reason for reason in written.reasons)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "delete", failing(number))
+        patch.setattr(values, "delete", failing(number))
         assert "it failed" in tier.write([old[0].key], []).undropped
     assert keys_in(tier) == {page.key for page in old}
     assert all(tier.write([], outgoings(range(100, 110))).stored)
     tier.close()
 
 
-def test_a_failed_drop_is_retried(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_drop_is_retried(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the page would take room until the next worker, after each trouble of the disk."""
     pages = outgoings(range(10))
     tier.write([], pages)
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "delete", failing(errno.EROFS))
+        patch.setattr(values, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key], []).undropped
         assert tier.write([pages[1].key], []).undropped
         patch.undo()
@@ -116,10 +119,10 @@ def test_a_failed_drop_is_retried(tier: LmdbTier, monkeypatch: pytest.MonkeyPatc
     assert keys_in(tier) == {page.key for page in [*pages[3:], outgoing(100)]}
 
 
-def test_a_page_that_is_stored_again_is_not_dropped(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_stored_again_is_not_dropped(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
-    delete = writer.delete
+    delete = values.delete
 
     def but_not(environment: Any, txn: Any, key: bytes) -> None:
         if key == pages[1].key:
@@ -127,9 +130,9 @@ def test_a_page_that_is_stored_again_is_not_dropped(tier: LmdbTier, monkeypatch:
         delete(environment, txn, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "delete", failing(errno.EROFS))
+        patch.setattr(values, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key, pages[1].key], []).undropped
-        patch.setattr(writer, "delete", but_not)
+        patch.setattr(values, "delete", but_not)
         written = tier.write([], [pages[0]])
         assert written.stored == (True,)
         assert written.undropped
@@ -139,24 +142,25 @@ def test_a_page_that_is_stored_again_is_not_dropped(tier: LmdbTier, monkeypatch:
 
 @pytest.mark.parametrize("call", ["put", "delete"])
 def test_an_io_error_may_be_damage_if_nothing_was_verified(
-    tier: LmdbTier, monkeypatch: pytest.MonkeyPatch, call: str
+    tier: LocalTier, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
-        patch.setattr(writer, call, failing(errno.EIO))
+        patch.setattr(values, call, failing(errno.EIO))
         with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
 
 
-def test_a_broken_environment_ends_the_tier(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_environment_ends_the_tier(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
+        patch.setattr(values, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
         with pytest.raises(TierError, match="its disk failed"):
             tier.write([], outgoings(range(10)))
 
 
-def test_a_failing_state_file_rejects_pages(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_a_failing_state_file_rejects_pages(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(tier._journal, "_write", raising(NO_SPACE))
@@ -167,19 +171,21 @@ def test_a_failing_state_file_rejects_pages(tier: LmdbTier, monkeypatch: pytest.
     assert all(tier.write([], [outgoing(1)]).stored)
 
 
-def test_a_read_error_is_a_miss_and_the_page_stays(tier: LmdbTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_a_miss_and_the_page_stays(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.write([], [outgoing(1)])
 
     with monkeypatch.context() as patch:
         for environment in tier._environments:
+            assert isinstance(environment, LmdbEnvironment)
             patch.setattr(environment.reader, "read", raising(OSError(errno.EIO, "Input/output error")))
         assert outcome_of(tier, outgoing(1)) is ReadOutcome.FAILED
     assert outcome_of(tier, outgoing(1)) is ReadOutcome.EXACT
     assert tier.state().damaged == 0
 
 
+@pytest.mark.usefixtures("each_store")
 def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:
-    tier = LmdbTier(tmp_path, CAP, 4096, 2)
+    tier = small_tier(tmp_path)
     stays = outgoings(range(40))
     tier.write([], stays)
     wrong: list[ReadOutcome] = []
@@ -211,6 +217,7 @@ def test_readers_beside_a_writer_read_whole_pages(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from disk_corruption.file_anatomy import Anatomy
 from file_changes import flip_bit
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import reader
+from pagetier.tiers.disk import reader
 from tier_pages import keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
@@ -25,7 +25,7 @@ def left(folder: Path, environments: int = 1) -> None:
 
 def recount(file: Path, bit: int) -> None:
     """Flips a bit of LMDB's count of frames."""
-    flip_bit(file, Anatomy(file.read_bytes()).frames_counted_at, bit)
+    flip_bit(file, Anatomy(file.read_bytes()).counted_at, bit)
 
 
 def found(folder: Path) -> str:

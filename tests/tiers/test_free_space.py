@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from pagetier.tiers.base import Outgoing, ReadOutcome
-from pagetier.tiers.lmdb import LmdbTier, files
-from pagetier.tiers.lmdb import environment as disk_blocks
-from pagetier.tiers.lmdb.environment import Environment
-from pagetier.tiers.lmdb.recovery import shortened
+from pagetier.tiers.disk import blocks as disk_blocks
+from pagetier.tiers.disk import files
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.recovery import shortened
+from pagetier.tiers.disk.tier import LocalTier
 from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
+
+CALLS = ("mdb_txn_commit", "pwritev")
 
 
 def take_what_is_left(point: Path) -> None:
@@ -24,7 +27,7 @@ def take_what_is_left(point: Path) -> None:
             file.write(bytes(4096))
 
 
-def stored(tier: LmdbTier, pages: list[Outgoing]) -> list[Outgoing]:
+def stored(tier: LocalTier, pages: list[Outgoing]) -> list[Outgoing]:
     """Returns the pages that the tier stored."""
     return [page for page, is_there in zip(pages, tier.write([], pages).stored, strict=True) if is_there]
 
@@ -34,6 +37,7 @@ def blocks_in(folder: Path) -> list[int]:
     return [path.stat().st_blocks * 512 for path in sorted(folder.glob("*/data.mdb"))]
 
 
+@pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("environments", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 7, 30, 60])
 def test_pages_can_be_dropped_without_free_blocks(tmpfs: Callable[..., Path], environments: int, count: int) -> None:
@@ -48,6 +52,7 @@ def test_pages_can_be_dropped_without_free_blocks(tmpfs: Callable[..., Path], en
     tier.close()
 
 
+@pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("environments", [1, 2])
 def test_freed_room_takes_new_pages_without_free_blocks(tmpfs: Callable[..., Path], environments: int) -> None:
     point = tmpfs("size=8m")
@@ -78,6 +83,7 @@ def test_environments_that_share_a_full_file_system_can_all_drop(tmpfs: Callable
     tier.close()
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> None:
     point = tmpfs("size=4m")
     tier = small_tier(point / "tier", 2 * CAP)
@@ -93,7 +99,7 @@ def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> Non
     tier.close()
 
 
-def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: LmdbTier, tmp_path: Path) -> None:
+def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: LocalTier, tmp_path: Path) -> None:
     assert bytes_in(tmp_path) < 1 << 17
     for first in range(0, 400, 20):
         tier.write([], outgoings(range(first, first + 20)))
@@ -102,13 +108,14 @@ def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: L
     assert tier.state().used_frames > 0.8 * tier.room
 
 
+@pytest.mark.usefixtures("each_store")
 def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
-    tier: LmdbTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tier: LocalTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = stored(tier, outgoings(range(20)))
     before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames
     with monkeypatch.context() as patch:
-        patch.setattr(disk_blocks, "_allocate", lambda *_: errno.ENOSPC)
+        patch.setattr(disk_blocks, "allocate", lambda *_: errno.ENOSPC)
         written = tier.write([], [outgoing(100, 300 * FRAME), outgoing(101, 300 * FRAME)])
     assert written.stored == (False, False)
     assert all("No space left on device: the file system of " in reason for reason in written.reasons)
@@ -118,21 +125,23 @@ def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
     assert len(stored(tier, [outgoing(100, 300 * FRAME)])) == 1
 
 
+@pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_a_file_system_that_can_not_be_asked_is_written_to(
     tmpfs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(disk_blocks, "_allocate", lambda *_: number)
+    monkeypatch.setattr(disk_blocks, "allocate", lambda *_: number)
     tier = small_tier(tmpfs("size=3m") / "tier", 2 * CAP)
     written = tier.write([], outgoings(range(400)))
     assert set(written.stored) == {True, False}
     # LMDB calls a write that was cut short an input/output error
     reasons = {reason.partition(": the file system of ")[0] for reason in written.reasons}
-    assert reasons <= {"", *(f"mdb_txn_commit: {os.strerror(n)}" for n in (errno.ENOSPC, errno.EIO))}
+    assert reasons <= {"", *(f"{call}: {os.strerror(n)}" for call in CALLS for n in (errno.ENOSPC, errno.EIO))}
     assert tier.state().used_frames == 3 * sum(written.stored)
     tier.close()
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_clean_tier_can_be_changed_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None:
     point = tmpfs("size=4m")
     tier = small_tier(point / "tier", 2 * CAP)
@@ -150,6 +159,7 @@ def test_a_clean_tier_can_be_changed_where_no_block_is_left(tmpfs: Callable[...,
     tier.close()
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_state_file_is_written_where_names_can_not_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,9 +196,9 @@ def test_a_file_that_its_process_left_short_loses_nothing(tmp_path: Path, monkey
     environment = tier._environments[0]
     with environment.changing() as txn:  # frees what it has just taken behind the end
         for number in range(50):
-            txn.put(b"%064d" % number, bytes(FRAME), db=environment.frames)
+            txn.put(b"%064d" % number, bytes(FRAME), db=environment.counted)
         for number in range(50):
-            txn.delete(b"%064d" % number, db=environment.frames)
+            txn.delete(b"%064d" % number, db=environment.counted)
     assert shortened(tmp_path / "0"), "LMDB writes all pages now: lengthening is of no use any more"
     tier.close()
     monkeypatch.undo()

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from child_process import DIED, in_child
 from file_changes import write_at
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import LmdbTier, compaction, files
-from pagetier.tiers.lmdb.records import FORMAT
-from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoings, small_tier
+from pagetier.tiers.disk import files
+from pagetier.tiers.disk.records import FORMAT
+from tier_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
+
+pytestmark = pytest.mark.usefixtures("each_store")
 
 PAGES = outgoings(range(60))
 
@@ -173,17 +174,8 @@ def test_a_folder_with_other_files_is_rejected_unchanged(tmp_path: Path) -> None
 # A lowered cap
 
 
-def filled(folder: Path) -> list[bytes]:
-    """Returns the keys of a full tier, from the coldest to the hottest."""
-    tier = small_tier(folder)
-    pages = outgoings(range(tier.room // 3 - 4))
-    assert all(tier.write([], pages).stored)
-    tier.close()
-    return [page.key for page in pages]
-
-
 def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) -> None:
-    keys = filled(tmp_path)
+    keys = filled_tier(tmp_path)
     tier = small_tier(tmp_path, cap=CAP // 2)
     state = tier.state()
     assert (state.note, state.opened) == ("", "as it was left")
@@ -200,44 +192,6 @@ def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
 
 
-def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = filled(tmp_path)
-    before = bytes_in(tmp_path)
-    monkeypatch.setattr(compaction, "_lacking", lambda environment: 12345)
-    tier = small_tier(tmp_path, cap=CAP // 2)
-    assert f"the cap is {CAP // 2}: free " in tier.state().note
-    assert tier.state().used_frames <= tier.room
-    assert bytes_in(tmp_path) <= before + (2 << 20)
-    held = keys_in(tier)
-    assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {ReadOutcome.EXACT}
-    tier.close()
-    monkeypatch.undo()
-    tier = small_tier(tmp_path, cap=CAP // 2)
-    assert tier.state().note == ""
-    assert bytes_in(tmp_path) <= CAP // 2
-    tier.close()
-
-
-def test_a_crash_while_shrinking_leaves_no_copy_behind(tmp_path: Path) -> None:
-    filled(tmp_path)
-
-    def die(name: str) -> None:
-        if name == "shrinking.copied":
-            os._exit(DIED)
-
-    def shrink() -> None:
-        compaction.point = die  # type: ignore[attr-defined]
-        small_tier(tmp_path, cap=CAP // 2)
-
-    assert in_child(shrink) == DIED
-    assert (tmp_path / "0.new" / "data.mdb").exists()
-    tier = small_tier(tmp_path)
-    assert tier.state().opened == "as it was left"
-    assert bytes_in(tmp_path) <= CAP
-    tier.close()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "owner", "state", "state.tmp"]
-
-
 def test_a_raised_cap_adds_room(tmp_path: Path) -> None:
     leave(tmp_path)
     how, held, room = opened(tmp_path, cap=2 * CAP)
@@ -246,8 +200,8 @@ def test_a_raised_cap_adds_room(tmp_path: Path) -> None:
 
 
 def test_a_tier_reports_its_state(tmp_path: Path) -> None:
-    tier = LmdbTier(tmp_path, CAP, FRAME)
-    assert repr(tier) == f"<LmdbTier in {tmp_path}: 0 of {tier.room} frames>"
+    tier = small_tier(tmp_path)
+    assert repr(tier) == f"<{type(tier).__name__} in {tmp_path}: 0 of {tier.room} frames>"
     state = tier.state()
     assert (state.cap_bytes, state.damaged, state.clean) == (CAP, 0, True)
     assert 0 < state.disk_free <= state.disk_total

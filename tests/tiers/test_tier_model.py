@@ -12,17 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
-from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes, small_tier
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.stores import tier_of
+from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
 
 NUMBERS = st.integers(0, 30)
 SIZES = st.one_of(st.integers(1, 4 * FRAME), st.sampled_from([FRAME, 2 * FRAME, 100 * FRAME]))
 
 
-class Store(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
+    store: Store
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="pagetier-test-", dir=MEMORY))
-        self.tier = small_tier(self.folder)
+        self.tier = tier_of(self.store)(self.folder, CAP, FRAME, 2)
         self.model: dict[int, tuple[int, int]] = {}
         self.version = 0
 
@@ -59,7 +63,7 @@ class Store(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.tier.close()
-        self.tier = small_tier(self.folder)
+        self.tier = tier_of(self.store)(self.folder, CAP, FRAME, 2)
         assert self.tier.state().opened == "as it was left"
 
     @invariant()
@@ -73,7 +77,15 @@ class Store(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-Store.TestCase.settings = settings(
-    max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestStore = Store.TestCase
+class OnLmdb(Machine):
+    store = "lmdb"
+
+
+class OnFiles(Machine):
+    store = "files"
+
+
+SETTINGS = settings(max_examples=10, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+OnLmdb.TestCase.settings = OnFiles.TestCase.settings = SETTINGS
+TestOnLmdb = OnLmdb.TestCase
+TestOnFiles = OnFiles.TestCase

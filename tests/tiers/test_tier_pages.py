@@ -9,7 +9,7 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import LmdbTier
+from pagetier.tiers.disk.tier import LocalTier
 from tier_pages import (
     CAP,
     FRAME,
@@ -25,8 +25,9 @@ from tier_pages import (
 )
 
 
+@pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("size", [1, FRAME - 1, FRAME, FRAME + 1, 7 * FRAME, 300 * FRAME + 5])
-def test_a_page_of_any_size_is_read_back_exactly(tier: LmdbTier, size: int) -> None:
+def test_a_page_of_any_size_is_read_back_exactly(tier: LocalTier, size: int) -> None:
     page = outgoing(1, size)
     written = tier.write([], [page])
     assert (written.stored, written.reasons, written.undropped) == ((True,), ("",), "")
@@ -35,14 +36,16 @@ def test_a_page_of_any_size_is_read_back_exactly(tier: LmdbTier, size: int) -> N
     assert tier.state().used_frames == -(-size // FRAME)
 
 
-def test_an_unknown_page_and_another_size_are_absent(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_an_unknown_page_and_another_size_are_absent(tier: LocalTier) -> None:
     tier.write([], [outgoing(1, 5000)])
     assert outcome_of(tier, outgoing(2)) is ReadOutcome.ABSENT
     assert outcome_of(tier, outgoing(1, 5001)) is ReadOutcome.ABSENT
     assert outcome_of(tier, outgoing(1, 5000)) is ReadOutcome.EXACT
 
 
-def test_a_page_is_replaced_by_one_of_any_size(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_a_page_is_replaced_by_one_of_any_size(tier: LocalTier) -> None:
     tier.write([], [outgoing(1, 5 * FRAME)])
     tier.write([], [outgoing(1, 2 * FRAME, version=1)])
     assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is ReadOutcome.EXACT
@@ -50,7 +53,8 @@ def test_a_page_is_replaced_by_one_of_any_size(tier: LmdbTier) -> None:
     assert len(keys_in(tier)) == 1
 
 
-def test_drops_come_first_and_unknown_keys_are_ignored(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_drops_come_first_and_unknown_keys_are_ignored(tier: LocalTier) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     drops = [page.key for page in [*pages[:6], outgoing(99)]]
@@ -61,7 +65,8 @@ def test_drops_come_first_and_unknown_keys_are_ignored(tier: LmdbTier) -> None:
     assert tier.state().used_frames == 3 * 6
 
 
-def test_contents_list_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_contents_list_sizes_stamps_and_namespaces(tier: LocalTier) -> None:
     pages = [outgoing(n, 100 + n, stamp=10**18 + n, space=(SPACE, OTHER)[n % 2]) for n in range(50)]
     tier.write([], pages)
     found = {}
@@ -75,7 +80,8 @@ def test_contents_list_sizes_stamps_and_namespaces(tier: LmdbTier) -> None:
     assert found == {page.key: (page.size, page.stamp, page.space) for page in pages}
 
 
-def test_contents_can_be_listed_beside_writes(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_contents_can_be_listed_beside_writes(tier: LocalTier) -> None:
     pages = outgoings(range(60))
     tier.write([], pages)
     for _ in tier.contents():
@@ -83,7 +89,8 @@ def test_contents_can_be_listed_beside_writes(tier: LmdbTier) -> None:
     assert keys_in(tier) == {page.key for page in pages[30:]}
 
 
-def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: LmdbTier, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: LocalTier, tmp_path: Path) -> None:
     """Fills the tier and replaces its pages several times: nothing that fits by the count is rejected."""
     fitting = tier.room // 3 - 4
     for first in range(0, 5 * fitting, 20):
@@ -92,10 +99,11 @@ def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: LmdbTier, tm
         assert set(written.reasons) == {""}
         assert bytes_in(tmp_path) <= CAP
     assert tier.state().used_frames > 0.9 * tier.room
-    assert tier.state().file_bytes > 0.8 * CAP
+    assert tier.state().file_bytes > 0.75 * CAP
 
 
-def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LocalTier) -> None:
     pages = outgoings(range(tier.room))
     written = tier.write([], pages)
     assert set(written.reasons) == {"", "there is no room: drop pages first"}
@@ -105,10 +113,16 @@ def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LmdbTier) -> None:
     assert tier.write([], [outgoing(-1, CAP)]).stored == (False,)
 
 
-def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LmdbTier) -> None:
+def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LocalTier) -> None:
     """The map is made smaller than the room promises."""
     for environment in tier._environments:
-        endless = {"room": 10**6, "frames_per_transaction": 40, "stride": 2, "frame_bytes": FRAME}
+        endless = {
+            "room": 10**6,
+            "frames_per_transaction": 40,
+            "pages_per_transaction": 40,
+            "stride": 2,
+            "frame_bytes": FRAME,
+        }
         environment.shape = type("Endless", (), endless)()
     pages = outgoings(range(500))
     written = tier.write([], pages)
@@ -121,7 +135,8 @@ def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LmdbTier) -> N
     assert all(again.stored)
 
 
-def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LmdbTier) -> None:
+@pytest.mark.usefixtures("each_store")
+def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LocalTier) -> None:
     assert tier.state().clean
     tier.write([], [outgoing(1)])
     assert not tier.state().clean
@@ -131,6 +146,7 @@ def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LmdbTier) -> None:
     assert tier.state().last_sync > before
 
 
+@pytest.mark.usefixtures("each_store")
 def test_too_small_a_cap_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="too small"):
         small_tier(tmp_path / "tier", cap=1 << 18)

@@ -13,8 +13,8 @@ import pytest
 from child_process import kill, spawn
 from eventually import eventually
 from pagetier.shm.process import Process
-from pagetier.tiers.lmdb import files
-from pagetier.tiers.lmdb.recovery import State, prove, read_state
+from pagetier.tiers.disk import files
+from pagetier.tiers.disk.recovery import State, prove, read_state
 from running_daemon import START_S
 from tier_pages import outgoings, small_tier
 
@@ -43,6 +43,7 @@ def open_for_nobody(fifo: Path) -> None:
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_state_file_of_unknown_content_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file was renamed into place, but the folder could not be synced."""
     tier = small_tier(tmp_path)
@@ -62,6 +63,7 @@ def test_a_state_file_of_unknown_content_is_written_again(tmp_path: Path, monkey
     assert said(tmp_path).clean
 
 
+@pytest.mark.usefixtures("each_store")
 def test_a_failed_distrust_is_written_before_the_next_change(tmp_path: Path) -> None:
     tier = small_tier(tmp_path)
     with no_descriptors():

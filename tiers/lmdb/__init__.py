@@ -1,10 +1,19 @@
-"""The disk tier: LMDB behind the interface of a tier.
+"""The lmdb store: each frame is a value of LMDB. It serves small tiers and file systems of all kinds.
 
 It performs best in a process whose environment sets MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ high and
 MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several threads.
 """
 
-from pagetier.tiers.lmdb.tier import LmdbTier
-from pagetier.tiers.lmdb.tier_folder import doubt, give_up
+from typing import ClassVar
 
-__all__ = ["LmdbTier", "doubt", "give_up"]
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.lmdb.environment import LmdbEnvironment
+
+__all__ = ["LmdbTier"]
+
+
+class LmdbTier(LocalTier):
+    """A disk tier whose frames lie in LMDB."""
+
+    KIND: ClassVar[type[Environment]] = LmdbEnvironment

@@ -14,9 +14,9 @@ import lmdb
 import msgspec
 import numpy as np
 
-from pagetier.tiers.lmdb.records import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
+from pagetier.tiers.disk.reader import BATCH
+from pagetier.tiers.disk.records import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
 
-BATCH: Final = 65536  # pages listed at once
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
 _OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // RUN_BYTES
 _SIZE_WORD: Final = 1  # after format, codec and space

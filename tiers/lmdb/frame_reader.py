@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from pagetier.tiers.capacity import PAGE, VALUE_HEAD
-from pagetier.tiers.lmdb.records import FrameRun
+from pagetier.tiers.disk import files
+from pagetier.tiers.disk.records import FrameRun
 
 _IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 
@@ -63,7 +64,7 @@ class Reader:
             if not done:
                 return False
             at += done
-            pieces = _remaining(pieces, done)
+            pieces = files.remaining(pieces, done)
         return True
 
     def heads(self, runs: Sequence[FrameRun]) -> Iterator[int]:
@@ -71,12 +72,3 @@ class Reader:
         for run in runs:
             start = run.page * PAGE
             yield from range(start, start + run.frames * self._stride, self._stride)
-
-
-def _remaining(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
-    """Returns the buffers that are left to read: a read ends early at a disk error, which only the next one reports."""
-    for number, piece in enumerate(pieces):
-        if done < len(piece):
-            return [piece[done:], *pieces[number + 1 :]]
-        done -= len(piece)
-    return []

@@ -83,7 +83,8 @@ def _closing(tier: Tier) -> Iterator[None]:
 def open_tier(command: Serve, frame_bytes: int) -> Tier:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
-    from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
+    from pagetier.tiers.disk import doubt, give_up
+    from pagetier.tiers.stores import tier_of
 
     folder = Path(command.folder)
     if command.trust is Trust.PROVEN:
@@ -91,7 +92,7 @@ def open_tier(command: Serve, frame_bytes: int) -> Tier:
     elif command.trust is Trust.NOTHING:
         log.warning("disk workers keep crashing on %s: discarding its contents", folder)
         give_up(folder)
-    return LmdbTier(folder, command.cap, frame_bytes, command.environments)
+    return tier_of(command.store)(folder, command.cap, frame_bytes, command.environments)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Harm(StrEnum):
     SWAPPED = "it is swapped with a page of its kind"
     COPIED = "it is a copy of a page of its kind"
     FOREIGN = "it is a copy of any other page"
-    COUNT = "a bit of the number of frames that LMDB counts is flipped"
+    COUNT = "a bit of the number of frames or records that LMDB counts is flipped"
     FLAG = "a bit of its flags is flipped"
 
 
@@ -48,34 +48,39 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class IntactFile:
-    """A file, its anatomy, and an older version of the same length."""
+    """A file, the numbers of its pages by their kinds, and an older version of the same length."""
 
-    def __init__(self, data: bytes, older: bytes) -> None:
+    def __init__(self, data: bytes, older: bytes, anatomy: Anatomy | None = None) -> None:
         self.data = data
-        self.anatomy = Anatomy(data)
+        self._anatomy = anatomy
         self._older = older.ljust(len(data), b"\0")
 
     def harmed(self, damage: Damage, chance: Random) -> bytes:
         """Returns the file with the damage."""
-        page = chance.choice(self.anatomy.of(damage.part))
         file = bytearray(self.data)
         if damage.harm is Harm.COUNT:
-            file[self.anatomy.frames_counted_at + chance.randrange(8)] ^= 1 << chance.randrange(8)
+            assert self._anatomy is not None
+            file[self._anatomy.counted_at + chance.randrange(8)] ^= 1 << chance.randrange(8)
             return bytes(file)
+        page = chance.choice(self._of(damage.part))
         for number, content in self._after(page, damage, chance).items():
             file[number * PAGE : (number + 1) * PAGE] = content
         return bytes(file)
+
+    def _of(self, part: Part) -> list[int]:
+        """Returns the numbers of all pages of a kind. In a file of frames, which has no anatomy, all are SLOT."""
+        return self._anatomy.of(part) if self._anatomy is not None else list(range(len(self.data) // PAGE))
 
     def _page(self, number: int) -> bytes:
         return self.data[number * PAGE : (number + 1) * PAGE]
 
     def _after(self, page: int, damage: Damage, chance: Random) -> dict[int, bytes]:
         content = self._page(page)
-        kin = chance.choice([one for one in self.anatomy.of(damage.part) if one != page] or [page])
+        kin = chance.choice([one for one in self._of(damage.part) if one != page] or [page])
         if damage.harm is Harm.SWAPPED:
             return {page: self._page(kin), kin: content}
         if damage.harm in _OTHERS:
-            any_page = chance.choice(list(self.anatomy.pages))
+            any_page = chance.randrange(len(self.data) // PAGE)
             return {page: self._page(kin if damage.harm is Harm.COPIED else any_page)}
         older = self._older[page * PAGE : (page + 1) * PAGE]
         return {page: _changed(content, older, damage.harm, chance)}

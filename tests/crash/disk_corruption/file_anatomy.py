@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from pagetier.tiers.capacity import Store
+
 PAGE: Final = 4096
 _HEAD: Final = 16
 _META: Final = _HEAD + 24  # after magic, version, address and map size: two trees, the last page and the number
@@ -19,7 +21,7 @@ _BIG, _SUB = 1, 2
 
 
 class Part(StrEnum):
-    """The kinds of pages. SMALL: leaves of names and notes, and the tree of trees."""
+    """The kinds of pages. SMALL: leaves of names and notes, and the tree of trees; SLOT: in a file of frames."""
 
     META = "meta"
     FRAMES_BRANCH = "branch of frames"
@@ -31,6 +33,15 @@ class Part(StrEnum):
     VALUE_HEAD = "first page of a value"
     VALUE = "other page of a value"
     FREE = "free page"
+    SLOT = "page of a file of frames"
+
+
+_OF_VALUES: Final = {Part.FRAMES_BRANCH, Part.FRAMES_LEAF, Part.VALUE_HEAD, Part.VALUE}
+PARTS: Final[dict[Store, list[Part]]] = {
+    "lmdb": [part for part in Part if part is not Part.SLOT],
+    "files": [part for part in Part if part not in _OF_VALUES],
+}
+"""The kinds of pages that each store has."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -47,7 +58,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Anatomy:
-    """The anatomy of a file at rest. `frames_counted_at` is the place of the number of frames, in 8 bytes."""
+    """The anatomy of a file at rest. `counted_at` is the place of the number of frames or records, in 8 bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -57,8 +68,10 @@ class Anatomy:
         self._walk(_root(data, meta + _META), Part.FREE_LIST, Part.FREE_LIST)
         main = list(self._walk_of(_root(data, meta + _META + _TREE.size), Part.SMALL, Part.SMALL))
         roots = {node.key: _root(node.value, 0) for node in main if node.flags & _SUB}
-        (self.frames_counted_at,) = (node.at + _ENTRIES for node in main if node.key == b"frames")
-        self._walk(roots[b"frames"], Part.FRAMES_BRANCH, Part.FRAMES_LEAF)
+        counted = b"frames" if b"frames" in roots else b"pages"
+        (self.counted_at,) = (node.at + _ENTRIES for node in main if node.key == counted)
+        if b"frames" in roots:
+            self._walk(roots[b"frames"], Part.FRAMES_BRANCH, Part.FRAMES_LEAF)
         self._walk(roots[b"pages"], Part.HEADERS_BRANCH, Part.HEADERS_LEAF)
         self._walk(roots[b"spaces"], Part.SMALL, Part.SMALL)
         self._walk(roots[b"about"], Part.SMALL, Part.SMALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -14,14 +14,17 @@ from typing import Final
 import msgspec
 
 from disk_corruption.corruptions import Damage, Harm, IntactFile
-from disk_corruption.file_anatomy import Part
+from disk_corruption.file_anatomy import PARTS, Anatomy, Part
 from disk_corruption.verdicts import Moment, Seen, lived
 from oracle.checker import Kind, Violation
+from pagetier.tiers.capacity import Store
 from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
 from power_loss.workload import RecordedTier, Terms
 
 TERMS: Final = Terms(cap=3 << 20, environments=1)
 SMALLER: Final = Terms(cap=2 << 20, environments=1)  # pages that no longer fit are dropped, also damaged ones
+DATA: Final = Path("0/data.mdb")
+FRAMES: Final = Path("0/frames.0")
 _LONG_S: Final = 30.0
 _LIVES: Final = 4
 
@@ -35,29 +38,33 @@ class Runs:
 
     def __init__(self, wanted: Wanted, room: Path, tally: Tally) -> None:
         self._seed = wanted.seed
+        self._store = wanted.terms.store
         self._room = room
         self._folder = room / "tier"
         self._whole = room / "whole"
         self._tally = tally
         older = in_a_child(self._made, _LONG_S)
         assert older.said, older.blame
-        self._intact = IntactFile(self._data(self._whole).read_bytes(), older.said)
+        data = (self._whole / DATA).read_bytes()
+        length = int.from_bytes(older.said[:8], "little")
+        self._files = {DATA: IntactFile(data, older.said[8 : 8 + length], Anatomy(data))}
+        if self._store == "files":
+            self._files[FRAMES] = IntactFile((self._whole / FRAMES).read_bytes(), older.said[8 + length :])
 
     def _made(self) -> bytes:
-        """Creates a used tier, and returns an earlier content of its file."""
-        recorded = RecordedTier(self._whole)
+        """Creates a used tier, and returns the length and an earlier content of LMDB's file, then that of frames."""
+        recorded = RecordedTier(self._whole, store=self._store)
         recorded.open(TERMS)
         recorded.store(40)
         recorded.fill()
         recorded.turn_over(3)
         recorded.sync()
-        older = self._data(self._whole).read_bytes()
+        data = (self._whole / DATA).read_bytes()
+        older = len(data).to_bytes(8, "little") + data
+        older += (self._whole / FRAMES).read_bytes() if self._store == "files" else b""
         recorded.turn_over(6)
         recorded.close()
         return older
-
-    def _data(self, folder: Path) -> Path:
-        return folder / "0" / "data.mdb"
 
     def attempt(self, damage: Damage) -> None:
         """Damages the tier, and has workers use it."""
@@ -66,21 +73,20 @@ class Runs:
         terms = chance.choice([TERMS, TERMS, SMALLER])
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._whole, self._folder)
-        harmed = self._intact.harmed(damage, chance)
+        name = FRAMES if damage.part is Part.SLOT and damage.harm is not Harm.COUNT else DATA
+        harm = partial(self._harm, name, self._files[name].harmed(damage, chance))
         if moment is not Moment.OPEN:
-            self._harm(harmed)
+            harm()
         if moment is Moment.DOWN:
             self._change_state(clean=False)
-        self._live_on(damage, moment, terms, harmed)
+        self._live_on(damage, moment, msgspec.structs.replace(terms, store=self._store), harm)
 
-    def _live_on(self, damage: Damage, moment: Moment, terms: Terms, harmed: bytes) -> None:
+    def _live_on(self, damage: Damage, moment: Moment, terms: Terms, harm: Callable[[], None]) -> None:
         """Runs one worker after the other. After a death by a signal the next one verifies the tier."""
-        smaller = ", with a smaller limit" if terms is SMALLER else ""
+        smaller = ", with a smaller limit" if terms.cap == SMALLER.cap else ""
         what = f"{damage.part}: {damage.harm}, {moment}{smaller}, number {damage.number}"
         for life in range(1, _LIVES + 1):
-            ended = in_a_child(
-                partial(lived, self._folder, terms, moment, partial(self._harm, harmed), self._room / "boot"), _LONG_S
-            )
+            ended = in_a_child(partial(lived, self._folder, terms, moment, harm, self._room / "boot"), _LONG_S)
             seen = msgspec.json.decode(ended.said, type=Seen) if ended.said else Seen(ended="died")
             self._tally.blame(what, [*seen.violations, *filter(None, [ended.blame])])
             if not seen.ended:
@@ -100,8 +106,8 @@ class Runs:
         self._tally.add("pages", "damaged", seen.damaged)
         self._tally.add("pages", "exact", seen.exact)
 
-    def _harm(self, harmed: bytes) -> None:
-        with self._data(self._folder).open("r+b") as file:
+    def _harm(self, name: Path, harmed: bytes) -> None:
+        with (self._folder / name).open("r+b") as file:
             file.write(harmed)
 
     def _change_state(self, **fields: object) -> None:
@@ -109,9 +115,9 @@ class Runs:
         state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
 
 
-def planned(count: int) -> Iterator[Damage]:
-    """Yields damages of all kinds on pages of all kinds, in turn."""
-    kinds = itertools.cycle(itertools.product(Harm, Part))
+def planned(count: int, store: Store) -> Iterator[Damage]:
+    """Yields damages of all kinds on pages of all kinds that a store has, in turn."""
+    kinds = itertools.cycle(itertools.product(Harm, PARTS[store]))
     for number, (harm, part) in enumerate(itertools.islice(kinds, count)):
         yield Damage(number, part, harm)
 
@@ -119,7 +125,7 @@ def planned(count: int) -> Iterator[Damage]:
 def run(wanted: Wanted, room: Path, tally: Tally) -> None:
     """Tries damages of all kinds."""
     make_mistake(wanted)
-    try_all(planned(wanted.count), Runs(wanted, room, tally).attempt, wanted, tally)
+    try_all(planned(wanted.count, wanted.terms.store), Runs(wanted, room, tally).attempt, wanted, tally)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,19 @@ import msgspec
 import pytest
 
 from disk_corruption.corruptions import Damage, Harm, IntactFile
-from disk_corruption.file_anatomy import PAGE, Anatomy, Part
+from disk_corruption.file_anatomy import PAGE, PARTS, Anatomy, Part
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.lmdb import records
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.disk import records
 from pagetier.tiers.lmdb.frame_count import miscounted
 from power_loss.trials import Tally, Wanted, results
+from power_loss.workload import Terms
 from seeded_random import chance
 from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
-DAMAGES = len(Harm) * len(Part) * (50 if ALL else 1)
+DAMAGES = len(Harm) * len(PARTS["lmdb"]) * (50 if ALL else 1)
 LONG_S = 7200 if ALL else 300
 PAGES = outgoings(range(120))
 NODE_FLAGS_BEFORE = 4  # the key of a node
@@ -33,6 +35,7 @@ F_SUBDATA = 2
 PAGE_FLAGS_AT = 10
 P_OVERFLOW = 4
 FLAGS_AT = 16 + 24 + 4  # after the page's header, the meta's and a size
+each_store = pytest.mark.parametrize("store", PARTS)
 LAST_PAGE_AT = 16 + 24 + 2 * 48  # after the page's header, the meta's and two trees
 
 
@@ -42,11 +45,12 @@ def tried(count: int, **more: Any) -> Tally:
     return results("disk_corruption.runs", wanted, LONG_S)
 
 
-def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works() -> None:
-    tally = tried(DAMAGES)
+@each_store
+def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works(store: Store) -> None:
+    tally = tried(DAMAGES, terms=Terms(cap=0, store=store))
     assert tally.violations == []
     assert sum(tally.counts["parts"].values()) == DAMAGES
-    assert tally.counts["parts"].keys() == set(Part)
+    assert tally.counts["parts"].keys() == set(PARTS[store])
     assert {"as it was left", "proven", "rebuilt"} <= tally.counts["found"].keys()
     assert tally.counts["pages"]["damaged"] > 0
 
@@ -56,8 +60,9 @@ def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> No
     assert tried(56, seed=1957511788).violations == []
 
 
-def test_a_tier_that_verifies_no_checksum_is_found() -> None:
-    assert tried(400, mistake="verifies no checksum", violations=1, seed=1).violations
+@each_store
+def test_a_tier_that_verifies_no_checksum_is_found(store: Store) -> None:
+    assert tried(400, terms=Terms(cap=0, store=store), mistake="verifies no checksum", violations=1, seed=1).violations
 
 
 def left(folder: Path) -> Path:
@@ -75,11 +80,11 @@ def test_all_kinds_of_pages_are_known(tmp_path: Path) -> None:
     tier.close()
     data = (tmp_path / "0" / "data.mdb").read_bytes()
     anatomy = Anatomy(data)
-    kinds = {part: len(anatomy.of(part)) for part in Part}
+    kinds = {part: len(anatomy.of(part)) for part in PARTS["lmdb"]}
     assert all(kinds.values()), kinds
     held = 120 - 55
     assert kinds[Part.VALUE_HEAD] == kinds[Part.VALUE] == 3 * held
-    patient = IntactFile(data, data[: 10 * PAGE])
+    patient = IntactFile(data, data[: 10 * PAGE], Anatomy(data))
     for harm in Harm:
         assert len(patient.harmed(Damage(0, Part.VALUE, harm), Random(1))) == len(data)
 

@@ -14,7 +14,8 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
-from pagetier.tiers.lmdb import LmdbTier, doubt, give_up
+from pagetier.tiers.disk import doubt, give_up
+from pagetier.tiers.disk.tier import LocalTier
 from tier_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
@@ -24,7 +25,7 @@ FITTING = 24  # pages that one fetch may load, which uses at most nine tenths of
 CRASHING = """
 import os, signal, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.lmdb import reader
+    from pagetier.tiers.disk import reader
     def listed(environment):
         if environment.used:
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -34,7 +35,7 @@ if "pagetier.tiers.worker" in sys.orig_argv:
 STUMBLING = """
 import os, sys
 if "pagetier.tiers.worker" in sys.orig_argv:
-    from pagetier.tiers.lmdb import reader
+    from pagetier.tiers.disk import reader
     real = reader.read
     def read(environment, page):
         if not os.path.exists({flag!r}):
@@ -153,7 +154,7 @@ def test_a_distrusted_tier_is_verified_and_a_discarded_tier_is_rebuilt(tmp_path:
 
 def found(folder: Path) -> tuple[int, str]:
     """Returns the number of pages in a tier, and which of these words its message has."""
-    tier: LmdbTier = small_tier(folder)
+    tier: LocalTier = small_tier(folder)
     words = ("proven sound in", "as it was left", "rebuilt empty")
     held, opened = len(keys_in(tier)), tier.state().opened
     tier.close()

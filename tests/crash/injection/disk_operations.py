@@ -14,6 +14,7 @@ from running_daemon import START_S
 
 SMALL: Final = "1MiB"
 """12 frames, 6 in each part."""
+IN_FILES: Final = ("--disk-store", "files")
 _HEAD: Final = 32
 
 
@@ -82,6 +83,14 @@ class WriteBehind(WithDisk):
         return super().done() and self.scene.header().disk_pages >= len(self.pages) + KNOWN + FEW
 
 
+class WriteToFiles(WriteBehind):
+    """The same in the files store."""
+
+    @classmethod
+    def flags_in(cls, folder: Path) -> tuple[str, ...]:
+        return *super().flags_in(folder), *IN_FILES
+
+
 class Prefetch(WithDisk):
     """Pages are prefetched from disk."""
 
@@ -141,7 +150,7 @@ class ReadDamaged(Prefetch):
 
     def _damage(self, number: int) -> None:
         wanted = words(key_of(number), SEED, PAGE)[:4].tobytes()
-        for path in (self.scene.folder / "disk").glob("*/data.mdb"):
+        for path in (self.scene.folder / "disk").glob("*/*"):
             at = path.read_bytes().find(wanted)
             if at >= 0:
                 with path.open("r+b") as file:

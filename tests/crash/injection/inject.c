@@ -74,6 +74,9 @@ ON_PIECES(WRITEV, writev, (int file, const struct iovec *pieces, int count),
           record_pieces(file, began(file, done), fewer, count, done), count)
 ON_PIECES(WRITEV, pwritev, (int file, const struct iovec *pieces, int count, off_t at), PIECES_AT, count, at)
 ON_PIECES(WRITEV, pwritev64, (int file, const struct iovec *pieces, int count, off64_t at), PIECES_AT, count, at)
+ON_PIECES(WRITEV, pwritev2, (int file, const struct iovec *pieces, int count, off_t at, int flags), PIECES_AT, count, at, flags)
+ON_PIECES(WRITEV, pwritev64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), PIECES_AT, count, at,
+          flags)
 ON_PIECES(PREAD, preadv, (int file, const struct iovec *pieces, int count, off_t at), NOTHING, count, at)
 ON_PIECES(PREAD, preadv64, (int file, const struct iovec *pieces, int count, off64_t at), NOTHING, count, at)
 ON_PIECES(PREAD, preadv2, (int file, const struct iovec *pieces, int count, off_t at, int flags), NOTHING, count, at, flags)
@@ -85,8 +88,10 @@ ON(struck_at(FTRUNCATE, file), ftruncate, (int file, off_t length), record_file(
 ON(struck_at(FTRUNCATE, file), ftruncate64, (int file, off64_t length), record_file(LENGTH, file, length), file, length)
 ON(struck(TRUNCATE, path), truncate, (const char *path, off_t length), record_cut(path, length), path, length)
 ON(struck(TRUNCATE, path), truncate64, (const char *path, off64_t length), record_cut(path, length), path, length)
-ON(struck_at(FALLOCATE, file), fallocate, (int file, int mode, off_t at, off_t size), NOTHING, file, mode, at, size)
-ON(struck_at(FALLOCATE, file), fallocate64, (int file, int mode, off64_t at, off64_t size), NOTHING, file, mode, at, size)
+ON(struck_at(FALLOCATE, file), fallocate, (int file, int mode, off_t at, off_t size), record_allocated(file, mode),
+   file, mode, at, size)
+ON(struck_at(FALLOCATE, file), fallocate64, (int file, int mode, off64_t at, off64_t size),
+   record_allocated(file, mode), file, mode, at, size)
 ON(struck_at(SYNC_FILE_RANGE, file), sync_file_range, (int file, off64_t at, off64_t size, unsigned flags), NOTHING, file, at,
    size, flags)
 ON(struck(RENAME, old), rename, (const char *old, const char *new), record_names(MOVED, old, new), old, new)

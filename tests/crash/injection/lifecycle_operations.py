@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from pathlib import Path
 
 from eventually import eventually
 from injection.colliding_pages import PAGES
-from injection.disk_operations import SMALL, WithDisk
+from injection.disk_operations import IN_FILES, SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
 from injection.scene import Scene
@@ -143,6 +144,14 @@ class StartWithSmallerDisk(StartWithDisk):
 
     def act(self) -> None:
         self.scene.daemon.launch("--disk-size", SMALL)
+
+
+class StartWithSmallerFiles(StartWithSmallerDisk):
+    """The same in the files store: pages are moved, and the files are cut."""
+
+    @classmethod
+    def flags_in(cls, folder: Path) -> tuple[str, ...]:
+        return *super().flags_in(folder), *IN_FILES
 
 
 class StopWithDisk(WithDisk):

@@ -113,6 +113,14 @@ static void record_file(enum change kind, int file, off_t length)
         note(kind, inode_of(file), (uint64_t)length, path, kind == LENGTH ? 0 : strlen(path));
 }
 
+/* Records the length of a file to which blocks were allocated: the call also makes it longer, unless the mode forbids it. */
+static void record_allocated(int file, int mode)
+{
+    struct stat status;
+    if (!(mode & FALLOC_FL_KEEP_SIZE) && !fstat(file, &status))
+        record_file(LENGTH, file, status.st_size);
+}
+
 static void record_cut(const char *path, off_t length)
 {
     if (is_ours(path))

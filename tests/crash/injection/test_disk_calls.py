@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -28,6 +29,7 @@ from injection.scene import Scene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
 from pagetier.shm.protocol import Flush
+from pagetier.tiers.capacity import Store
 
 # All that a worker does with its disk, and whether it is always tested.
 SCENARIO: dict[type[Operation], bool] = {
@@ -56,7 +58,10 @@ def parts_of(kind: type[Operation]) -> list[Part]:
 
 
 CASES = [
-    pytest.param(kind, part, id=f"{kind.__name__}-{at}") for kind in SCENARIO for at, part in enumerate(parts_of(kind))
+    pytest.param(kind, part, store, id=f"{kind.__name__}-{at}-{store}")
+    for store in get_args(Store)
+    for kind in SCENARIO
+    for at, part in enumerate(parts_of(kind))
 ]
 
 
@@ -66,16 +71,21 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield made
 
 
-@pytest.mark.parametrize(("kind", "part"), CASES)
+@pytest.mark.parametrize(("kind", "part", "store"), CASES)
 def test_disk_calls_that_go_wrong_break_no_promise(
-    on: Stage, kind: type[Operation], part: Part, tmp_path: Path, record_property: Callable[[str, object], None]
+    on: Stage,
+    kind: type[Operation],
+    part: Part,
+    store: Store,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """Tests the cases of a part.
 
     The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
     than half of a part's cases were reached.
     """
-    flags = ("--disk-stop-timeout", f"{STOP_S}s")
+    flags = ("--disk-stop-timeout", f"{STOP_S}s", "--disk-store", store)
     swept = sweep(on, kind, tmp_path, flags, lambda scene: part.of(call_cases(record(scene, kind).calls)))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])
     assert 4 * len(swept.missed) <= 3 * swept.cases

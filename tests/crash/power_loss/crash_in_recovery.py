@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.lmdb import recovery
+from pagetier.tiers.disk import recovery
 from power_loss.disk_model import History
 from power_loss.losses import Way, choose, choose_names
 from power_loss.promise_log import Promised, Promises
@@ -34,24 +34,24 @@ class UnsoundDisk(msgspec.Struct, frozen=True):
     first: int
 
 
-def find_unsound_disk(stream: Path, folder: Path, seed: int, mistake: str) -> UnsoundDisk:
+def find_unsound_disk(stream: Path, folder: Path, wanted: Wanted) -> UnsoundDisk:
     """Finds a power loss that leaves an unsound part, and records the recovery from it."""
     history = History(read_stream(stream), folder)
-    for loss in planned(history, _MOST_TRIES, seed, [Way.METAS_FIRST, Way.ONE_LOST]):
-        chance = Random(f"{seed} {loss.number}")
+    for loss in planned(history, _MOST_TRIES, wanted.seed, [Way.METAS_FIRST, Way.ONE_LOST]):
+        chance = Random(f"{wanted.seed} {loss.number}")
         shutil.rmtree(folder)
         lay(folder, history.left(loss.cut, choose(loss.way, chance), choose_names(loss.way, chance)))
         if unsound(folder) and any(not recovery.shortened(folder / name) for name in unsound(folder)):
-            return _recovered(folder, Promises(history.events).at(loss.cut), mistake)
+            return _recovered(folder, Promises(history.events).at(loss.cut), wanted)
     raise AssertionError("no loss left an unsound part")
 
 
-def _recovered(folder: Path, promised: Promised, mistake: str) -> UnsoundDisk:
+def _recovered(folder: Path, promised: Promised, wanted: Wanted) -> UnsoundDisk:
     before = laid(folder)
     stream, numbers, boot = (folder.with_name(name) for name in ("second", "numbers", "boot"))
     stream.unlink(missing_ok=True)
     numbers.write_bytes(msgspec.json.encode(sorted(promised.begun)))
-    record("power_loss.recovery", folder, stream, str(boot), str(numbers), mistake)
+    record("power_loss.recovery", folder, stream, str(boot), str(numbers), wanted.mistake, wanted.terms.store)
     return UnsoundDisk([*before, *read_stream(stream)], len(before) + 1)
 
 
@@ -70,7 +70,7 @@ def second_losses(unsound_disk: UnsoundDisk, states: int, seed: int) -> Iterator
 def run(wanted: Wanted, room: Path, tally: Tally) -> None:
     """Tries second losses during the recovery from a first one. The recorded folder is overwritten."""
     folder = Path(wanted.folder)
-    unsound_disk = find_unsound_disk(Path(wanted.stream), folder, wanted.seed, wanted.mistake)
+    unsound_disk = find_unsound_disk(Path(wanted.stream), folder, wanted)
     history = History(unsound_disk.events, folder)
     losses = second_losses(unsound_disk, wanted.count, wanted.seed)
     try_all(losses, LossTrials(history, wanted, room, tally).attempt, wanted, tally)

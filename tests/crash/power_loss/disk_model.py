@@ -29,6 +29,7 @@ class Change(msgspec.Struct, frozen=True):
         at: Its place in the stream.
         safe: The place in the stream from which on it is on the disk.
         place: The number of the file, which is unique although inodes are reused, or the path of the folder.
+        name: The name with which the file was made; "" for a change of a name.
         event: The event in the stream.
     """
 
@@ -36,6 +37,17 @@ class Change(msgspec.Struct, frozen=True):
     safe: int
     place: int | Path
     event: Event
+    name: str = ""
+
+    @property
+    def of_frames(self) -> bool:
+        """Whether it is a change of a file that holds frames."""
+        return self.name.startswith("frames.")
+
+    @property
+    def of_data(self) -> bool:
+        """Whether it is a change of a file that holds pages, or what is known of them."""
+        return self.of_frames or self.name == "data.mdb"
 
     def pending(self, cut: int) -> bool:
         """Returns whether the disk may or may not have it if the power fails just before the stream's event `cut`."""
@@ -67,27 +79,27 @@ class History:
 
     def _collect(self, ends: Mapping[tuple[int, int], list[tuple[int, int]]]) -> None:
         numbers: dict[int, int] = {}
+        names: dict[int, str] = {}
         incarnation: dict[int, int] = defaultdict(int)
         for at, event in enumerate(self.events):
             if event.kind in (Kind.MADE, Kind.FOLDER):
-                numbers[event.inode] = at
+                numbers[event.inode], names[event.inode] = at, event.path.name
                 incarnation[event.inode] += 1
             if event.kind in (Kind.WRITE, Kind.LENGTH):
                 safe = _safe_from(ends[event.inode, incarnation[event.inode]], at)
-                self.contents.append(Change(at, safe, numbers[event.inode], event))
+                self.contents.append(Change(at, safe, numbers[event.inode], event, names[event.inode]))
             if event.kind in _NAMES:
                 self.names.append(Change(at, NEVER, self._folder_of(event), event))
         self.names = [self._with_safety(change) for change in self.names]
         self._moved = _what_moved(self.names)
-        self._data = {one.at for one in self.names if one.event.kind is Kind.MADE and one.event.path.name == "data.mdb"}
 
     def unsynced(self, cut: int) -> bool:
         """Returns whether a byte of any data file may be lost then."""
-        return any(change.pending(cut) and change.place in self._data for change in self.contents)
+        return any(change.pending(cut) and change.of_data for change in self.contents)
 
     def changed(self, since: int, cut: int) -> bool:
         """Returns whether a data file was changed between two places of the stream."""
-        return any(since < change.at < cut and change.place in self._data for change in self.contents)
+        return any(since < change.at < cut and change.of_data for change in self.contents)
 
     def _folder_of(self, event: Event) -> Path:
         return (event.other if event.kind is Kind.MOVED else event.path).parent

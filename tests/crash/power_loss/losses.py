@@ -28,6 +28,7 @@ class Way(StrEnum):
     METAS_FIRST = "metas, and of the rest each or not"
     METAS_LAST = "all but the metas"
     VALUES_LOST = "all but some of the values"
+    RECORDS_LOST = "bytes of frames, and nothing else"
     TORN = "each sector or not"
     ONE_TORN = "of one write each sector or not"
 
@@ -50,6 +51,8 @@ def _chosen(way: Way, pending: Sequence[Change], chance: Random) -> list[Survive
     if way in _CHANCES:
         share = _CHANCES[way]
         return [Survived(one) for one in pending if chance.random() < share]
+    if way is Way.RECORDS_LOST:
+        return [Survived(one) for one in pending if _is_value(one)]
     if way in (Way.TORN, Way.ONE_TORN):
         return _torn(way, pending, chance)
     return [Survived(one) for one in _picked(way, pending, chance)]
@@ -76,11 +79,12 @@ def _picked(way: Way, pending: Sequence[Change], chance: Random) -> list[Change]
 
 
 def _is_meta(change: Change) -> bool:
-    return change.event.kind is Kind.WRITE and change.event.offset < _METAS_END
+    return change.event.kind is Kind.WRITE and change.event.offset < _METAS_END and not change.of_frames
 
 
 def _is_value(change: Change) -> bool:
-    return change.event.kind is Kind.WRITE and len(change.event.data) > _VALUE and not _is_meta(change)
+    is_large = len(change.event.data) > _VALUE and not _is_meta(change)
+    return change.event.kind is Kind.WRITE and (change.of_frames or is_large)
 
 
 def _torn(way: Way, pending: Sequence[Change], chance: Random) -> list[Survived]:

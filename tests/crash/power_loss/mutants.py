@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pagetier.tiers.lmdb import environment, files, reader, recovery, tier_folder
+from pagetier.tiers.disk import environment, files, reader, recovery, tier_folder
+from pagetier.tiers.frame_files.direct_files import DirectFiles
+from pagetier.tiers.frame_files.environment import FilesEnvironment
 
 
 def _syncs_nothing() -> None:
@@ -34,6 +37,26 @@ def _compares_nothing() -> None:
     reader._verify = lambda page, header: ""
 
 
+def _syncs_no_frames() -> None:
+    DirectFiles.sync = lambda self: None  # type: ignore[method-assign]
+
+
+def _writes_records_first() -> None:
+    written, committed = FilesEnvironment.write_frames, FilesEnvironment._committed
+    later: list[Callable[[], None]] = []
+
+    def write(self: FilesEnvironment, *what: Any) -> None:
+        later.append(partial(written, self, *what))
+
+    def commit(self: FilesEnvironment) -> None:
+        committed(self)
+        while later:
+            later.pop()()
+
+    FilesEnvironment.write_frames = write  # type: ignore[assignment,method-assign]
+    FilesEnvironment._committed = commit  # type: ignore[method-assign]
+
+
 MISTAKES: Final[dict[str, Callable[[], None]]] = {
     "": lambda: None,
     "reports a sync without syncing": _syncs_nothing,
@@ -41,6 +64,8 @@ MISTAKES: Final[dict[str, Callable[[], None]]] = {
     "trusts files without verification": _believes,
     "discards unsound parts after it marked them as clean": _gives_up_late,
     "verifies no checksum": _compares_nothing,
+    "syncs no bytes of frames": _syncs_no_frames,
+    "writes records before bytes": _writes_records_first,
 }
 
 

@@ -1,7 +1,7 @@
 """Opens, uses and leaves a tier after a power loss, while it is recorded.
 
-Run as a process with its folder, a file for the boot ID, the file with the numbers of pages that may be in it, and the
-name of a deliberate bug.
+Run as a process with its folder, a file for the boot ID, the file with the numbers of pages that may be in it, the
+name of a deliberate bug, and the name of a store.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pagetier.tiers.capacity import Store
 from power_loss import mutants
 from power_loss.reopening import PageReader, after_a_restart
 from power_loss.workload import FRAME, NUMBERS, TERMS, RecordedTier
@@ -42,10 +43,10 @@ def _synced(path: Path) -> list[Event]:
 
 def main() -> None:
     """Runs the process; it ends as if it were killed."""
-    folder, boot, numbers, mistake = sys.argv[1:]
+    folder, boot, numbers, mistake, store = sys.argv[1:]
     mutants.make(mistake)
     after_a_restart(Path(boot))
-    recorded = RecordedTier(Path(folder), FIRST_PAGE)
+    recorded = RecordedTier(Path(folder), FIRST_PAGE, msgspec.convert(store, Store))
     recorded.say("storing", msgspec.json.decode(Path(numbers).read_bytes(), type=list[int]))
     recorded.open(TERMS)
     reader = PageReader(recorded.tier, FRAME)

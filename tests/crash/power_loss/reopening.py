@@ -14,8 +14,9 @@ from oracle.checker import Kind, Violation
 from oracle.page_contents import wrong
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
-from pagetier.tiers.lmdb import recovery
+from pagetier.tiers.disk import recovery
 from power_loss.workload import FRAME, SEED, Terms, key_of, outgoing
+from tier_pages import aligned
 
 NEWCOMERS = range(900_000, 900_006)
 _MOST_BYTES = 1 << 30  # a page that claims to be larger is not read
@@ -72,7 +73,8 @@ class PageReader:
         """Reads a page and returns the outcome; a page that is called exact is compared with its expected content."""
         if size > _MOST_BYTES:
             return ReadOutcome.ABSENT
-        frames = [memoryview(bytearray(self._frame)) for _ in range(-(-size // self._frame))]
+        whole = aligned(-(-size // self._frame) * self._frame)
+        frames = [whole[at : at + self._frame] for at in range(0, len(whole), self._frame)]
         outcome = self.tier.read(Incoming(key, size, frames)).outcome
         if outcome is ReadOutcome.EXACT and (found := wrong(b"".join(frames)[:size], key, SEED)) is not None:
             self.blame(Kind.BYTES, str(found), key)

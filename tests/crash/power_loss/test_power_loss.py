@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from disk_daemon import FRAME, write_through
 from oracle.journal import Journal
 from oracle.witness import Witness
+from pagetier.tiers.capacity import Store
 from power_loss.disk_model import History
 from power_loss.losses import Way, choose, choose_names
 from power_loss.mutants import MISTAKES
 from power_loss.recording import can_record, record, recording
 from power_loss.trials import Tally, Wanted, results
-from power_loss.workload import LIVES, SEED, Terms
+from power_loss.workload import LIVES, SEED, TERMS, Terms
 from power_loss.write_stream import read_stream
 from running_daemon import namespace
 from seeded_random import chance
@@ -27,43 +29,54 @@ STATES = 6000 if ALL else 80
 AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
+STORES: tuple[Store, ...] = get_args(Store)
+each_store = pytest.mark.parametrize("store", STORES)
 # Bugs of a tier while it is recorded, and bugs of a tier that opens the remains.
-OF_WRITERS = ("reports a sync without syncing", "marks its files dirty in memory only")
+OF_WRITERS: list[tuple[str, Store]] = [
+    *product(("reports a sync without syncing", "marks its files dirty in memory only"), STORES),
+    ("syncs no bytes of frames", "files"),
+    ("writes records before bytes", "files"),
+]
+# A death of the process alone finds it, as it replaces a page: its old bytes would still be there.
+WAYS_OF_WRITERS = {"writes records before bytes": Way.NOTHING_LOST}
 OF_OPENERS = {"trusts files without verification": Way.METAS_FIRST, "verifies no checksum": Way.VALUES_LOST}
 TOO_EARLY = "discards unsound parts after it marked them as clean"
 
 pytestmark = pytest.mark.skipif(not can_record(), reason="no compiler for the recorder is installed")
 
 
-def recorded_stream(folder: Path, lives: tuple[str, ...] = tuple(LIVES), mistake: str = "") -> Path:
+def recorded_stream(folder: Path, store: Store, lives: tuple[str, ...] = tuple(LIVES), mistake: str = "") -> Path:
     """Records the workload of a tier in folder/tier and returns the stream."""
     for life in lives:
-        record("power_loss.workload", folder / "tier", folder / "stream", life, mistake)
+        record("power_loss.workload", folder / "tier", folder / "stream", life, mistake, store)
     return folder / "stream"
 
 
-def tried(stream: Path, count: int, module: str = "power_loss.runs", **more: Any) -> Tally:
+def tried(stream: Path, store: Store, count: int, module: str = "power_loss.runs", **more: Any) -> Tally:
     """Runs this many power losses and returns the results."""
+    more = {"terms": Terms(cap=TERMS.cap, store=store)} | more
     paths = {"stream": str(stream), "folder": str(stream.with_name("tier"))}
     wanted = Wanted(**{"seed": int(chance().integers(1 << 31)), "count": count, **paths, **more})
     return results(module, wanted, LONG_S)
 
 
-def test_the_recorder_records_all_changes(tmp_path: Path) -> None:
+@each_store
+def test_the_recorder_records_all_changes(tmp_path: Path, store: Store) -> None:
     """The stream leads to the existing files, except for the lock files, which are mapped and always rebuilt."""
     folder = tmp_path.resolve()
-    events = read_stream(recorded_stream(folder))
+    events = read_stream(recorded_stream(folder, store))
     history, way = History(events, folder / "tier"), Way.NOTHING_LOST
     left = history.left(len(events), choose(way, Random(1)), choose_names(way, Random(1)))
     tier = folder / "tier"
     there = {path.relative_to(tier): None if path.is_dir() else path.read_bytes() for path in tier.rglob("*")}
     assert left.keys() == there.keys()
     assert {path for path in there if left[path] != there[path]} <= {Path("0/lock.mdb"), Path("1/lock.mdb")}
-    assert len(history.boundaries()) > 100
+    assert len(history.boundaries()) > 60
 
 
-def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
-    tally = tried(recorded_stream(tmp_path.resolve()), STATES)
+@each_store
+def test_exact_bytes_or_a_miss(tmp_path: Path, store: Store) -> None:
+    tally = tried(recorded_stream(tmp_path.resolve(), store), store, STATES)
     assert tally.violations == []
     states, pages = tally.counts["states"], tally.counts["pages"]
     assert sum(states.values()) == STATES
@@ -71,40 +84,47 @@ def test_exact_bytes_or_a_miss(tmp_path: Path) -> None:
     assert 0 < pages["must"] <= pages["exact"]
 
 
-@pytest.mark.parametrize("mistake", OF_WRITERS)
-def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str) -> None:
-    assert tried(recorded_stream(tmp_path.resolve(), ("fill",), mistake), 400, violations=1, seed=1).violations
+@pytest.mark.parametrize(("mistake", "store"), OF_WRITERS)
+def test_a_tier_that_does_not_sync_is_found(tmp_path: Path, mistake: str, store: Store) -> None:
+    stream = recorded_stream(tmp_path.resolve(), store, ("fill",), mistake)
+    assert tried(stream, store, 400, violations=1, seed=1, way=WAYS_OF_WRITERS.get(mistake)).violations
 
 
 @pytest.mark.parametrize(("mistake", "way"), OF_OPENERS.items())
-def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way) -> None:
-    stream = recorded_stream(tmp_path.resolve(), ("fill",))
-    assert tried(stream, 400, violations=1, seed=1, mistake=mistake, way=way).violations
+@each_store
+def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way: Way, store: Store) -> None:
+    stream = recorded_stream(tmp_path.resolve(), store, ("fill",))
+    assert tried(stream, store, 400, violations=1, seed=1, mistake=mistake, way=way).violations
 
 
-def test_a_recovery_may_be_interrupted(tmp_path: Path) -> None:
+@each_store
+def test_a_recovery_may_be_interrupted(tmp_path: Path, store: Store) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
-    tally = tried(recorded_stream(tmp_path.resolve()), AGAIN, "power_loss.crash_in_recovery")
+    tally = tried(recorded_stream(tmp_path.resolve(), store), store, AGAIN, "power_loss.crash_in_recovery")
     assert tally.violations == []
     assert sum(tally.counts["states"].values()) == AGAIN
 
 
-def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:
-    stream = recorded_stream(tmp_path.resolve(), ("fill",))
-    assert tried(stream, 200, "power_loss.crash_in_recovery", violations=1, seed=1, mistake=TOO_EARLY).violations
+@each_store
+def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path, store: Store) -> None:
+    stream = recorded_stream(tmp_path.resolve(), store, ("fill",))
+    assert tried(stream, store, 200, "power_loss.crash_in_recovery", violations=1, seed=1, mistake=TOO_EARLY).violations
 
 
 def test_every_bug_is_tested() -> None:
-    assert {"", TOO_EARLY, *OF_WRITERS, *OF_OPENERS} == set(MISTAKES)
+    assert {"", TOO_EARLY, *(mistake for mistake, _ in OF_WRITERS), *OF_OPENERS} == set(MISTAKES)
 
 
-def test_power_losses_of_a_real_worker_break_no_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each_store
+def test_power_losses_of_a_real_worker_break_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
     """Records the worker of a real daemon to which an engine stores."""
     folder = tmp_path.resolve()
     for name, value in recording(folder / "tier", folder / "stream").items():
         monkeypatch.setenv(name, value)
     pages = namespace().keys(range(16 * 40))
-    with write_through(disk=folder / "tier") as daemon:
+    with write_through("--disk-store", store, disk=folder / "tier") as daemon:
         monkeypatch.undo()
         with daemon.client() as client, Journal(folder / "witness.journal") as journal:
             witness = Witness(client, journal, SEED, FRAME - 8)
@@ -112,7 +132,7 @@ def test_power_losses_of_a_real_worker_break_no_promise(tmp_path: Path, monkeypa
                 witness.store(pages[first : first + 8], timeout=20)
                 daemon.until_written()
     (folder / "keys").write_bytes(pages.data)
-    terms = Terms(cap=64 << 20, frame=FRAME)
-    tally = tried(folder / "stream", OF_A_DAEMON, keys=str(folder / "keys"), terms=terms)
+    terms = Terms(cap=64 << 20, frame=FRAME, store=store)
+    tally = tried(folder / "stream", store, OF_A_DAEMON, keys=str(folder / "keys"), terms=terms)
     assert tally.violations == []
     assert tally.counts["pages"]["exact"] > 0

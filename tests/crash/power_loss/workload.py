@@ -1,6 +1,6 @@
 """The workload of a disk tier that is recorded: every kind of change to its files, some of them often.
 
-Run as a process with its folder, the name of a life, and the name of a deliberate bug.
+Run as a process with its folder, the name of a life, the name of a deliberate bug, and the name of a store.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
-from pagetier.tiers.lmdb import LmdbTier
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.stores import tier_of
 from power_loss import mutants
+from tier_pages import aligned
 
 FRAME: Final = 4096
 SEED: Final = 8
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of an LmdbTier, without its folder."""
+    """The settings of a LocalTier, without its folder."""
 
     cap: int
     frame: int = FRAME
     environments: int = 2
+    store: Store = "lmdb"
 
-    def opened(self, folder: Path) -> LmdbTier:
+    def opened(self, folder: Path) -> LocalTier:
         """Returns the opened tier. Raises TierError."""
-        return LmdbTier(folder, self.cap, self.frame, self.environments)
+        return tier_of(self.store)(folder, self.cap, self.frame, self.environments)
 
 
 def key_of(number: int) -> bytes:
@@ -58,14 +62,15 @@ _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 class RecordedTier:
     """A tier that writes its promises to the stream. Pages are numbered in the order in which they are stored."""
 
-    def __init__(self, folder: Path, first: int = 0) -> None:
+    def __init__(self, folder: Path, first: int = 0, store: Store = "lmdb") -> None:
         self._folder = folder
+        self._store = store
         self._next = first
         self._held: list[int] = []
-        self.tier: LmdbTier
+        self.tier: LocalTier
 
     def open(self, terms: Terms) -> None:
-        self.tier = terms.opened(self._folder)
+        self.tier = msgspec.structs.replace(terms, store=self._store).opened(self._folder)
         self._held = sorted(
             NUMBERS[held.keys[at : at + KEY_BYTES]] for held in self.tier.contents() for at in _places(held)
         )
@@ -124,7 +129,8 @@ class RecordedTier:
 def outgoing(number: int) -> Outgoing:
     """Returns the page with this number, whose size and namespace also follow from the number."""
     size = _SIZES[number % len(_SIZES)]
-    whole = memoryview(content(key_of(number), SEED, size).ljust(-(-size // FRAME) * FRAME, b"\xee"))
+    nbytes = -(-size // FRAME) * FRAME
+    whole = aligned(nbytes, content(key_of(number), SEED, size).ljust(nbytes, b"\xee"))
     frames = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
     return Outgoing(key_of(number), SPACES[number % 2], size, number, frames)
 
@@ -191,9 +197,10 @@ def _mark(text: str) -> None:
 
 def main() -> None:
     """Runs one life and ends as if killed; its page numbers do not overlap with those of the others."""
-    folder, life, mistake = sys.argv[1:]
+    folder, life, mistake, store = sys.argv[1:]
     mutants.make(mistake)
-    LIVES[life](RecordedTier(Path(folder), _PAGES_OF_A_LIFE * list(LIVES).index(life)))
+    first = _PAGES_OF_A_LIFE * list(LIVES).index(life)
+    LIVES[life](RecordedTier(Path(folder), first, msgspec.convert(store, Store)))
     os._exit(0)
 
 

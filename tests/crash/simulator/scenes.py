@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 import numpy as np
 
 from pagetier.client import Keys
 from pagetier.shm._core import SLOTS
+from pagetier.tiers.capacity import Store
 from running_daemon import namespace
 
 FRAME: Final = 4096
@@ -20,6 +21,7 @@ SMALL, LARGE = 11_008, 300_000
 """Bytes of pages: three frames each; and so large that some kills happen within a copy."""
 
 POLICIES: Final = ("lru", "cadence")
+STORES: Final[tuple[Store, ...]] = get_args(Store)
 
 _PAGE_TOKENS: Final = 4
 _SHARED: Final = 3
@@ -47,6 +49,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         disk: The size of the disk tier in bytes; 0: none.
         disk_write: The daemon's setting of the same name.
         policy: evict.policy; "": drawn by the seed of the run.
+        store: disk.store; None: drawn by the seed of the run.
         role: The role of engines of one process, "engine" or "busy engine".
         engines: The number of engines of one process.
         rank_engines: The number of engines with ranks.
@@ -76,6 +79,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     disk: int = 0
     disk_write: str = "evict"
     policy: str = ""
+    store: Store | None = None
     role: str = "engine"
     engines: int = 3
     rank_engines: int = 2
@@ -100,12 +104,16 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
         if self.disk:
             flags += [f"--disk-path={disk}", f"--disk-size={self.disk}", f"--disk-write={self.disk_write}"]
-            flags += ["--disk-environments=2", "--disk-stop-timeout=1ms"]
+            flags += ["--disk-environments=2", "--disk-stop-timeout=1ms", f"--disk-store={self.store}"]
         return flags
 
     def drawn(self, seed: int) -> Scene:
-        """Returns the scene with an eviction policy. Of three consecutive seeds, one draws another than the others."""
-        return msgspec.structs.replace(self, policy=self.policy or POLICIES[seed.bit_count() % len(POLICIES)])
+        """Returns the scene with an eviction policy and a store of the disk tier.
+
+        Of three consecutive seeds, one draws another policy than the others.
+        """
+        policy = self.policy or POLICIES[seed.bit_count() % len(POLICIES)]
+        return msgspec.structs.replace(self, policy=policy, store=self.store or STORES[seed % len(STORES)])
 
     def pick(self, rng: random.Random, newest: int) -> int:
         """Returns a prompt's number: mostly one of the newest, so that several engines store the same pages at once."""

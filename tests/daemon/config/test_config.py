@@ -38,6 +38,7 @@ TYPED = {
     "disk.size": ("3GiB", 3 << 30),
     "disk.write": ("second", "second"),
     "disk.write_behind": ("0.2", 0.2),
+    "disk.store": ("files", "files"),
     "disk.budget": ("1.5T", 3 << 39),
     "disk.store_timeout": ("7ms", 0.007),
     "disk.sync": ("1m", 60.0),

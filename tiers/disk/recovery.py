@@ -20,8 +20,8 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.lmdb import files
-from pagetier.tiers.lmdb.records import FORMAT
+from pagetier.tiers.disk import files
+from pagetier.tiers.disk.records import FORMAT
 
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
@@ -61,6 +61,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     boot: str
     clean: bool
     last_sync: int = 0
+    store: str = "lmdb"
 
     @property
     def as_left(self) -> str:

@@ -1,6 +1,7 @@
-"""The format on disk: keys and values of the four databases, and the checksum of a page.
+"""The format on disk: keys and values of the databases, and the checksum of a page.
 
-    frames  key, u32 big-endian number of the frame   the frame, always whole, so that freed room always fits again
+    frames  key, u32 big-endian number of the frame   the frame, always whole, so that freed room always fits again;
+                                                      only in the lmdb store
     pages   key                                       the header: fixed part, then the runs (format 1: no history)
     spaces  u32 big-endian                            a namespace in msgpack
     about   "about"                                   format, frame_bytes and build in msgpack
@@ -32,7 +33,7 @@ NO_HISTORY: Final = bytes(HISTORY_BYTES)
 
 _U8, _U32 = 1 << 8, 1 << 32
 _FIXED: Final = struct.Struct("<BBHIQQ16s")  # format, codec, 0, space, size, stamp, checksum
-_MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (not used yet), 8 bytes of 0
+_MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (0 in the lmdb store), 8 bytes of 0
 _RUN: Final = struct.Struct("<II")
 RUN_BYTES: Final = _RUN.size
 _NUMBER: Final = struct.Struct(">I")
@@ -52,14 +53,20 @@ class About(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FrameRun(msgspec.Struct, frozen=True):
-    """Consecutive frames in the file. `page` is the number of the first page of the first one."""
+    """Consecutive frames in the file.
+
+    `page` is the number of the first page of the first one; in the files store, of its slot.
+    """
 
     page: int
     frames: int
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a page. `runs`: the places of its frames in their order; `history`: what is known of its uses."""
+    """The header of a page. `runs`: the places of its frames in their order; `history`: what is known of its uses.
+
+    `serial`: the number of this write in the files store.
+    """
 
     space: int
     size: int
@@ -67,12 +74,17 @@ class Header(msgspec.Struct, frozen=True):
     checksum: bytes
     runs: tuple[FrameRun, ...]
     history: bytes = NO_HISTORY
+    serial: int = 0
 
 
 def pack_header(header: Header) -> bytes:
     """Encodes a header for the database of pages."""
     fixed = _FIXED.pack(FORMAT, PLAIN, 0, header.space, header.size, header.stamp, header.checksum)
-    return fixed + _MORE.pack(header.history, 0) + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
+    return (
+        fixed
+        + _MORE.pack(header.history, header.serial)
+        + b"".join(_RUN.pack(run.page, run.frames) for run in header.runs)
+    )
 
 
 def unpack_header(value: bytes | memoryview) -> Header:
@@ -83,9 +95,9 @@ def unpack_header(value: bytes | memoryview) -> Header:
     version, codec, _, space, size, stamp, checksum = _FIXED.unpack_from(value)
     if version not in READABLE or codec != PLAIN:
         raise RecordError(f"a header has format {version} and codec {codec}")
-    history = NO_HISTORY if version == OLD_FORMAT else bytes(value[OLD_HEADER_BYTES : OLD_HEADER_BYTES + HISTORY_BYTES])
+    history, serial = (NO_HISTORY, 0) if version == OLD_FORMAT else _MORE.unpack_from(value, OLD_HEADER_BYTES)
     runs = tuple(FrameRun(page, frames) for page, frames in _RUN.iter_unpack(value[begin:]))
-    return Header(space, size, stamp, checksum, runs, history)
+    return Header(space, size, stamp, checksum, runs, history, serial)
 
 
 def fits(header: Header, stride: int, file_pages: int) -> bool:

@@ -1,4 +1,4 @@
-"""The disk tier: several LMDB environments, each written by its own thread."""
+"""A disk tier: several environments, each written by its own thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import lmdb
 
@@ -28,19 +28,19 @@ from pagetier.tiers.base import (
     TierState,
     Written,
 )
-from pagetier.tiers.lmdb import files, reader, writer
-from pagetier.tiers.lmdb import writer as placement
-from pagetier.tiers.lmdb.environment import Environment
-from pagetier.tiers.lmdb.read_priority import Turns
-from pagetier.tiers.lmdb.reader import ReadReport
-from pagetier.tiers.lmdb.tier_folder import Options, converted_errors, open_folder, prepare
-from pagetier.tiers.lmdb.writer import Applied, Share
+from pagetier.tiers.disk import files, reader, writer
+from pagetier.tiers.disk import writer as placement
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.reports import ReadReport
+from pagetier.tiers.disk.tier_folder import Options, converted_errors, open_folder, prepare
+from pagetier.tiers.disk.writer import Applied, Share
 
 _T = TypeVar("_T")
 _AGAIN: Final = 256  # pages whose drop failed, retried with a batch: few, since none of them may be there any more
 
 
-class LmdbTier:
+class LocalTier:
     """A Tier in a folder, which is created. Raises TierError if the folder cannot be used.
 
     Args:
@@ -51,6 +51,9 @@ class LmdbTier:
         proof_seconds: The time limit for verifying the files after a power loss; after it they are rebuilt empty.
     """
 
+    KIND: ClassVar[type[Environment]]
+    """The environments of the store."""
+
     def __init__(
         self, folder: Path, cap_bytes: int, frame_bytes: int, environments: int = 4, *, proof_seconds: float = 30.0
     ) -> None:
@@ -60,6 +63,7 @@ class LmdbTier:
             frame_bytes=frame_bytes,
             environments=environments,
             proof_seconds=proof_seconds,
+            kind=self.KIND,
         )
         self._turns = Turns()
         self._one_writes = threading.Lock()
@@ -80,7 +84,7 @@ class LmdbTier:
             self._undo = undo.pop_all()
 
     def __repr__(self) -> str:
-        return f"<LmdbTier in {self._options.folder}: {self._used()} of {self.room} frames>"
+        return f"<{type(self).__name__} in {self._options.folder}: {self._used()} of {self.room} frames>"
 
     @property
     def room(self) -> int:
@@ -233,7 +237,7 @@ class LmdbTier:
             clean=self._journal.state.clean,
             opened=self._opened,
             damaged=self._damaged,
-            note=self._note,
+            note=self._note or self._environments[0].note,
         )
 
     def close(self) -> None:

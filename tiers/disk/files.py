@@ -21,6 +21,7 @@ from pagetier.tiers.capacity import PAGE
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
+FRAMES: Final = "frames."  # the begin of the names of files that hold frames, before their numbers
 OWNER: Final = "owner"
 COPY: Final = ".new"  # appended to an environment's name until the copy takes its place
 
@@ -91,6 +92,17 @@ def is_still(descriptor: int, path: Path) -> bool:
     return os.path.samestat(os.fstat(descriptor), path.stat())
 
 
+def changed(descriptor: int, path: Path, length: int) -> str:
+    """Returns how a file was changed since it was opened, or "". Raises OSError if it is gone.
+
+    It had at least `length` bytes, which the caller read before, since the file may grow at any time.
+    """
+    if not is_still(descriptor, path):
+        return f"{path} was replaced while it was open"
+    there = os.fstat(descriptor).st_size
+    return f"{path} was cut while it was open: {there} bytes of {length}" if there < length else ""
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file's content by `content` and blanks.
 
@@ -148,6 +160,15 @@ def forget(path: Path) -> None:
             os.close(descriptor)
 
 
+def remaining(pieces: Sequence[memoryview], done: int) -> list[memoryview]:
+    """Returns the buffers that are left. A call ends early at a disk error, which only the next one reports."""
+    for number, piece in enumerate(pieces):
+        if done < len(piece):
+            return [piece[done:], *pieces[number + 1 :]]
+        done -= len(piece)
+    return []
+
+
 def prefetch(descriptor: int, offset: int, length: int) -> None:
     """Makes the kernel start reading. Failures are ignored."""
     with contextlib.suppress(OSError):
@@ -178,10 +199,18 @@ def _length_in(meta: bytes) -> int:
     return (last + 1) * PAGE if magic == _MAGIC and tuple(flags) == _FLAGS else 0
 
 
+def frame_files(folder: Path) -> list[Path]:
+    """Returns the files of frames in an environment's folder, in the order of their numbers."""
+    numbered = [path for path in folder.glob(f"{FRAMES}*") if path.name.removeprefix(FRAMES).isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.name.removeprefix(FRAMES)))
+
+
 def remove_environment(folder: Path) -> None:
-    """Removes LMDB's files and the folder. A folder that contains other files is kept with them."""
+    """Removes the files of an environment and the folder. A folder that contains other files is kept with them."""
     for name in (DATA, LOCK):
         (folder / name).unlink(missing_ok=True)
+    for path in frame_files(folder):
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 
@@ -191,14 +220,21 @@ def numbered_folders(folder: Path) -> Iterator[Path]:
     return (path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal() and path.is_dir())
 
 
+def remove_copies(folder: Path) -> None:
+    """Removes copies that a crash left behind: they use disk space that is not counted. Raises OSError."""
+    for path in [path for path in numbered_folders(folder) if path.suffix == COPY]:
+        remove_environment(path)
+
+
 # If LMDB meets damage while it looks up a database's root, it reports nothing at first, and then BadTxnError for every
-# further call of the transaction.
+# further call of the transaction; if the flags in the root are damaged, BadDbiError.
 DAMAGE: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
     lmdb.PageFullError,
     lmdb.CursorFullError,
     lmdb.BadTxnError,
+    lmdb.BadDbiError,
     lmdb.IncompatibleError,
     lmdb.InvalidError,
     lmdb.MapResizedError,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -18,21 +17,25 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
-from pagetier.tiers.lmdb import compaction, files, free_space, recovery
-from pagetier.tiers.lmdb.environment import Environment
-from pagetier.tiers.lmdb.records import FORMAT, READABLE, About
-from pagetier.tiers.lmdb.recovery import Journal, State, read_state
+from pagetier.tiers.disk import files, recovery
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.records import FORMAT, READABLE, About
+from pagetier.tiers.disk.recovery import Journal, State
 
 _NEW: Final = "new"
 _OURS: Final = {"owner", "state", "state.tmp", "lost+found"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a tier. `cap_bytes` limits all files together; `proof_seconds` is the timeout of verification."""
+    """The options of a tier.
+
+    `cap_bytes` limits all files together; `kind` is the store's; `proof_seconds` is the timeout of verification.
+    """
 
     folder: Path
     cap_bytes: int
     frame_bytes: int
+    kind: type[Environment]
     environments: int = 4
     transaction_bytes: int = TRANSACTION_BYTES
     proof_seconds: float = 30.0
@@ -40,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> Shape:
         """The shape of each environment."""
-        return shape_of(self.cap_bytes, self.environments, self.frame_bytes, self.transaction_bytes)
+        return shape_of(self.kind.STORE, self.cap_bytes, self.environments, self.frame_bytes, self.transaction_bytes)
 
 
 class OpenedFolder(msgspec.Struct, frozen=True):
@@ -105,7 +108,8 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
     if state is None:
         return None, "its state file is missing" if _environments_there(options.folder) else ""
     known = state.format if state.format in READABLE else FORMAT
-    wanted = {"format": known, "frame_bytes": options.frame_bytes, "environments": options.environments}
+    wanted: dict[str, object] = {"format": known, "store": options.kind.STORE}
+    wanted |= {"frame_bytes": options.frame_bytes, "environments": options.environments}
     found = {name: getattr(state, name) for name in wanted}
     words = [f"{name} was {found[name]}, is {wanted[name]}" for name in wanted if found[name] != wanted[name]]
     return state, ", ".join(words).replace("_", " ")
@@ -131,7 +135,7 @@ def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
 
 def _reopen(options: Options, state: State) -> OpenedFolder:
     began = time.monotonic()
-    compaction.remove_copies(options.folder)
+    files.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
     short = {folder: recovery.shortened(folder) for folder in folders}
     how, doubted = state.as_left, [folder for folder in folders if short[folder]]
@@ -181,7 +185,14 @@ def _most_bytes(folder: Path, options: Options) -> int:
 
 
 def _state(options: Options) -> State:
-    return State(format=FORMAT, frame_bytes=options.frame_bytes, environments=options.environments, boot="", clean=True)
+    return State(
+        format=FORMAT,
+        store=options.kind.STORE,
+        frame_bytes=options.frame_bytes,
+        environments=options.environments,
+        boot="",
+        clean=True,
+    )
 
 
 def _is_system_error(error: Exception) -> bool:
@@ -227,20 +238,20 @@ class _Opening:
 
     def _environment(self, folder: Path) -> Environment:
         about = About(FORMAT, self._options.frame_bytes, BUILD)
-        environment = Environment(folder, self._options.shape, about)
+        environment = self._options.kind(folder, self._options.shape, about)
         if environment.about.format not in READABLE or environment.about.frame_bytes != about.frame_bytes:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
-        free_space.reserve(environment)
+        environment.reserve()
         files.sync_folder(folder)  # a new, synced file could still lose its name
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:
-        if not compaction.is_needed(environment):
+        if not environment.needs_fitting():
             return environment
         self._journal.mark_dirty()
         try:
-            why = compaction.shrink(environment)
+            why = environment.fit()
         except OSError as error:
             why = str(error)
         except BaseException:
@@ -268,33 +279,3 @@ class _Opening:
             f"the files in {self._options.folder} take {takes} bytes, the cap is {cap}: "
             f"free {takes - cap} bytes on its file system and restart to give them back ({self._too_long[0]})"
         )
-
-
-def doubt(folder: Path) -> None:
-    """Requires the next process that opens the folder to verify it first. Raises TierError."""
-    with (
-        _owned(folder),
-        contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError),
-    ):  # an unreadable state file causes a rebuild anyway
-        state = read_state(folder)
-        if state is not None:
-            Journal(folder, state).doubt()
-
-
-def give_up(folder: Path) -> None:
-    """Deletes the folder's content, so that the next process starts with an empty tier. Raises TierError."""
-    with _owned(folder):
-        for path in list(files.numbered_folders(folder)):
-            files.remove_environment(path)
-
-
-@contextlib.contextmanager
-def _owned(folder: Path) -> Iterator[None]:
-    """Locks the folder, creating it if it is missing, since it is about to be opened."""
-    with converted_errors(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = files.own(folder)
-        try:
-            yield
-        finally:
-            os.close(descriptor)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import ge
 from typing import Final
 
 import lmdb
-import msgspec
 import numpy as np
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
-from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.lmdb import records
-from pagetier.tiers.lmdb.environment import Environment, Transaction
-from pagetier.tiers.lmdb.files import DAMAGE
-from pagetier.tiers.lmdb.frame_count import BATCH, FrameCount
-from pagetier.tiers.lmdb.records import (
+from pagetier.tiers.disk import records
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.files import DAMAGE
+from pagetier.tiers.disk.records import (
     FORMAT,
     HEADER_BYTES,
     NO_HISTORY,
@@ -27,7 +24,9 @@ from pagetier.tiers.lmdb.records import (
     Header,
     RecordError,
 )
+from pagetier.tiers.disk.reports import ReadReport, Tally, Transaction
 
+BATCH: Final = 65536  # pages listed at once
 NONSENSE: Final = Header(0, 0, 0, b"", ())
 _OLD_FIELDS: Final = [
     ("format", "u1"),
@@ -40,31 +39,29 @@ _OLD_FIELDS: Final = [
 _FIXED: Final = np.dtype([*_OLD_FIELDS, ("", "V16"), ("history", f"V{HISTORY_BYTES}"), ("", "V16")])
 
 
-class ReadReport(msgspec.Struct, frozen=True):
-    """The result of a read, and the header of a page that was found damaged."""
-
-    result: ReadResult
-    header: Header | None = None
-
-
-_ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
+ABSENT: Final = ReadReport(ReadResult(ReadOutcome.ABSENT))
 _EXACT: Final = ReadReport(ReadResult(ReadOutcome.EXACT))
 
 
 def read(environment: Environment, page: Incoming) -> ReadReport:
     """Reads a page into its frames and verifies it there. Raises DoubtError if the environment is damaged."""
     try:
-        with environment.reading() as txn:
-            header = header_in(environment, txn, page.key)
-            if header is None or (header.size != page.size and header != NONSENSE):
-                return _ABSENT
-            whole = environment.reader.read(header.runs, page.frames)
+        return environment.read(page)
     except DAMAGE as error:
         raise DoubtError(environment.broke(error)) from error
     except (OSError, lmdb.Error) as error:
         return ReadReport(ReadResult(ReadOutcome.FAILED, str(error)))
+
+
+def verified(page: Incoming, header: Header, *, whole: bool) -> ReadReport:
+    """Returns the report of a page that was read. `whole`: the file had all bytes."""
     wrong = _verify(page, header) if whole else "the file is too short"
     return ReadReport(ReadResult(ReadOutcome.DAMAGED, wrong), header) if wrong else _EXACT
+
+
+def is_other(header: Header | None, page: Incoming) -> bool:
+    """Returns whether this page is not there: there is no header, or a valid one of another size."""
+    return header is None or (header.size != page.size and header != NONSENSE)
 
 
 def _verify(page: Incoming, header: Header) -> str:
@@ -82,25 +79,12 @@ def headers(environment: Environment, keys: Sequence[bytes]) -> list[Header | No
 
 
 def header_in(environment: Environment, txn: Transaction, key: bytes) -> Header | None:
-    """Returns the header as the transaction sees it, NONSENSE if it is invalid or names frames past the file's end."""
+    """Returns the header as the transaction sees it, NONSENSE if it is invalid."""
     value = txn.get(key, db=environment.pages)
     try:
-        header = None if value is None else records.unpack_header(value)
+        return None if value is None else environment.unpack(key, value)
     except RecordError:
         return NONSENSE
-    return (
-        header if header is None or records.fits(header, environment.shape.stride, environment.file_pages) else NONSENSE
-    )
-
-
-def raw(environment: Environment, key: bytes, frames: Callable[[int], Sequence[memoryview]]) -> Header | None:
-    """Reads a page without verifying it, into the buffers that `frames` returns for their number. None if it fails."""
-    with environment.reading() as txn:
-        header = header_in(environment, txn, key)
-        if header is None or header == NONSENSE:
-            return None
-        whole = environment.reader.read(header.runs, frames(sum(run.frames for run in header.runs)))
-    return header if whole else None
 
 
 def listed(environment: Environment) -> Iterator[StoredPages]:
@@ -111,27 +95,33 @@ def listed(environment: Environment) -> Iterator[StoredPages]:
 
     Raises:
         lmdb.Error: LMDB failed.
-        lmdb.CorruptedError: Keys are out of order (a walk over such a tree might not end), or at the end an unchanged
-            environment does not have as many frames as its pages.
+        lmdb.CorruptedError: Keys are out of order, or at the end the tally of an unchanged environment is wrong.
     """
-    after, tally = b"", FrameCount(environment.shape.frame_bytes)
-    while rows := _rows_after(environment, after, tally):
-        keys = [key for key, _ in rows]
-        if any(map(ge, [after, *keys], keys)):
-            raise lmdb.CorruptedError("its keys are out of order")
-        after = keys[-1]
+    after, tally = b"", environment.tally()
+    while rows := rows_after(environment, after, tally):
+        after = rows[-1][0]
         tally.add([value for _, value in rows])
         yield _stored_pages(environment, rows)
     if tally.wrong:
         raise lmdb.CorruptedError(tally.wrong)
 
 
-def _rows_after(environment: Environment, key: bytes, tally: FrameCount) -> list[tuple[bytes, bytes]]:
+def rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple[bytes, bytes]]:
+    """Returns a batch of keys and headers: those after a key.
+
+    Raises:
+        lmdb.Error: LMDB failed.
+        lmdb.CorruptedError: Keys are out of order: a walk over such a tree might not end.
+    """
     with environment.listing() as txn:
-        tally.count(txn, environment.frames)
+        tally.count(txn, environment.counted)
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
-        return list(islice(cursor.iternext(), BATCH)) if found else []
+        rows = list(islice(cursor.iternext(), BATCH)) if found else []
+    keys = [one for one, _ in rows]
+    if any(map(ge, [key, *keys], keys)):
+        raise lmdb.CorruptedError("its keys are out of order")
+    return rows
 
 
 def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> StoredPages:
@@ -143,7 +133,7 @@ def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> 
     old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (lengths >= HEADER_BYTES)
     numbers = np.array(sorted(spaces), np.uint32)
     good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == records.PLAIN)
-    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.file_pages * PAGE)
+    good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
     fixed["history"][old] = np.void(NO_HISTORY)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")
     return StoredPages(

@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
 
 import lmdb
 import msgspec
 
 from pagetier.tiers.base import Outgoing, TierError
-from pagetier.tiers.lmdb import files, free_space, reader, records
-from pagetier.tiers.lmdb.environment import Environment, Transaction
-from pagetier.tiers.lmdb.files import DAMAGE
-from pagetier.tiers.lmdb.frame_reader import page_after
-from pagetier.tiers.lmdb.free_space import FullError
-from pagetier.tiers.lmdb.read_priority import Patience, Turns
-from pagetier.tiers.lmdb.records import Header, frames_of
+from pagetier.tiers.capacity import DROPS
+from pagetier.tiers.disk import files, reader
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.files import DAMAGE
+from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.records import Header, frames_of
 
-_DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
+
+class FullError(lmdb.DiskError):
+    """The file system has no room for a transaction, which was not begun."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(f"{os.strerror(errno.ENOSPC)}: the file system of {environment.folder} is full")
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -45,48 +49,11 @@ def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outg
     return Applied(tuple(reasons), undropped, files.bytes_written() - before)
 
 
-def put(environment: Environment, txn: Transaction, page: Outgoing, header: Header, patience: Patience) -> None:
-    """Stores a page in place of what the key had. The header's runs are filled in here."""
-    delete(environment, txn, page.key)
-    cursor = txn.cursor(environment.frames)
-    places = []
-    for number, frame in enumerate(page.frames):
-        cursor.put(records.frame_key(page.key, number), frame)
-        places.append(page_after(cursor.key()))
-        patience.give_way()
-    runs = records.runs_of(places, environment.shape.stride)
-    environment.writeback.wrote(runs)
-    txn.put(page.key, records.pack_header(msgspec.structs.replace(header, runs=runs)), db=environment.pages)
-
-
-def delete(environment: Environment, txn: Transaction, key: bytes) -> None:
-    """Deletes header and frames, however many there are, since the header may be damaged. Ignores unknown keys.
-
-    Raises:
-        lmdb.Error: LMDB failed.
-        lmdb.CorruptedError: LMDB met damage in a cursor.
-    """
-    if not txn.delete(key, db=environment.pages):
-        return
-    try:
-        _delete_frames(txn.cursor(environment.frames), key)
-    except SystemError as error:  # py-lmdb raises it for LMDB's errors in a cursor
-        if isinstance(error.__cause__, lmdb.MapFullError | lmdb.DiskError):
-            raise error.__cause__ from error
-        raise lmdb.CorruptedError(str(error.__cause__ or error)) from error
-
-
-def _delete_frames(cursor: lmdb.Cursor[memoryview], key: bytes) -> None:
-    more = cursor.set_range(key)
-    while more and cursor.key()[: len(key)] == key:
-        more = cursor.delete() and bool(cursor.key())
-
-
 def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:
     """Drops a page that was found damaged, unless it was replaced since. Raises lmdb.Error."""
     with environment.changing() as txn:
         if reader.header_in(environment, txn, key) == damaged:
-            delete(environment, txn, key)
+            environment.delete(txn, key)
 
 
 def _drop_all(environment: Environment, keys: Sequence[bytes]) -> str:
@@ -98,7 +65,7 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
     """Returns why not all are dropped, or "". A full file system allows few drops at once: trees are copied first."""
     half = len(keys) // 2
     try:
-        _twice(environment, partial(_delete_all, environment, keys))
+        _twice(environment, partial(_drop_together, environment, keys))
     except lmdb.Error as error:
         if half:
             return _drop(environment, keys[:half]) or _drop(environment, keys[half:])
@@ -106,13 +73,13 @@ def _drop(environment: Environment, keys: Sequence[bytes]) -> str:
     return ""
 
 
-def _delete_all(environment: Environment, keys: Sequence[bytes]) -> None:
+def _drop_together(environment: Environment, keys: Sequence[bytes]) -> None:
     """Drops keys in one transaction. A single key is tried without room, too. Raises FullError, lmdb.Error."""
-    if not free_space.can_drop(environment, len(keys), _frames(environment, keys)) and len(keys) > 1:
+    if not environment.can_drop(keys) and len(keys) > 1:
         raise FullError(environment)
     with environment.changing() as txn:
         for key in keys:
-            delete(environment, txn, key)
+            environment.delete(txn, key)
 
 
 def _twice(environment: Environment, change: Callable[[], None]) -> None:
@@ -154,25 +121,20 @@ def _may_be_damage(environment: Environment, error: lmdb.Error) -> bool:
 
 def _cut(environment: Environment, keys: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Yields the known keys in batches; the disk begins to read what dropping them will touch."""
-    limit = _DROPS * environment.shape.frames_per_transaction
+    limit = DROPS * environment.shape.frames_per_transaction
     batch: list[bytes] = []
     frames = 0
     for key, header in zip(keys, reader.headers(environment, keys), strict=True):
         if header is None:
             continue
-        environment.fetch_heads(header.runs)
+        environment.fetch_heads(header)
         batch.append(key)
         frames += sum(run.frames for run in header.runs)
-        if frames >= limit:
+        if frames >= limit or len(batch) >= environment.shape.pages_per_transaction:
             yield batch
             batch, frames = [], 0
     if batch:
         yield batch
-
-
-def _frames(environment: Environment, keys: Sequence[bytes]) -> int:
-    headers = filter(None, reader.headers(environment, keys))
-    return sum(run.frames for header in headers for run in header.runs)
 
 
 def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
@@ -180,7 +142,8 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
     batch: list[Outgoing] = []
     frames = 0
     for page in pages:
-        if batch and frames + len(page.frames) > limit:
+        full = len(batch) >= environment.shape.pages_per_transaction
+        if batch and (full or frames + len(page.frames) > limit):
             yield batch
             batch, frames = [], 0
         batch.append(page)
@@ -195,7 +158,7 @@ def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) ->
     Where the map or the file system is full, only pages that do not fit fail.
     """
     try:
-        _twice(environment, partial(_put_all, environment, pages, turns))
+        _twice(environment, partial(environment.store_together, pages, turns))
     except (lmdb.MapFullError, FullError) as error:
         if len(pages) == 1:
             return [str(error)]
@@ -215,17 +178,6 @@ def _reason(environment: Environment, error: lmdb.Error) -> str:
 
 def _is_full(environment: Environment) -> bool:
     return shutil.disk_usage(environment.folder).free < environment.shape.transaction_bytes
-
-
-def _put_all(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> None:
-    if not free_space.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
-        raise FullError(environment)
-    sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
-    patience = Patience(turns)
-    with environment.changing() as txn:
-        for page, checksum in zip(pages, sums, strict=True):
-            number = environment.number_of(txn, page.space)
-            put(environment, txn, page, Header(number, page.size, page.stamp, checksum, (), page.history), patience)
 
 
 class Share(msgspec.Struct):

@@ -1,0 +1,19 @@
+"""The files store: frames lie in files beside LMDB, and are written and read past the page cache.
+
+LMDB has one record a page. The order of a store is bytes, then record; the order of a drop is record deleted and
+committed, then reuse of its slots, once their last reader has ended. Which slots are free follows from the records.
+"""
+
+from typing import ClassVar
+
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.frame_files.environment import FilesEnvironment
+
+__all__ = ["FilesTier"]
+
+
+class FilesTier(LocalTier):
+    """A disk tier whose frames lie in files."""
+
+    KIND: ClassVar[type[Environment]] = FilesEnvironment

@@ -1,0 +1,146 @@
+"""Derives from the records which write owns each slot, when an environment is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import lmdb
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.tiers.disk import reader
+from pagetier.tiers.disk.records import HEADER_BYTES
+from pagetier.tiers.frame_files.page_record import CHECK_BYTES, check_of
+from pagetier.tiers.frame_files.record_count import RecordCount
+
+if TYPE_CHECKING:
+    from pagetier.tiers.frame_files.environment import FilesEnvironment
+
+_SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record, before 8 bytes of 0
+_SIZE: Final = 1
+_Words: TypeAlias = npt.NDArray[np.uint64]
+_Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+class SlotOwners(msgspec.Struct, frozen=True):
+    """What the records say: the owners of the slots, and the keys of records that must be dropped.
+
+    Of two records that name one slot, the older one must: it is a leaf of LMDB that the disk returned as it was before.
+    """
+
+    owners: _Words
+    wrong: list[bytes]
+    next_serial: int
+
+
+class _Rows(msgspec.Struct, frozen=True):
+    """Valid records. `slots` are those of all of them in order, `counts` how many each has."""
+
+    serials: _Words
+    counts: _Numbers
+    slots: _Numbers
+
+
+def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
+    """Returns what all records say. There can be `slots` slots. Raises lmdb.Error."""
+    owners = np.zeros(slots, np.uint64)
+    wrong: list[bytes] = []
+    losers: set[int] = set()
+    last = 0
+    for rows in _batches(environment):
+        good = _valid(rows, environment.shape.frame_bytes, slots, wrong)
+        last = max(last, int(good.serials.max(initial=0)))
+        if not _give(owners, good):
+            losers |= _dispute(owners, good)
+    if losers:
+        owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
+        wrong += _keys_of(environment, losers)
+    return SlotOwners(owners, wrong, last + 1)
+
+
+def _batches(environment: FilesEnvironment) -> Iterator[list[tuple[bytes, bytes]]]:
+    after, tally = b"", RecordCount()
+    while rows := reader.rows_after(environment, after, tally):
+        after = rows[-1][0]
+        tally.add([value for _, value in rows])
+        yield rows
+    if tally.wrong:
+        raise lmdb.CorruptedError(tally.wrong)
+
+
+def _valid(rows: Sequence[tuple[bytes, bytes]], frame_bytes: int, slots: int, wrong: list[bytes]) -> _Rows:
+    """Returns the valid records, and adds the keys of the others to `wrong`. It works on columns of a whole batch."""
+    lengths = np.fromiter((len(value) for _, value in rows), np.int64, len(rows))
+    possible = (lengths % 8 == 0) & (lengths > HEADER_BYTES + CHECK_BYTES)
+    kept = list(compress(rows, possible.tolist()))
+    wrong += [key for key, _ in compress(rows, (~possible).tolist())]
+    words = np.frombuffer(b"".join([value for _, value in kept]), "<u8")
+    ends = np.cumsum(lengths[possible]) // 8
+    begins = ends - lengths[possible] // 8
+    checks = np.frombuffer(b"".join([check_of(key, value[:-CHECK_BYTES]) for key, value in kept]), "<u8")
+    first, frames, runs = _runs(words, begins, ends)
+    counts = np.add.reduceat(frames, np.cumsum(runs) - runs) if kept else frames
+    beyond = np.maximum.reduceat(first + frames, np.cumsum(runs) - runs) if kept else frames
+    expected = -(-words[begins + _SIZE].astype(np.int64) // frame_bytes)
+    good = (words[ends - 1] == checks) & (counts == expected) & (beyond <= slots)
+    wrong += [key for key, _ in compress(kept, (~good).tolist())]
+    of_run = np.repeat(good, runs)
+    return _Rows(words[begins + _SERIAL][good], counts[good], _spread(first[of_run], frames[of_run]))
+
+
+def _runs(words: _Words, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Returns the first slots and the lengths of all runs, and how many runs each record has."""
+    is_run = np.ones(len(words), np.bool_)
+    for word in range(HEADER_BYTES // 8):
+        is_run[begins + word] = False
+    is_run[ends - 1] = False
+    runs = words[is_run].view("<u4").astype(np.int64)
+    return runs[::2], runs[1::2], ends - begins - (HEADER_BYTES + CHECK_BYTES) // 8
+
+
+def _spread(first: _Numbers, frames: _Numbers) -> _Numbers:
+    """Returns the slots of all runs, one after the other."""
+    ends = np.cumsum(frames)
+    slots: _Numbers = np.arange(int(frames.sum())) + np.repeat(first - (ends - frames), frames)
+    return slots
+
+
+def _give(owners: _Words, rows: _Rows) -> bool:
+    """Gives each slot to its record. Returns False, and changes nothing, if two records name one slot."""
+    if owners[rows.slots].any():
+        return False
+    before = np.count_nonzero(owners)
+    owners[rows.slots] = np.repeat(rows.serials, rows.counts)
+    if np.count_nonzero(owners) - before == len(rows.slots):
+        return True
+    owners[rows.slots] = 0
+    return False
+
+
+def _dispute(owners: _Words, rows: _Rows) -> set[int]:
+    """Gives each slot to the newest record that names it. Returns the serials of the others."""
+    losers: set[int] = set()
+    end = 0
+    for serial, count in zip(rows.serials.tolist(), rows.counts.tolist(), strict=True):
+        slots = rows.slots[end : end + count]
+        end += count
+        others = {int(other) for other in owners[slots] if other}
+        if any(other > serial for other in others):
+            losers.add(serial)
+            continue
+        losers |= others
+        owners[slots] = serial
+    return losers
+
+
+def _keys_of(environment: FilesEnvironment, serials: set[int]) -> list[bytes]:
+    at = 8 * _SERIAL
+    return [
+        key
+        for rows in _batches(environment)
+        for key, value in rows
+        if len(value) >= HEADER_BYTES and int.from_bytes(value[at : at + 8], "little") in serials
+    ]
