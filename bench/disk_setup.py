@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+
+import numpy as np
 
 from daemon_setup import Stage
 from pagetier.shm._core import IndexHeader, Observer
@@ -62,7 +66,7 @@ class Scene(Stage):
 
     def drop_cache(self) -> None:
         """Drops the files from the kernel's page cache."""
-        for file in self.disk.rglob("data.mdb"):
+        for file in data_files(self.disk):
             descriptor = os.open(file, os.O_RDONLY)
             os.fsync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -72,6 +76,32 @@ class Scene(Stage):
     def _observing(self) -> Iterator[tuple[Link, Observer]]:
         with closing(Link(self.socket, 10)) as link:
             yield link, observe_and_close(link.greet(Observe(BUILD), 10).descriptors)
+
+    def worker_cpu(self) -> float:
+        """Returns the CPU time of the disk worker in seconds."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        workers = [
+            Path("/proc", pid) for pid in children if b"tiers.worker" in Path("/proc", pid, "cmdline").read_bytes()
+        ]
+        fields = [(path / "stat").read_text().rpartition(")")[2].split() for path in workers]
+        return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def data_files(disk: Path) -> list[Path]:
+    """Returns the files of a tier that hold pages, or what is known of them."""
+    return [path for path in disk.glob("*/*") if path.name == "data.mdb" or path.name.startswith("frames.")]
+
+
+def cached_bytes(path: Path) -> int:
+    """Returns how many bytes of a file are in the kernel's page cache."""
+    size = path.stat().st_size
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as memory:
+        seen = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+        begin = ctypes.c_char.from_buffer(memory)
+        address, out = ctypes.addressof(begin), seen.ctypes.data
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(out))
+        del begin
+    return int((seen & 1).sum()) * mmap.PAGESIZE
 
 
 def until(what: str, ready: Callable[[], bool], seconds: float = 60) -> None:
