@@ -149,10 +149,7 @@ class Service:
         point("service.detached")
 
     def reserve_async(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
-        """Handles a reservation, at once or after a short wait for the disk.
-
-        There is no reply if the slot is freed first.
-        """
+        """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
         call = (slot, self._reaper.ends(slot), request, reply, self._loop.time())
         if self.disk.backpressure.idle:
             self._serve_reserve(*call)
@@ -209,10 +206,7 @@ class Service:
         self._prefetch_quota.enter(user, request, reply, self.fetch)
 
     def save(self, request: Save, reply: Callable[[Saved], None]) -> None:
-        """Replies with the progress of writing all pages to disk. The daemon continues while a client polls.
-
-        See ScanQueue.
-        """
+        """Replies with the progress of writing all pages to disk, continued while a client polls. See ScanQueue."""
         self._scans.ask(
             _FIRST_SAVE if request.number == 0 else _NEXT_SAVE,
             lambda: self.disk.save(request.number),
@@ -282,7 +276,8 @@ class Service:
             self.evictor.maybe_evict()
         if self._scans.waits(_FIRST_SAVE) or self._scans.waits(_NEXT_SAVE):
             self.disk.flush.go_on()
-        self._serve_events()
+        with suppress(OSError):  # without memory for events engines announce nothing
+            self._owner.serve_events()
         self.disk.tidy()
         self.disk.publish_eviction(self.evictor.poll())
         self.disk.note_hints(self.hints.report)
@@ -292,11 +287,6 @@ class Service:
         self._shortage.check()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
-
-    def _serve_events(self) -> None:
-        """Records what comes and leaves while engines read it; without memory for that they announce nothing."""
-        with suppress(OSError):
-            self._owner.serve_events()
 
 
 def _ignore_tick() -> None:

@@ -4,6 +4,7 @@
 #include "session_handle.h"
 
 #include "../core/client/event_reader.h"
+#include "../core/client/locate.h"
 
 #define EVENTS_AT_ONCE 4096u
 

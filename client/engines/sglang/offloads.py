@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.client.async_copy.handles import StoreHandle
-from pagetier.client.reservation import Outcome
+from pagetier.client.store_result import Outcome
 
 _STORE_S: Final = 10.0  # SGLang cannot evict the pages before that
 _CANCEL_S: Final = 5.0

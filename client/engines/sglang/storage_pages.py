@@ -8,7 +8,7 @@ from typing import Any, Final
 from pagetier.client.client import Client
 from pagetier.client.engines.sglang.groups import EngineGroup, hashes_of
 from pagetier.client.keys import Keys
-from pagetier.client.reservation import Outcome
+from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Prompt

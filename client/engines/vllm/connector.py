@@ -232,8 +232,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Processes the reports of the workers at the end of a step."""
-        reported = getattr(connector_output, "kv_connector_worker_meta", None)
-        self._use_shapes(reported.shapes if reported is not None else ())
+        self._use_shapes(getattr(getattr(connector_output, "kv_connector_worker_meta", None), "shapes", ()))
         if self._scheduler is None:
             return
         blocks = getattr(connector_output, "invalid_block_ids", None) or frozenset()
@@ -263,8 +262,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> PagetierStats | None:
         """Returns the counts since the last call, or None if nothing was counted."""
-        half = self._scheduler or self._worker
-        counts = half.counters.taken() if half is not None else {}
+        counts = half.counters.taken() if (half := self._scheduler or self._worker) is not None else {}
         return PagetierStats(counts) if counts else None
 
     def reset_cache(self) -> bool | None:
@@ -280,10 +278,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         return announcer.taken() if announcer is not None else ()
 
     def has_pending_push_work(self) -> bool:
-        """Returns whether vLLM should do another step, to announce pages, although it has no requests.
-
-        vLLM calls it from 0.32 on.
-        """
+        """Returns whether vLLM should do another step without requests, to announce pages. Called from 0.32 on."""
         announcer = self._scheduler.announcer if self._scheduler is not None else None
         return announcer is not None and announcer.waits
 

@@ -151,11 +151,7 @@ class SchedulerHalf:
                     del self._tracked[request]
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> bool:
-        """Records the end of a request.
-
-        Returns:
-            Whether the request must keep its blocks until a last store of them has ended.
-        """
+        """Records the end of a request. Returns whether it must keep its blocks until a last store has ended."""
         self._arriving.remove(request.request_id)
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
@@ -296,8 +292,7 @@ class SchedulerHalf:
 
     def _touch(self, tracked: Tracked) -> None:
         """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""
-        with self._client.find_groups(tracked.keys_after(0)):
-            pass
+        self._client.find_groups(tracked.keys_after(0)).release()
 
     def _release_expired(self, now: float) -> None:
         for tracked in self._tracked.values():

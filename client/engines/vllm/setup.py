@@ -26,7 +26,7 @@ from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, Wei
 from pagetier.client.engines.vllm.rank_share import kind_in, share_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.engines.vllm.settings import ConnectorSettings
+from pagetier.client.engines.vllm.settings import ConnectorSettings, directions_of
 from pagetier.client.engines.vllm.weights import sources_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
 from pagetier.client.keys import Namespace
@@ -134,8 +134,7 @@ def open_scheduler(
     Raises:
         UnsupportedError: The model has a group of an unknown kind.
     """
-    for group in groups.kv_cache_groups:
-        kind_of(group.kv_cache_spec)
+    kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
     sources = sources_of(config, settings.weights, started_ns())
     weights = WeightsThread(sources, FileDigests(user_memory()))
     attachment_log = AttachmentLog()
@@ -147,7 +146,8 @@ def open_scheduler(
         paged = _paged_groups(config, groups, shapes, namespaces, pool.hash_block_size)
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
-        announcer = _announcer(config, groups, client, pool, settings.events_lease)
+        divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
+        announcer = None if divided else _announcer(config, groups, client, pool, settings)
         half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
         if (lora := getattr(config, "lora_config", None)) is not None:
             half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
@@ -187,13 +187,14 @@ def _paged_groups(
     return paged
 
 
-def _announcer(config: Any, groups: Any, client: Client, pool: Any, lease: float) -> Announcer | None:
+def _announcer(config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings) -> Announcer | None:
     """Returns an announcer if KV cache events are enabled and this engine could load what it announces."""
     events = getattr(config, "kv_events_config", None)
-    if events is None or not events.enable_kv_cache_events or not config.kv_transfer_config.is_kv_consumer:
+    loads = directions_of(config.kv_transfer_config, settings).loads
+    if events is None or not events.enable_kv_cache_events or not loads:
         return None
     specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
-    return Announcer(client, specs, lease, prefix_cache_resets(pool))
+    return Announcer(client, specs, settings.events_lease, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:

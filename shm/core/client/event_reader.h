@@ -1,4 +1,4 @@
-/* event_reader.h - reads the ring of events, and where pages are: without a message, a pin or a lock. */
+/* event_reader.h - reads the ring of events: without a message, a pin or a lock. */
 #pragma once
 
 #include "../common/dict.h"
@@ -60,60 +60,4 @@ static inline enum pt_events pt_read_events(const pt_view *v, pt_event_reader *r
     r->cursor += i;
     *count = i;
     return PT_EVENTS_READ;
-}
-
-/* Compares a key that the daemon may be overwriting. */
-static inline bool pt_same_words(pt_entry *e, const uint8_t *key)
-{
-    pt_a64 *words = (pt_a64 *)e->key;
-    for (int i = 0; i < (int)(PT_KEY_BYTES / 8); i++)
-        if (atomic_load_explicit(&words[i], memory_order_relaxed) != pt_key_word(key, i))
-            return false;
-    return true;
-}
-
-/* Returns the tiers in which an entry's page can be found, as bits; 0 if it is another page. */
-static inline uint8_t pt_locate_entry(const pt_view *v, uint32_t entry, const uint8_t *key)
-{
-    pt_entry *e = &v->entries[entry];
-    enum pt_state state = pt_load_state(&v->locks[entry].word);
-    bool disk = (state == PT_READABLE || state == PT_ON_DISK || state == PT_WRITING) && pt_tiers(e) & PT_TIER_DISK;
-    if (!pt_same_words(e, key))
-        return 0;
-    return (state == PT_READABLE ? PT_TIER_MEMORY : 0) | (disk ? PT_TIER_DISK : 0);
-}
-
-static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const uint8_t *key)
-{
-    uint32_t home = pt_home(v, key), tag = pt_tag(key), reach = pt_reach(&buckets[home]);
-    for (uint32_t i = 0; i < reach * PT_BUCKET_SLOTS; i++) {
-        pt_bucket *b = &buckets[(home + i / PT_BUCKET_SLOTS) & v->bucket_mask];
-        uint64_t slot = atomic_load_explicit(&b->slots[i % PT_BUCKET_SLOTS], memory_order_acquire);
-        uint8_t tiers = slot && pt_slot_tag(slot) == tag && pt_slot_entry(slot) < v->entry_count
-                            ? pt_locate_entry(v, pt_slot_entry(slot), key)
-                            : 0;
-        if (tiers)
-            return tiers;
-    }
-    return 0;
-}
-
-#define PT_LOCATE_RETRIES 100u
-
-/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the entry may become another page
- * at this time; but then the page has left or come, and an event that is not read yet says so. A miss is believed as in
- * pt_find. */
-static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
-{
-    for (uint32_t attempt = 0; attempt < PT_LOCATE_RETRIES; attempt++) {
-        uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
-        pt_bucket *buckets = v->buckets[dictionary & 1];
-        pt_a32 *version = &buckets[pt_home(v, key)].version;
-        uint32_t before = atomic_load_explicit(version, memory_order_acquire);
-        uint8_t tiers = pt_locate_scan(v, buckets, key);
-        if (tiers || (atomic_load_explicit(version, memory_order_relaxed) == before &&
-                      atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary))
-            return tiers;
-    }
-    return 0;
 }

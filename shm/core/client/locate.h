@@ -1,68 +1,67 @@
-/* locate.h - says where pages are, for observers: nothing is pinned, stamped or counted.
+/* locate.h - says where pages are: without a message, a pin, a stamp or a lock, and nothing is counted.
  *
- * Without a pin a page may leave at any time, so an answer is about the moment when it was given. The serial of the entry is
- * read before and after everything else: an entry that became another page in between counts as absent. */
+ * Without a pin a page may leave at any time, so an answer is about the moment when it was given. */
 #pragma once
 
 #include "../common/dict.h"
 
 #define PT_LOCATE_RETRIES 100u
 
-/* Returns the tiers of the page of an entry, PT_TIER_*; 0 if it is in none. */
-static inline uint32_t pt_tiers_now(const pt_view *v, uint32_t entry)
+/* Compares a key that the daemon may be overwriting. */
+static inline bool pt_same_words(pt_entry *e, const uint8_t *key)
 {
+    pt_a64 *words = (pt_a64 *)e->key;
+    for (int i = 0; i < (int)(PT_KEY_BYTES / 8); i++)
+        if (atomic_load_explicit(&words[i], memory_order_relaxed) != pt_key_word(key, i))
+            return false;
+    return true;
+}
+
+/* Returns the tiers in which an entry's page can be found, as bits. */
+static inline uint8_t pt_tiers_now(const pt_view *v, uint32_t entry)
+{
+    pt_entry *e = &v->entries[entry];
     enum pt_state state = pt_load_state(&v->locks[entry].word);
-    uint32_t on_disk = pt_tiers(&v->entries[entry]) & PT_TIER_DISK;
-    return state == PT_READABLE ? on_disk | PT_TIER_MEMORY : state == PT_WRITING || state == PT_ON_DISK ? on_disk : 0;
+    bool disk = (state == PT_READABLE || state == PT_ON_DISK || state == PT_WRITING) && pt_tiers(e) & PT_TIER_DISK;
+    return (state == PT_READABLE ? PT_TIER_MEMORY : 0) | (disk ? PT_TIER_DISK : 0);
 }
 
-/* What an observer sees of an entry. */
-typedef struct {
-    uint64_t serial;
-    uint32_t tiers;
-    bool same; /* it has the key that was looked for */
-} pt_glimpse;
-
-static inline pt_glimpse pt_glimpse_of(const pt_view *v, uint32_t entry, const uint8_t *key)
+/* Returns the same; 0 if it is another page. */
+static inline uint8_t pt_locate_entry(const pt_view *v, uint32_t entry, const uint8_t *key)
 {
-    const volatile pt_entry *e = &v->entries[entry];
-    pt_glimpse seen = {.serial = e->serial, .tiers = pt_tiers_now(v, entry)};
-    atomic_thread_fence(memory_order_acquire);
-    seen.same = pt_same_key(v->entries[entry].key, key);
-    atomic_thread_fence(memory_order_acquire);
-    seen.same = seen.same && e->serial == seen.serial;
-    return seen;
+    uint8_t tiers = pt_tiers_now(v, entry);
+    return pt_same_words(&v->entries[entry], key) ? tiers : 0;
 }
 
-static inline uint32_t pt_locate_in(const pt_view *v, pt_bucket *buckets, const uint8_t *key)
+static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const uint8_t *key)
 {
     uint32_t home = pt_home(v, key), tag = pt_tag(key), reach = pt_reach(&buckets[home]);
-    for (uint32_t distance = 0; distance < reach; distance++)
-        for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++) {
-            uint64_t slot = atomic_load_explicit(&buckets[(home + distance) & v->bucket_mask].slots[i], memory_order_acquire);
-            uint32_t entry = pt_slot_entry(slot);
-            if (!slot || pt_slot_tag(slot) != tag || entry >= v->entry_count)
-                continue;
-            pt_glimpse seen = pt_glimpse_of(v, entry, key);
-            if (seen.same && seen.tiers)
-                return seen.tiers;
-        }
+    for (uint32_t i = 0; i < reach * PT_BUCKET_SLOTS; i++) {
+        pt_bucket *b = &buckets[(home + i / PT_BUCKET_SLOTS) & v->bucket_mask];
+        uint64_t slot = atomic_load_explicit(&b->slots[i % PT_BUCKET_SLOTS], memory_order_acquire);
+        uint8_t tiers = slot && pt_slot_tag(slot) == tag && pt_slot_entry(slot) < v->entry_count
+                            ? pt_locate_entry(v, pt_slot_entry(slot), key)
+                            : 0;
+        if (tiers)
+            return tiers;
+    }
     return 0;
 }
 
-/* Returns the tiers of a page, PT_TIER_*. A miss is believed as in pt_find (match.h). */
-static inline uint32_t pt_locate(const pt_view *v, const uint8_t *key)
+/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the entry may become another page
+ * at this time; but then the page has left or come, and an event that is not read yet says so. A miss is believed as in
+ * pt_find. */
+static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
 {
     for (uint32_t attempt = 0; attempt < PT_LOCATE_RETRIES; attempt++) {
         uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;
-        uint32_t before = atomic_load_explicit(version, memory_order_acquire), tiers = pt_locate_in(v, buckets, key);
-        if (tiers)
+        uint32_t before = atomic_load_explicit(version, memory_order_acquire);
+        uint8_t tiers = pt_locate_scan(v, buckets, key);
+        if (tiers || (atomic_load_explicit(version, memory_order_relaxed) == before &&
+                      atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary))
             return tiers;
-        if (atomic_load_explicit(version, memory_order_relaxed) == before &&
-            atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary)
-            break;
     }
     return 0;
 }

@@ -2,6 +2,7 @@
  * outside their mappings and terminate; a page that they find has the requested key; and each pin that they set is
  * cleared. */
 #include "client/event_reader.h"
+#include "client/locate.h"
 #include "interference.h"
 
 #include "daemon_acts.h"

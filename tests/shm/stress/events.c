@@ -2,6 +2,7 @@
  * fewer places than a round has events, so that readers miss some. After each round the daemon rests, and what each reader
  * believes of each page must be true. */
 #include "client/event_reader.h"
+#include "client/locate.h"
 #include "world.h"
 
 #define READERS 2u
