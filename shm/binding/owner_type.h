@@ -14,7 +14,7 @@ static PyMethodDef owner_methods[] = {
     {"eviction", (PyCFunction)owner_eviction, METH_NOARGS, NULL},
     {"populate", (PyCFunction)owner_populate, METH_VARARGS, NULL},
     {"serve_events", (PyCFunction)owner_serve_events, METH_NOARGS, NULL},
-    {"populate_index", (PyCFunction)owner_populate_index, METH_NOARGS, NULL},
+    {"populate_index", (PyCFunction)owner_populate_index, METH_VARARGS, NULL},
     {"allocate_lazily", (PyCFunction)owner_allocate_lazily, METH_NOARGS, NULL},
     {"mappings", (PyCFunction)owner_mappings, METH_NOARGS, NULL},
     {"reserve", (PyCFunction)owner_reserve, METH_VARARGS, NULL},
