@@ -190,8 +190,9 @@ def _paged_groups(
 def _announcer(config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings) -> Announcer | None:
     """Returns an announcer if KV cache events are enabled and this engine could load what it announces."""
     events = getattr(config, "kv_events_config", None)
-    loads = directions_of(config.kv_transfer_config, settings).loads
-    if events is None or not events.enable_kv_cache_events or not loads:
+    if events is None or not events.enable_kv_cache_events:
+        return None
+    if not directions_of(config.kv_transfer_config, settings).loads:
         return None
     specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
     return Announcer(client, specs, settings.events_lease, prefix_cache_resets(pool))

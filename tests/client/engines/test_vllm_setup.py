@@ -60,7 +60,10 @@ def test_settings_are_read() -> None:
         ({"prefix_caching": "never"}, "prefix_caching"),
         ({"store": "later"}, "store"),
         ({"mode": "load"}, "mode"),
-        ({"sokcet": "x"}, ".*known keys are socket, disk_timeout, salt, name, weights, store, prefix_caching, mode"),
+        (
+            {"sokcet": "x"},
+            ".*known keys are socket, disk_timeout, .*, prefix_caching, events_lease, mode",
+        ),
     ],
 )
 def test_an_invalid_setting_is_named_in_the_error(given: dict[str, Any], name: str) -> None:
