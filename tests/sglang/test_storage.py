@@ -110,14 +110,14 @@ def test_a_daemon_that_ends_or_hangs_costs_pages_only(step: str, number: signal.
 
 def test_sglangs_own_faults_leave_nothing_behind() -> None:
     spec = Spec("mha", 16, ranks=2, layout="page_first")
-    faults = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.3", "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.02"}
+    faults = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": "0.1", "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": "0.02"}
     # A daemon of its own: a page that only one rank has stored stays open for a while.
     with (
         RunningDaemon("64MiB", "4KiB") as daemon,
         SglangEngine(spec, daemon.socket, environment=faults) as engine,
     ):
         threads, restored = engine.threads(), 0
-        for number in range(12):
+        for number in range(16):
             engine.insert(number, 4)
             engine.reset()
             for result in engine.restore(number, 4):
