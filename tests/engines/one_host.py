@@ -96,12 +96,12 @@ class Scene:
 
         return eventually(clean, _TIMEOUT_S)
 
-    def attached(self, engines: int) -> bool:
-        """Waits until both halves of `engines` engines are attached."""
+    def attached(self, engines: int, clients: int = 0) -> bool:
+        """Waits until both halves of `engines` engines are attached, and so many other clients."""
 
         def there() -> bool:
             names = [str(slot.name) for slot in self.daemon.slots()]
-            return len(names) - names.count("disk tier") == 2 * engines
+            return len(names) - names.count("disk tier") == 2 * engines + clients
 
         return eventually(there, _TIMEOUT_S)
 

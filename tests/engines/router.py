@@ -29,7 +29,9 @@ Reach = dict[str, int]
 
 
 def require_indexer() -> None:
-    """Skips the tests of a module where the indexer cannot run."""
+    """Skips the tests of a module where the indexer cannot run. They take minutes, so that they need ALL=1."""
+    if not os.environ.get("ALL"):
+        pytest.skip("takes minutes: ALL=1", allow_module_level=True)
     if not PYTHON.exists():
         pytest.skip("ai-dynamo-runtime could not be installed", allow_module_level=True)
     if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
@@ -63,9 +65,10 @@ class Indexer:
 
     def close(self) -> None:
         """Ends the indexer."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(30)
+        self._process.stdout.close()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None

@@ -109,7 +109,7 @@ def test_restarts_of_the_daemon_are_believed(router: Router, how: str) -> None:
     else:
         daemon.stop()
     daemon.open()
-    assert router.scene.attached(1) or router.client.wait_attached(10.0)
+    assert router.client.wait_attached(30.0) and router.scene.attached(1, clients=1)
     memory, disk = router.totals()
     assert memory or disk
 
