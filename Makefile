@@ -17,6 +17,7 @@ ROOMS := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile Containerfile
 STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
+VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 
 .DEFAULT_GOAL := help
@@ -37,7 +38,7 @@ help:
 	@echo "make load    56 engines on this host: rejections and fairness; report in build/load"
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models;"
-	@echo "                   and with the caches of SGLang"
+	@echo "                   with the scheduler of 0.33; and with the caches of SGLang"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
@@ -92,6 +93,15 @@ $(VENV)/.wheel: $(VENV)/.dev
 		sed 's/VERSION/$*.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-$*.0+cpu.dist-info/METADATA
 	@touch $@
 
+# The Python of a version without builds for CPUs, over the compiled parts of 0.32: its scheduler runs, no engine. Where
+# the sources cannot be had, the line says why and its tests are left out.
+.engines/%-source/.made: .engines/0.32/.ready tests/engines/vllm_sources.py
+	@rm -rf $(@D)
+	@mkdir -p $(@D)
+	@echo "== sources of vLLM $*"
+	@.engines/0.32/bin/python tests/engines/vllm_sources.py $*.0 $(@D) || rm -rf $(@D)/vllm
+	@touch $@
+
 # SGLang's own caches on the CPU. Their hashes are compiled with g++ and libssl-dev (libcrypto).
 .engines/sglang-%/.made: tests/engines/requirements/sglang.txt .ci/find-python
 	@rm -rf $(@D)
@@ -107,7 +117,7 @@ $(VENV)/.wheel: $(VENV)/.dev
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
 	@touch $@
 
-.PRECIOUS: .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
+.PRECIOUS: .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -190,6 +200,9 @@ faults: venv
 	@echo "== disk faults, power loss, corruption, adversarial peers"
 	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
 
+# The tests with vLLM's scheduler and without an engine.
+SCHEDULED := $(addprefix tests/engines/,test_harness.py test_any_sequence.py test_scheduler_interface.py test_cache_layouts.py)
+
 # Dynamo's indexer needs other versions than vLLM. Where it cannot be installed, its tests are skipped.
 .engines/dynamo/.made: tests/engines/requirements/dynamo.txt .ci/find-python
 	@rm -rf $(@D)
@@ -197,13 +210,18 @@ faults: venv
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< || rm -rf $(@D)/bin
 	@touch $@
 
-test-engines: core $(VLLM:%=.engines/%/.ready) .engines/dynamo/.made .engines/sglang-$(SGLANG)/.ready
+test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.made .engines/dynamo/.made \
+		.engines/sglang-$(SGLANG)/.ready
 	@echo "== pytest with SGLang $(SGLANG)"
 	@.engines/sglang-$(SGLANG)/bin/pytest tests/sglang
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
+	@echo "== pytest with the scheduler of vLLM $(VLLM_SOURCE)"
+	@if [ -d .engines/$(VLLM_SOURCE)-source/vllm ]; then \
+		PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(SCHEDULED); \
+	fi
 
 .PHONY: wheel
 wheel: venv $(VENV)/.wheel
@@ -222,8 +240,10 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/disk.py
 	@$(BIN)/python bench/overlap.py
 	@$(BIN)/python bench/cpu_idle.py
+	@$(BIN)/python bench/curve_cost.py
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_caches.py)
+	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_storage.py)
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_process_death.py

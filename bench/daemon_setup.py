@@ -21,6 +21,8 @@ _START_S = 120.0
 class Stage:
     """Runs `pagetierd` with the given arguments and environment variables while the context lasts."""
 
+    PROGRAM = "from pagetier.daemon.main import main; main()"
+
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.name = f"pagetier-bench-{secrets.token_hex(4)}"
         self._folder = tempfile.TemporaryDirectory(prefix="pagetier-bench-")
@@ -30,7 +32,7 @@ class Stage:
 
     def start(self) -> None:
         """Starts the daemon, or restarts it."""
-        command = [sys.executable, "-c", "from pagetier.daemon.main import main; main()"]
+        command = [sys.executable, "-c", self.PROGRAM]
         command += ["--name", self.name, "--socket", str(self.socket), "--log-level", "warning", *self._arguments]
         self._process = subprocess.Popen(command, env=os.environ | self._environment)
 

@@ -18,6 +18,7 @@ from typing import get_args
 
 import numpy as np
 
+from disk_devices import devices
 from disk_setup import Scene, cached_bytes, data_files, until
 from measure import REPORTED, Result, at_least, at_most, main, time_of
 from pagetier.client import Client, Keys, Namespace
@@ -25,7 +26,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import Store, frames_under
-from pagetier.tiers.stores import tier_of
+from pagetier.tiers.disk.tier import tier_of
 from raw_device import BLOCK, clear, read_direct, write_direct
 
 MIB = 1 << 20
@@ -33,7 +34,7 @@ GIB = 1 << 30
 PAGE = 8 * MIB
 TOTAL = int(os.environ.get("BENCH_DISK_MIB", "4096")) * MIB
 FRAME = int(os.environ.get("BENCH_FRAME_KIB", "1024")) << 10
-PARTS = os.environ.get("BENCH_DISK_PARTS", "sizing,moving,matching,starting").split(",")
+PARTS = os.environ.get("BENCH_DISK_PARTS", "sizing,moving,matching,starting,devices").split(",")
 STORES: tuple[Store, ...] = tuple(
     store for store in get_args(Store) if store in os.environ.get("BENCH_STORES", "lmdb,files").split(",")
 )
@@ -281,6 +282,8 @@ def measure() -> Iterator[Result]:
         for part, store in itertools.product(runs, STORES):
             if part in PARTS:
                 yield from runs[part](folder, content, store)
+        if "devices" in PARTS:
+            yield from devices(folder, content, ROUNDS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from daemon_setup import Stage
+from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.disk.status import unpack
 from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved
@@ -22,9 +24,9 @@ from pagetier.shm.segment_files import observe_and_close
 class Scene(Stage):
     """A daemon with a disk, and the operations on it."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
+    def __init__(self, folder: Path, *more: str, **environment: str) -> None:
         self.disk = folder / "tier"
-        super().__init__("--disk-path", str(self.disk), *more)
+        super().__init__("--disk-path", str(self.disk), *more, **environment)
 
     def ask_saved(self) -> None:
         """Writes everything to disk and syncs."""
@@ -63,6 +65,11 @@ class Scene(Stage):
         with self._observing() as (_, observer):
             text = observer.status() or b""
             return b'"standing":"open"' in text and observer.header().disk_pages >= pages
+
+    def workers(self) -> int:
+        """Returns the number of devices that are open."""
+        with self._observing() as (_, observer):
+            return sum(device.standing is Standing.OPEN for device in unpack(observer.status()).disk.devices)
 
     def drop_cache(self) -> None:
         """Drops the files from the kernel's page cache."""

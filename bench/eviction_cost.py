@@ -22,6 +22,7 @@ FIELDS: Final = {
     "store": "a page stored into free memory",
     "replace": "a page stored in the room of another",
     "evict": "a page evicted ahead of need",
+    "beside": "a page stored where three fifths are older and protected by a quota",
 }
 
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def fill(segments: Segments) -> None:
         session.publish(granted.entries, granted.serials, 0)
         owner.settle()
     assert session.retire()
-    owner.detach(slot)
+    owner.reap(slot)
 
 
 def session_of(segments: Segments, slot: int) -> Session:
@@ -81,9 +82,18 @@ def measure() -> Iterator[Result]:
         yield Result("index_gib", shared / GIB, "GiB", f"{shared / ENTRIES:.0f} bytes an entry, with its frame")
         fill(taken[0])
         yield from adopted(request, taken)
+        yield divided(taken[0])
     finally:
         for segments in taken:
             segments.remove()
+
+
+def divided(segments: Segments) -> Result:
+    """Puts a quota in force, as a reload does: pages are counted and listed again."""
+    quotas = array("d", [0.0, 1.0, 0.0, 1.0, 0.1, 0.5, 0.0, 1.0])  # of memory and disk, each least and most
+    seconds, processor = times_of(lambda: segments.owner.set_quotas(quotas, ["bench"]))
+    assert segments.owner.tenants()[1][0] > 0
+    return Result("quotas_s", seconds, "s", f"a quota is put in force; {processor:.2f} s of CPU")
 
 
 def adopted(request: SegmentRequest, taken: list[Segments]) -> Iterator[Result]:

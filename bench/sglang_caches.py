@@ -57,6 +57,7 @@ def linker_of(socket: Path, folder: Path, pool: Any, page: int) -> Any:
         sidecar_draft_device_pools=(),
         attn_tp_cache_group=None,
         tp_cache_group=None,
+        enable_kv_cache_events=False,
     )
     extra = {"socket": str(socket), "weights": "bench", "flush": "keep"}
     with override as server:

@@ -40,15 +40,16 @@ class LinkedSession(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         link: The connection.
         session: The mapped segments.
-        granted: The serials of the granted pages, shared by all threads that write or release such pages. It is changed
-            by single method calls only, which are atomic for other threads. So it needs no lock, and a forked child
-            cannot inherit a lock that is taken.
+        granted: The serials of the granted pages by the part that is written: a process may write several parts of a
+            page, and finish one of them earlier. They are shared by all threads that write or release such pages, and
+            changed by single method calls only, which are atomic for other threads. So they need no lock, and a forked
+            child cannot inherit a lock that is taken.
         takes_hints: Whether the daemon understands hints.
     """
 
     link: Link
     session: Session
-    granted: set[int]
+    granted: dict[int, set[int]]
     takes_hints: bool = False
 
 
@@ -72,7 +73,7 @@ class Attachment:
         self.requests = Requests()
         self.arenas = PinnedArenas(lambda: self.session)
         self.attached = threading.Event()
-        self._granted: set[int] = set()
+        self._granted: dict[int, set[int]] = {}
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
@@ -116,7 +117,8 @@ class Attachment:
 
     def greeting(self) -> Attach:
         """Returns the attach request. Its token never changes, so that the daemon assigns the same slot again."""
-        return Attach(BUILD, self._token, self._name, np.array(list(self._granted), dtype="<u8").tobytes())
+        serials = [serial for of_part in list(self._granted.values()) for serial in list(of_part)]
+        return Attach(BUILD, self._token, self._name, np.array(serials, dtype="<u8").tobytes())
 
     def connected(self) -> None:
         """Makes calls with a timeout wait, because a daemon has accepted a connection."""
@@ -192,7 +194,7 @@ class Attachment:
         index, locks, arena = greeting.descriptors
         session = Session(index, locks, arena, welcome.slot)
         point("client.mapped")
-        self._granted = set()  # serials of other segments have no meaning here
+        self._granted = {}  # serials of other segments have no meaning here
         self.session = session
         if old is not None and old.segments_id != welcome.segments_id:
             _retire_soon(old)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,8 +13,8 @@ from pagetier.client.attachment import Attachment
 from pagetier.client.hints import NO_HINT, Hint, require_hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Part
+from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
-from pagetier.client.rpc import PendingRequest
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Flush, Flushed, Reserve, Reserved, Space
 
@@ -50,6 +50,16 @@ class PendingReservation:
     def ready(self) -> bool:
         """Whether wait() returns at once."""
         return self._pending.ready
+
+    def call_when_ready(self, call: Callable[[], object]) -> None:
+        """Calls `call` when the reservation is ready, in any thread, or at once; never after it was collected.
+
+        Args:
+            call: Never waits or raises an exception. It may be called twice.
+        """
+        self._pending.call = call
+        if self._pending.done:
+            call()
 
     def wait(self, timeout: float) -> Reservation:
         """Returns the reservation, waiting at most `timeout` seconds for the response.
@@ -99,7 +109,8 @@ def request_reservation(
         timeout: Seconds for sending.
         hint: What is known of the session. A daemon that does not understand hints ignores it.
     """
-    require_hint(hint)
+    if hint is not NO_HINT:
+        require_hint(hint)
     packed = packed_sizes(sizes, len(keys))
     space = Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
     linked = attachment.linked

@@ -8,10 +8,11 @@ import msgspec
 
 from pagetier.client.attached_client import AttachedClient
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed
+from pagetier.client.groups import EVERYTHING
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.misuse import Misuse, reject_keys
-from pagetier.shm._core import Session, miss
+from pagetier.shm._core import KEY_BYTES, Session, miss
 
 
 class MatchingClient(AttachedClient):
@@ -74,6 +75,7 @@ class MatchingClient(AttachedClient):
         """
         match = self.find_groups(groups, limit)
         self.count_lookup(match.lookup)
+        self.sample_lookup(match)
         return match
 
     def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
@@ -89,6 +91,21 @@ class MatchingClient(AttachedClient):
         session = self._attachment.session
         if session is not None:
             session.count_lookup(*msgspec.structs.astuple(lookup))
+
+    def sample_lookup(self, match: GroupMatch) -> None:
+        """Lets the daemon learn what a request looked up, for `pagetier advise`: once, with its first match.
+
+        It is for a match of find_groups(); match() and match_groups() do it themselves. Only groups count whose pages
+        are useless without those before them. Sends no message.
+        """
+        session = self._attachment.session
+        if session is None:
+            return
+        for asked in match.groups:
+            if asked.group.needs == EVERYTHING:
+                page_tokens = asked.group.page_tokens
+                keys = asked.keys.data[: match.asked // page_tokens * KEY_BYTES]
+                session.sample(keys, min(match.available_tokens // page_tokens, len(keys) // KEY_BYTES))
 
     def adopt(self, handle: MatchHandle) -> Match:
         """Returns a match of another process of the same engine, pinned by this process too. Never waits.

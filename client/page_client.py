@@ -198,7 +198,8 @@ class PageClient(MatchingClient):
             packed_sizes(sizes, len(keys))
             return Reservation.rejected(len(keys), "the timeout left no time to ask", part)
         attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
+        if attachment.linked is None:
+            attachment.wait_linked(seconds)
         pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()), hint)
         return pending.collect(ends - time.monotonic())
 

@@ -14,6 +14,7 @@ from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.cached import CachedProperty
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
 
@@ -57,7 +58,6 @@ class Reservation:
         granted: The pages to write: those for which there is memory.
         open: Those of them that are neither published nor abandoned, ascending.
         session: The mapped segments, for code that copies on its own; None if no page was granted.
-        entries: u32, the entry of each page, for code that copies on its own.
     """
 
     def __init__(self, linked: LinkedSession | None, answer: Reserved, part: Part) -> None:
@@ -65,10 +65,12 @@ class Reservation:
         self.granted = _granted_pages(answer.outcomes)
         self.open = self.granted if linked else self.granted[:0]
         self.session = linked.session if linked else None
-        self.entries = np.frombuffer(answer.entries, dtype=np.uint32)
-        self._serials = np.frombuffer(answer.serials, dtype=np.uint64)
-        self._granted_serials = linked.granted if linked else set()
-        self._granted_serials.update(_at(self._serials, self.open).tolist())
+        self._answer = answer
+        self._granted_serials = linked.granted.setdefault(part.index, set()) if linked else set()
+        if len(self.open) == len(answer.outcomes):  # arrays would take longer
+            self._granted_serials.update(memoryview(answer.serials).cast("Q"))
+        else:
+            self._granted_serials.update(_at(self._serials, self.open).tolist())
         self._part = part
         self._codes = bytearray(answer.outcomes.translate(_OUTCOMES))
         self._reason = answer.reason
@@ -144,6 +146,15 @@ class Reservation:
             if 0 in stored:
                 self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
         return StoreResult(bytes(self._codes), self._reason)
+
+    @CachedProperty
+    def entries(self) -> npt.NDArray[np.uint32]:
+        """u32, the entry of each page, for code that copies on its own."""
+        return np.frombuffer(self._answer.entries, dtype=np.uint32)
+
+    @CachedProperty
+    def _serials(self) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(self._answer.serials, dtype=np.uint64)
 
     @property
     def result(self) -> StoreResult:

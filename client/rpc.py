@@ -13,8 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Answer, Fetched, Flushed, Request, Reserved
@@ -24,87 +25,7 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
-_NO_RESPONSE = "the daemon did not answer in time"
-_FOREIGN = "the request was sent by another process"
 _T = TypeVar("_T")
-
-
-class PendingRequest(Generic[_T]):
-    """A request to the daemon, and its result once it is known. Thread-safe.
-
-    The result is known when the daemon has answered, or when it is certain that no response will come. In a forked
-    child the request counts as failed.
-
-    Attributes:
-        link: The connection over which the request is sent; None if there is none.
-        accept: Returns the result for a response, or None for a response of another type. Called under the lock of
-            `requests`, by any thread.
-        fail: Returns the result for the reason why there is no response.
-        due: The time.monotonic() by which a healthy daemon has answered, if the request waits for the disk.
-        unsent: Whether the request could not be sent over this connection: the daemon never receives it.
-        done: Whether the result is known. Requests changes it under its lock, as the next two.
-        collected: Whether the caller has taken the result, or no longer waits for it. A result that comes later is
-            dropped, which releases what it refers to.
-        result: The result, until it is collected.
-    """
-
-    def __init__(
-        self,
-        requests: Requests,
-        link: Link | None,
-        accept: Callable[[Answer], _T | None],
-        fail: Callable[[str], _T],
-        due: float = math.inf,
-    ) -> None:
-        self.link, self.due = link, due
-        self.unsent = self.done = self.collected = False
-        self.result: _T | None = None
-        self.accept, self.fail = accept, fail
-        self._requests = requests
-
-    @property
-    def ready(self) -> bool:
-        """Whether wait() and collect() return at once. Cheap to poll."""
-        return self.done or self._requests.foreign
-
-    def wait(self, timeout: float) -> _T:
-        """Returns the result, waiting at most `timeout` seconds for it. May be called again."""
-        if self._requests.foreign:
-            return self.fail(_FOREIGN)
-        self._requests.wait(self, timeout)
-        return self.fail(_NO_RESPONSE) if self.result is None else self.result
-
-    def collect(self, timeout: float) -> _T:
-        """Returns the result, waiting at most `timeout` seconds for it. Only the first call gets it.
-
-        If a positive timeout was not enough, further requests fail at once until the daemon answers: one caller waits
-        for a hanging daemon, not every caller. For requests that need no disk.
-        """
-        if self._requests.foreign:
-            return self.fail(_FOREIGN)
-        self._requests.wait(self, timeout)
-        result = self.take(timeout)
-        self._requests.log_silence()
-        return result
-
-    def take(self, waited: float) -> _T:
-        """Does what collect() does if the daemon already had `waited` seconds for its response. Never waits or logs."""
-        result = None if self._requests.foreign else self._requests.take(self, waited)
-        return self.fail(_NO_RESPONSE) if result is None else result
-
-    def log_silence(self) -> None:
-        """Logs a daemon that is silent, after take(): see Requests.log_silence()."""
-        if not self._requests.foreign:
-            self._requests.log_silence()
-
-    def leave(self) -> None:
-        """Leaves the response to the background thread, because no thread waits for it now."""
-        self._requests.leave(self)
-
-    def finish(self, result: _T) -> None:
-        """Sets the result, or drops it if the request was collected before. For Requests."""
-        self.result = None if self.collected else result
-        self.done = True
 
 
 class Requests:
@@ -116,6 +37,7 @@ class Requests:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._reading = False
+        self._sleeping = 0  # threads that wait for one that reads
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
         self._overdue: set[PendingRequest[Any]] = set()
@@ -165,17 +87,17 @@ class Requests:
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
         ends = time.monotonic() + clamp_timeout(timeout)
-        link = pending.link
         with self._lock:
-            while not pending.done and (left := ends - time.monotonic()) > 0:
-                if self._reading or link is None:
-                    self._changed.wait(left)
-                    continue
-                try:
-                    # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
-                    self._read(link, min(left, _READ_S))
-                except LinkError:
-                    link = None  # the background thread notices it too, and fails all open requests
+            self._wait(pending, ends)
+
+    def collect(self, pending: PendingRequest[_T], timeout: float) -> _T | None:
+        """Does what wait(), take() and log_silence() do, with the lock taken once."""
+        ends = time.monotonic() + clamp_timeout(timeout)
+        with self._lock:
+            self._wait(pending, ends)
+            result = self.take(pending, timeout)
+        self.log_silence()
+        return result
 
     def take(self, pending: PendingRequest[_T], waited: float) -> _T | None:
         """Returns the result and marks the request as collected; None if the result is unknown or already collected.
@@ -189,7 +111,7 @@ class Requests:
             if not pending.done and not pending.collected:
                 self.leave(pending)
                 self._mark_overdue(pending, waited)
-            result, pending.result, pending.collected = pending.result, None, True
+            result, pending.result, pending.collected, pending.call = pending.result, None, True, None
         return result
 
     def pump(self, link: Link) -> None:
@@ -227,24 +149,43 @@ class Requests:
         elif changed:
             log.info("the daemon answers again")
 
+    def _wait(self, pending: PendingRequest[_T], ends: float) -> None:
+        """Waits until the result is known or time.monotonic() is `ends`. The caller has the lock, taken once."""
+        link = pending.link
+        while not pending.done and (left := ends - time.monotonic()) > 0:
+            if self._reading or link is None:
+                self._sleep(left)
+                continue
+            try:
+                # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
+                self._read(link, min(left, _READ_S))
+            except LinkError:
+                link = None  # the background thread notices it too, and fails all open requests
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits for the thread that reads. The caller has the lock."""
+        self._sleeping += 1
+        try:
+            self._changed.wait(seconds)
+        finally:
+            self._sleeping -= 1
+
     def _register(self, number: int, pending: PendingRequest[_T]) -> bool:
         """Registers the request, unless the daemon is late with earlier ones. Returns whether it did."""
         with self._lock:
-            if not self._is_late(pending):
+            if not self._overdue and (pending.due == math.inf or not self._disk_is_late()):
                 self._waiting[number] = pending
                 return True
         self.log_silence()
         return False
 
-    def _is_late(self, pending: PendingRequest[_T]) -> bool:
-        """Returns whether a response is overdue that this request would wait for, too.
+    def _disk_is_late(self) -> bool:
+        """Returns whether a request that waits for the disk is past its time, with no message from the daemon since.
 
-        A slow disk stops only requests that need it: those past their time, if the daemon has sent nothing since then.
+        A slow disk stops only requests that need it, too.
         """
         now = time.monotonic()
-        return bool(self._overdue) or (
-            pending.due < math.inf and any(self._last_answer < other.due < now for other in self._waiting.values())
-        )
+        return any(self._last_answer < other.due < now for other in self._waiting.values())
 
     def _read(self, link: Link, seconds: float) -> None:
         """Reads once, without the lock, which the caller has taken once. An interrupt leaves it taken.
@@ -263,7 +204,8 @@ class Requests:
                 self._reading = False
                 for answer in answers:
                     self._deliver(answer)
-                self._changed.notify_all()
+                if self._sleeping:
+                    self._changed.notify_all()
 
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. The caller has the lock."""

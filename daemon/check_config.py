@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.room import room_of_disk
-from pagetier.daemon.config.schema import Config, DiskOptions
+from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validate import beyond_its_disk
-from pagetier.daemon.host.capacity import fit, need_of
+from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size, spell_size
@@ -21,8 +22,9 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
     if disk.size:
-        yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.size)}"
-        yield from _disk_warnings(disk, host)
+        yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.total_size)}"
+        for device in disk.devices:
+            yield from _disk_warnings(device, host)
     if config.http.listen:
         yield f"http: {', '.join(map(str, config.http.listen))}"
         yield from _token_warnings(config)
@@ -39,8 +41,7 @@ def _token_warnings(config: Config) -> Iterator[str]:
         yield f"warning: on this host {error}"
 
 
-def _disk_warnings(disk: DiskOptions, host: Host) -> Iterator[str]:
-    assert disk.path is not None
+def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:
     there = next(place for place in (disk.path, *disk.path.parents) if place.exists())
     if not there.is_dir():
         yield f"warning: on this host {there} is not a folder: set another disk.path"

@@ -33,7 +33,7 @@ from pagetier.shm.segments import Origin, Segments
 from pagetier.shm.units import counted, format_size
 
 if TYPE_CHECKING:
-    from pagetier.daemon.http.process import HttpServer
+    from pagetier.daemon.http.http_server import HttpServer
 
 log = logging.getLogger("pagetierd")
 
@@ -195,7 +195,7 @@ class _Life:
 
     def _start_http(self, service: Service) -> None:
         # Imported here, because it costs memory that a daemon without HTTP does not need.
-        from pagetier.daemon.http.process import HttpServer
+        from pagetier.daemon.http.http_server import HttpServer
 
         self._http = HttpServer(self._config, service)
         if self._config.metrics.listen is not None:

@@ -7,35 +7,53 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from pagetier.daemon.check_config import check_config
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
-from pagetier.daemon.config.cli_options import NonEmptyPath, config_flags, config_options
+from pagetier.daemon.config.cli_options import ConfigCommand, NonEmptyPath, config_flags, config_options
 from pagetier.daemon.config.load import ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.host.capacity import fit, geometry_of, need_of, serves
+from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server, SocketError
-from pagetier.daemon.startup_errors import DaemonCommand, give_up
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
 from pagetier.shm.exit_codes import Exit, exit_code_help
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
-from pagetier.shm.log_format import event, log_to_stderr
+from pagetier.shm.log_format import event, formatter, log_to_stderr
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import Leftovers, Origin, SegmentRequest, Segments, UnfitError, take
+from pagetier.shm.stdio import exit_if_stdout_fails
 
 log = logging.getLogger("pagetierd")
+
+
+class DaemonCommand(ConfigCommand):
+    """A command that reports usage errors in a unit file or a container like all its other errors."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parses the command line, and answers --help and --version."""
+        try:
+            with exit_if_stdout_fails():
+                return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if sys.stderr.isatty():
+                raise
+            give_up(Exit.USAGE, error.format_message())
 
 
 class Action(Enum):
@@ -172,3 +190,17 @@ def open_segments(settings: Config, leftovers: Leftovers = Leftovers.ADOPT) -> S
         return serves(have, settings)
 
     return take(SegmentRequest(settings.name, geometry_of(settings), BUILD, leftovers, check_room, accepts))
+
+
+def give_up(code: Exit, error: object) -> NoReturn:
+    """Ends the process after one line on stderr: a sentence on a terminal, a line with event=refused in a log."""
+    message = f"Error: {error}" if sys.stderr.isatty() else _line(code, error)
+    with suppress(OSError):
+        click.echo(message, err=True)
+    raise SystemExit(code)
+
+
+def _line(code: Exit, error: object) -> str:
+    record = logging.LogRecord("pagetierd", logging.ERROR, "", 0, "%s", (error,), None)
+    vars(record).update(event("refused", code=code.value))
+    return formatter().format(record)

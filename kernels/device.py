@@ -104,6 +104,16 @@ class Stream(Protocol):
     def record(self) -> Event:
         """Returns the point after everything that was enqueued so far. Raises DeviceError."""
 
+    def call_after_events(self, call: Callable[[], object]) -> bool:
+        """Calls `call` each time an event has completed, in any thread.
+
+        Args:
+            call: Never waits, and has no reference to the stream.
+
+        Returns:
+            False if the device cannot do it: then nothing is called, and the caller polls its events.
+        """
+
 
 class Device(Protocol):
     """The device of a cache, as far as copies are concerned."""

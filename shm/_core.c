@@ -15,7 +15,7 @@ static PyObject *plan(PyObject *module, PyObject *args)
         return NULL;
     pt_geometry geometry = pt_geometry_of(frame_bytes, frames, entries, spaces);
     pt_plan(&h, &geometry);
-    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes, h.reserves.events}, 4);
+    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes, h.at_events, h.reserves.events}, 5);
 }
 
 static PyMethodDef functions[] = {
@@ -50,7 +50,7 @@ PyMODINIT_FUNC PyInit__core(void)
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
         add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module) &&
-        add_layouts(module))
+        add_factors(module) && add_layouts(module))
         return module;
     Py_DECREF(module);
     return NULL;

@@ -22,8 +22,11 @@ PARTS: int  # the most parts of a page
 GROUPS: int  # the most groups of one match
 STATUS_BYTES: int  # the longest status of a daemon
 LEAST_FRAME_BYTES: int
+DISK_DEVICES: int  # of the disk tier, at most
+TENANTS: int  # at most, with the one that has no quota
 HISTORY_BYTES: int  # of what is known of the uses of a page on disk
 LOCKS_OFFSET: int  # of the first lock word in its segment
+SIMULATED_FACTORS: tuple[float, ...]  # sizes of simulated caches, as multiples of the arena
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
@@ -63,6 +66,19 @@ class EventReason(IntEnum):
     LOST = ...
     STORED = ...
     WRITTEN = ...
+
+class Absence(IntEnum):
+    """Why a page was not found, as far as the history of sampled keys says.
+
+    EVICTED_FROM_MEMORY: it was not on disk, or was left out as it was not worth its room. DROPPED: flushed, damaged, or
+    its store was refused or given up. IN_OTHER_NAMESPACE: an engine's own hash is stored under another namespace.
+    """
+
+    NEVER_STORED = ...
+    EVICTED_FROM_MEMORY = ...
+    EVICTED_FROM_DISK = ...
+    DROPPED = ...
+    IN_OTHER_NAMESPACE = ...
 
 class HintKind(IntEnum):
     """What is known of a page's session: it is over, or returns within so many seconds, or later.
@@ -208,6 +224,7 @@ class NamespaceRecord(NamedTuple):
     page_tokens: int
     window: int
     group: int
+    tenant: int
 
 @final
 class ReservedPages(NamedTuple):
@@ -275,6 +292,68 @@ class UnwrittenPages(NamedTuple):
     skipped: int
 
 @final
+class DiskDevice(NamedTuple):
+    """A device of the disk tier: what it has, and the tick of its coldest page, 0 if it has none.
+
+    `ordered_frames` are reserved for pages that are being written. A device that is not open has no frames.
+    """
+
+    open: int
+    frames: int
+    used_frames: int
+    ordered_frames: int
+    pages: int
+    bytes: int
+    coldest: int
+
+@final
+class SampledLookups(NamedTuple):
+    """What the daemon knows of lookups.
+
+    Attributes:
+        share: The share of keys that are sampled.
+        seconds: The time since the first lookup.
+        records: Lookups that were counted.
+        lost: Lookups that found no room in their process's ring.
+        hit_pages: Pages that lookups found; older lookups count less, as in the next two.
+        miss_pages: Pages that lookups did not find.
+        stored_pages: Those of them that were stored afterwards.
+        absent_ever: Tokens that were not found, by Absence, since the segments were created.
+    """
+
+    share: float
+    seconds: float
+    records: int
+    lost: int
+    hit_pages: float
+    miss_pages: float
+    stored_pages: float
+    absent_ever: tuple[float, ...]
+
+@final
+class LookupCurve(NamedTuple):
+    """What the lookups of a namespace, or of all, found and would find. Older lookups count less.
+
+    Attributes:
+        digest: The beginning of the namespace's digest; zeros: all namespaces.
+        found: Tokens in pages that were found.
+        missed: Tokens in pages that were not found and were stored then.
+        ratios: For each of the sizes, the share of tokens that an LRU cache of that size has.
+        endless: The same for an endless cache.
+        absent: Tokens of sampled lookups that were not found, by Absence.
+        simulated: For each of SIMULATED_FACTORS times the arena, the share of tokens that the policy "cadence" has.
+            Empty if the daemon evicts by another policy.
+    """
+
+    digest: bytes
+    found: float
+    missed: float
+    ratios: tuple[float, ...]
+    endless: float
+    absent: tuple[float, ...]
+    simulated: tuple[float, ...]
+
+@final
 class Eviction(NamedTuple):
     """The order in which pages leave the arena, and what it did since adopt().
 
@@ -305,11 +384,12 @@ class IdleTurn(NamedTuple):
 
 @final
 class SegmentSizes(NamedTuple):
-    """The bytes of each segment, and of the ring of events, which the index ends with."""
+    """The bytes of each segment, and offset and bytes of the ring of events in the index."""
 
     index_bytes: int
     locks_bytes: int
     arena_bytes: int
+    at_events: int
     events_bytes: int
 
 @final
@@ -554,6 +634,13 @@ class Session:
         self, hit_pages: int, miss_pages: int, memory_tokens: int, disk_tokens: int, missed_tokens: int, /
     ) -> None:
         """Counts one request's lookup over several groups."""
+    def sample(self, keys: Array, found: int, /) -> None:
+        """Leaves a lookup of a group for the daemon's curve; match() does so itself. Sends no message.
+
+        Args:
+            keys: The keys from the first page of the prompt on.
+            found: How many of them, from the first on, were found in memory or on disk.
+        """
     def count_loaded(self, pages: int, bytes: int, /) -> None:
         """Counts what others, such as a GPU, copied from pages that this process had pinned, for the statistics."""
     def retain_arena(self) -> None:
@@ -585,6 +672,14 @@ class Observer:
     def counts(self) -> AttachmentCounts: ...
     def attachments_with_pins(self) -> list[AttachmentRecord]: ...
     def spaces(self) -> list[NamespaceRecord]: ...
+    def lookups(self) -> SampledLookups | None:
+        """Returns what is known of lookups; None if the segments have no curve, or no daemon counts lookups yet."""
+    def curves(self, sizes: Array, /) -> list[LookupCurve]:
+        """Returns the curve of all namespaces, then those of the namespaces that have their own.
+
+        Args:
+            sizes: f64, sizes of the cache in frames.
+        """
     def status(self) -> bytes | None:
         """Returns the status that the disk tier reports; None while it is being changed: call it again."""
     def locate(self, keys: Array, /) -> _Bytes:
@@ -613,8 +708,8 @@ class Owner:
         """
     def populate(self, offset: int, length: int, /) -> None:
         """Allocates a range of the arena; raises OSError if memory is short. May be called from any thread."""
-    def populate_index(self, length: int, /) -> None:
-        """Allocates the first `length` bytes of the index, and the lock words."""
+    def populate_index(self, at_events: int, events_bytes: int, /) -> None:
+        """Allocates the lock words, and the index except for the ring of events."""
     def serve_events(self) -> None:
         """Records what comes and leaves while processes read it.
 
@@ -625,6 +720,20 @@ class Owner:
         """Lets the policy that learns when pages return choose what leaves the arena. No effect if it does already."""
     def forget_returns(self) -> None:
         """Lets the least recently used page leave the arena first, as after adopt()."""
+    def read_lookups(self, window_ns: int, /) -> None:
+        """Reads what processes looked up. Raises MemoryError if memory is short.
+
+        Args:
+            window_ns: Lookups of this age count 1/e.
+        """
+    def save_lookups(self) -> bytes:
+        """Returns what is known of lookups, for restore_lookups() of an owner of other segments; b"" if nothing is."""
+    def restore_lookups(self, saved: Buffer, /) -> bool:
+        """Continues what save_lookups() returned, unless more is known already. Raises MemoryError if memory is short.
+
+        Returns:
+            False if the bytes are damaged, or were saved by a build with another format or with other frames.
+        """
     def eviction(self) -> Eviction:
         """Returns which order is in force."""
     def allocate_lazily(self) -> None:
@@ -648,12 +757,11 @@ class Owner:
     def keep_only(self, slot: int, serials: Array, /) -> None:
         """Releases everything that was granted to a slot, except the serials (u64) that its process lists."""
     def reap(self, slot: int, /) -> None:
-        """Releases everything that a dead process had, and dooms pages of which only dead processes have parts."""
-    def detach(self, slot: int, /) -> None:
-        """Releases everything that a living process had.
+        """Frees the slot of a process that died or detached, and releases everything that it had.
 
-        The parts that it finished wait for those of other processes.
+        Pages of which only such processes have parts are dropped unless they are complete.
         """
+
     def space(self, digest: bytes, name: str, page_tokens: int, window: int, group: int, /) -> int:
         """Returns the number of a namespace, created on first use; -1 if all namespaces of a full table have pages.
 
@@ -681,6 +789,7 @@ class Owner:
         depths: Array = ...,
         hint: int = 0,
         hint_ttl_ns: int = 0,
+        refused: int = 0,
         /,
     ) -> ReservedPages:
         """Responds to a chain of keys, head first; see core/daemon/reserve.h.
@@ -700,6 +809,52 @@ class Owner:
             depths: u32, the number of each prompt's first page in its prompt, counted from 1; 0: not known.
             hint: What is known of the session of the prompts; KEEP and UNKEEP count as NONE.
             hint_ttl_ns: The hint expires after this time, rounded up to a power of two seconds.
+            refused: So many pages at the end are refused: they have no answer, and count as missed.
+        """
+    def serve_reserve(
+        self, slot: int, ttl_ns: int, most_frames: int, nbytes: int, message: Array, /
+    ) -> tuple[_Bytes, int, int, int, int] | None:
+        """Responds to the usual reservation in the bytes of its message; see core/daemon/reserve_message.h.
+
+        Args:
+            slot: The slot of the writer.
+            ttl_ns: The reservations expire after this time.
+            most_frames: The pages may have so many frames by the estimate of one partly used frame for each page.
+            nbytes: The bytes of the message, at the beginning of `message`.
+            message: The message with its length.
+
+        Returns:
+            The message with the response; pages; pages that were granted; pages that were refused; bytes of all pages.
+            None, and nothing has changed, if the message is another one or invalid, or the pages need more frames.
+        """
+    def set_quotas(self, quotas: Array, patterns: list[str], /) -> None:
+        """Puts quotas in force, and derives what each tenant uses: a walk over all entries.
+
+        Args:
+            quotas: For each tenant least and most of the arena, then of each device of the disk (f64). The first has
+                all namespaces that no pattern matches; its numbers are ignored, it has no limits.
+            patterns: The names of the namespaces of each other tenant, as for fnmatch(3). The first match counts.
+
+        Raises MemoryError, and changes nothing, if memory is short.
+        """
+    def trim(self, limit: int, /) -> int:
+        """Evicts at most `limit` pages of tenants that have more than their maximum; returns how many it evicted."""
+    def tenants(self) -> list[tuple[int, int]]:
+        """Returns the frames of the arena and those of all devices that each tenant has."""
+    def tenant_of(self, name: str, /) -> int:
+        """Returns the tenant of the namespaces with this name."""
+    def quota_refusal(self) -> tuple[int, int]:
+        """Returns which quotas are why pages of the last reserve() were refused.
+
+        Returns:
+            The tenant that stored them, if it has its maximum, or 0; and otherwise, as bits, the tenants that have no
+            more than their minimum.
+        """
+    def find_hurries(self, ahead: int, /) -> bool:
+        """Finds tenants that are about to evict unwritten pages, because their maximum leaves no others.
+
+        Of the whole arena `ahead` frames are to be free or written, and as large a share of their part. Pages of such
+        tenants are written first from now on. Returns whether there are any.
         """
     def hint(self, hint: HintKind, ttl_ns: int, keys: Array, /) -> int:
         """Gives the pages that exist a hint other than KEEP and UNKEEP; returns their number. 0 with the policy lru.
@@ -759,51 +914,57 @@ class Owner:
         """
     def flush(self, space: int, tiers: TierFlag, /) -> FlushedPages:
         """Removes a namespace's pages (-1: all pages) from tiers."""
-    def disk_open(self, frames: int, rule: WriteRule, /) -> None:
-        """Opens a disk tier of so many frames, empty until it reports."""
-    def disk_shrink(self, frames: int, /) -> None:
-        """Reduces the capacity of the tier, which has less room than it reported, and evicts what no longer fits."""
+    def forget(self, keys: Array, /) -> FlushedPages:
+        """Removes pages from all tiers and overwrites their bytes in memory. Keys that are in no tier are ignored."""
+    def disk_open(self, frames: int, rule: WriteRule, device: int = 0, /) -> None:
+        """Opens a device of so many frames, empty until it reports. The rule is that of all devices."""
+    def disk_shrink(self, frames: int, device: int = 0, /) -> None:
+        """Reduces the capacity of a device, which has less room than it reported, and evicts what no longer fits."""
     def disk_rule(self, rule: WriteRule, /) -> None:
         """Changes the write rule. Pages that were excluded from writing before are considered again."""
     def unwritten(self) -> UnwrittenPages:
         """Counts the pages that are not on disk. It walks the index, which takes some milliseconds."""
-    def disk_close(self) -> None:
-        """Closes the disk tier with everything that it contained."""
-    def disk_complete(self) -> None:
-        """Records that all pages of the disk tier were reported."""
-    def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, /) -> None:
-        """Adds pages that the tier contains (sizes u64, spaces u32, ticks u64).
+    def disk_close(self, device: int = 0, /) -> None:
+        """Closes a device with everything that it contained."""
+    def disk_complete(self, device: int = 0, /) -> None:
+        """Records that all pages on a device were reported."""
+    def disk_device(self, device: int = 0, /) -> DiskDevice:
+        """Returns what a device has."""
+    def devices(self, entries: Array, /) -> bytes:
+        """Returns the device (u8) that each page is on or is being written to; 0 for an entry that does not exist."""
+    def disk_report(self, keys: Array, sizes: Array, spaces: Array, ticks: Array, device: int = 0, /) -> None:
+        """Adds pages that a device contains (sizes u64, spaces u32, ticks u64).
 
-        Pages that the index cannot have become drops.
+        Pages that the index cannot have, or that are on another device, become drops.
         """
     def disk_histories(self, keys: Array, histories: Array, ages: Array, /) -> None:
         """Adds what the tier knows of the uses of reported pages (HISTORY_BYTES each; ages u64, ns since the last use).
 
         Pages that come before others in their prompt should come first.
         """
-    def disk_drops(self) -> bytes:
-        """Returns the keys that must leave the disk before any write that is commanded before or after this call."""
-    def disk_drop(self, keys: Array, /) -> None:
-        """Drops pages from the disk. Keys that are not on disk are ignored."""
-    def disk_damaged(self, keys: Array, /) -> None:
-        """Drops pages that the tier could not read back."""
-    def frames_before_unwritten(self, enough: int, /) -> int:
-        """Returns how many frames can become free before an unwritten page has to be evicted, up to about `enough`."""
-    def start_writes(self, frames: int, limit: int, /) -> PagesToWrite:
-        """Makes room on disk for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
+    def disk_drops(self, device: int = 0, /) -> bytes:
+        """Returns the keys that must leave the device before any write that is commanded before or after this call."""
+    def disk_drop(self, keys: Array, device: int = 0, /) -> None:
+        """Drops pages from a device. Keys that are not on it are ignored."""
+    def disk_damaged(self, keys: Array, device: int = 0, /) -> None:
+        """Drops pages that a device could not read back."""
+    def frames_before_unwritten(self, enough: int, tenant: int = 0, /) -> int:
+        """Returns how many frames a tenant can get before an unwritten page has to be evicted, up to about `enough`."""
+    def start_writes(self, frames: int, limit: int, device: int = 0, /) -> PagesToWrite:
+        """Makes room on a device for the coldest unwritten pages, about `frames` frames and at most `limit` pages.
 
         The pages stay in memory until end_writes().
         """
     def end_writes(self, entries: Array, results: Array, /) -> None:
         """Ends writes that were commanded. results: a WriteResult (u8) each."""
-    def fetch(self, slot: int, ttl_ns: int, keys: Array, most_frames: int = 0, /) -> ReservedPages:
-        """Grants frames for pages on disk to the worker's slot.
+    def fetch(self, slots: Array, ttl_ns: int, keys: Array, most_frames: Array, /) -> ReservedPages:
+        """Grants frames for pages on disk to the worker of their device.
 
         Args:
-            slot: The slot of the worker.
+            slots: The slot of each device's worker (u32).
             ttl_ns: The grants expire after this time.
             keys: KEY_BYTES each.
-            most_frames: Pages that would exceed this number of frames are rejected; 0: no limit.
+            most_frames: For each device (u64): pages that would exceed this number of frames are rejected.
         """
     def sizes(self, entries: Array, /) -> bytes:
         """Returns the bytes of each page (u64); 0 for an entry that does not exist."""

@@ -33,6 +33,7 @@ from pagetier.shm.socket_trust import why_untrusted
 from pagetier.shm.unpacker import Unpacker
 
 _CHUNK = 64 << 10
+_SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _DESCRIPTORS = 3
 _CROWDED = "the daemon's connection queue is full"
 _DETACH = 1  # the number of a link's only numbered Detach
@@ -122,7 +123,7 @@ class Link:
             LinkError: The request is too long, or was not sent in time, or the connection was lost or stopped by a
                 partial request.
         """
-        ends, data = time.monotonic() + timeout, pack(request)
+        data, ends = pack(request), time.monotonic() + timeout
         if len(data) > REQUEST_LIMIT:
             raise LinkError(f"a request of {len(data)} bytes is longer than {REQUEST_LIMIT}: ask for fewer pages")
         if not self._sending.acquire(timeout=max(0.0, timeout)):
@@ -130,7 +131,7 @@ class Link:
         try:
             if self._cut_off:
                 raise LinkError("an earlier request was sent only in part: this connection cannot be used any more")
-            self._send_all(memoryview(data), ends)
+            self._send_all(data, ends)
         finally:
             self._sending.release()
 
@@ -232,28 +233,27 @@ class Link:
         if wake >= 0:
             os.close(wake)
 
-    def _send_all(self, data: memoryview, ends: float) -> None:
-        sent = 0
+    def _send_all(self, data: bytes, ends: float) -> None:
+        sent, rest = 0, memoryview(data)
         try:
             while sent < len(data):
-                sent += self._send_some(data[sent:], ends)
+                sent += self._send_some(rest[sent:] if sent else data, ends)
                 point("link.sent")
         finally:
             if 0 < sent < len(data):
                 self._cut_off = True
                 self.stop()
 
-    def _send_some(self, data: memoryview, ends: float) -> int:
-        if self._socket.fileno() < 0:
-            raise LinkError("the daemon is gone")
+    def _send_some(self, data: bytes | memoryview, ends: float) -> int:
         try:
-            return self._socket.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            return self._socket.send(data, _SEND_FLAGS)
         except BlockingIOError:
             if not unix_socket.wait_writable(self._socket, max(0.0, ends - time.monotonic())):
                 raise LinkError("the daemon does not accept requests") from None
             return 0
         except OSError as error:
-            raise LinkError(f"the daemon is gone: {error.strerror}") from error
+            why = "" if self._socket.fileno() < 0 else f": {error.strerror}"
+            raise LinkError(f"the daemon is gone{why}") from error
 
     def _receive_some(self, timeout: float) -> bytes:
         try:
@@ -269,7 +269,8 @@ class Link:
             answers = [read_answer(body) for body in self._unpacker.feed(data)]
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
-        self._detached = self._detached or any(isinstance(answer, Detached) for answer in answers)
+        for answer in answers:
+            self._detached = self._detached or isinstance(answer, Detached)
         return answers
 
 

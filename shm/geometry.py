@@ -35,8 +35,13 @@ class Geometry(msgspec.Struct, frozen=True):
         return plan(self.frame_bytes, self.frames, self.entries, self.spaces)[:3]
 
     @property
+    def at_events(self) -> int:
+        """The offset of the ring of events in the index."""
+        return plan(self.frame_bytes, self.frames, self.entries, self.spaces).at_events
+
+    @property
     def events_bytes(self) -> int:
-        """The bytes of the ring of events, at the end of the index."""
+        """The bytes of the ring of events."""
         return plan(self.frame_bytes, self.frames, self.entries, self.spaces).events_bytes
 
     def __str__(self) -> str:

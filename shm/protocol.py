@@ -20,6 +20,8 @@ BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 MESSAGE_LIMIT: Final = 64 << 20
 REQUEST_LIMIT: Final = 16 << 20
 HINT_KEYS: Final = 1 << 16  # maximum pages of one HintPages
+FORGET_KEYS: Final = 64  # maximum pages of one Forget, which are overwritten between two other requests
+FORGET: Final = "forget"  # in Welcome.extras: the daemon understands Forget
 HINTS, PREFETCH = "hints", "prefetch"  # in Welcome.extras: HintPages, and Fetch of observers who may attach
 GREETING_LIMIT: Final = 2 << 20
 
@@ -176,10 +178,7 @@ class HintPages(_Message, frozen=True):
 
 
 class PagesHinted(_Message, frozen=True):
-    """Answers HintPages with the pages that it names, those to which the hint applies now, and all bytes that are kept.
-
-    `trouble` says why the hint has no effect, "" if it has.
-    """
+    """Answers HintPages: pages named, pages to which it applies now, all bytes kept. trouble: why it has no effect."""
 
     number: int
     pages: int
@@ -201,11 +200,15 @@ class Flush(_Message, frozen=True):
     tier: str | None = None
 
 
-class Flushed(_Message, frozen=True):
-    """Answers Flush with the pages dropped, the pages kept because they are in use, and the labels that matched.
+class Forget(_Message, frozen=True):
+    """Requests that pages leave all tiers. keys: KEY_BYTES per page. Only to a daemon with FORGET among its extras."""
 
-    `trouble` says why pages that were not in use may still be on disk, "" if there are none.
-    """
+    number: int
+    keys: bytes
+
+
+class Flushed(_Message, frozen=True):
+    """Answers Flush and Forget: pages dropped, pages kept in use, matching labels, why others may still be on disk."""
 
     number: int
     dropped: int
@@ -243,10 +246,7 @@ class Resize(_Message, frozen=True):
 
 
 class Resized(_Message, frozen=True):
-    """Answers Resize with the settings that have another value now.
-
-    `trouble` says why no setting was changed, "" if all were.
-    """
+    """Answers Resize with the settings that have another value now. trouble: why none was changed, or ""."""
 
     number: int
     changed: list[str] = []
@@ -280,10 +280,7 @@ class Findings(_Message, frozen=True):
 
 
 class Detach(_Message, frozen=True):
-    """An engine's message that it no longer accesses any segment, so that its slot can be reused.
-
-    `number` 0 requests no response. It may follow Attach at once, for an engine that ends while it attaches.
-    """
+    """An engine's message that it accesses no segment any more. It may follow Attach at once. number 0: no response."""
 
     number: int = 0
 
@@ -294,7 +291,9 @@ class Detached(_Message, frozen=True):
     number: int
 
 
-Request: TypeAlias = Attach | Observe | Reserve | Fetch | HintPages | Flush | Save | Resize | Describe | Check | Detach
+Request: TypeAlias = (
+    Attach | Observe | Reserve | Fetch | HintPages | Flush | Forget | Save | Resize | Describe | Check | Detach
+)
 Answer: TypeAlias = (
     Welcome | Refusal | Reserved | Fetched | PagesHinted | Flushed | Saved | Resized | Description | Findings | Detached
 )

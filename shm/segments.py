@@ -202,9 +202,9 @@ def _make(request: SegmentRequest) -> Owner:
 
 
 def _populate_index(owner: Owner, geometry: Geometry) -> None:
-    """Allocates the index without the ring of events at its end, whose memory is allocated for the first reader."""
+    """Allocates the index without the ring of events, whose memory is allocated for the first reader."""
     try:
-        owner.populate_index(geometry.sizes[0] - geometry.events_bytes)
+        owner.populate_index(geometry.at_events, geometry.events_bytes)
     except OSError as error:
         too_old = " (Linux 5.14 can)" if error.errno == errno.EINVAL else ""
         raise ShmError(f"cannot allocate the memory of the index: {error.strerror}{too_old}") from error

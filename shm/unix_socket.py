@@ -36,14 +36,21 @@ def receive(connection: socket.socket, length: int, timeout: float) -> bytes | N
     """Returns up to `length` bytes, b"" at the end of the connection.
 
     Returns None if none arrive within `timeout` or 0.1 s, or if the socket is closed. From 0.1 s on it takes one system
-    call, where a socket with a timeout set by Python takes two. Raises OSError.
+    call, where a socket with a timeout set by Python takes two.
+
+    Raises:
+        OSError: The connection is lost.
     """
-    if connection.fileno() < 0 or (timeout < _BLOCKING_S and not wait_readable(connection, timeout)):
+    if timeout < _BLOCKING_S and not wait_readable(connection, timeout):
         return None
     try:
         return connection.recv(length)
     except BlockingIOError:
         return None
+    except OSError:
+        if connection.fileno() < 0:
+            return None
+        raise
 
 
 def wait_writable(connection: socket.socket, timeout: float) -> bool:

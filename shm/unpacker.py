@@ -25,19 +25,15 @@ class Unpacker:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yields the bodies of the messages that `data` completes.
+        """Returns the bodies of the messages that `data` completes. Messages that are not taken stay buffered.
 
-        Raises ProtocolError for a length over the limit.
+        The iterator raises ProtocolError for a length over the limit.
         """
-        if not self._buffer and self._is_one_message(data):  # the usual case
-            yield data[LENGTH.size :]
-            return
+        size = len(data) - LENGTH.size
+        if not self._buffer and 0 <= size <= self._limit and LENGTH.unpack_from(data)[0] == size:  # the usual case
+            return iter((data[LENGTH.size :],))
         self._buffer += data
-        while (body := self._next()) is not None:
-            yield body
-
-    def _is_one_message(self, data: bytes) -> bool:
-        return len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size <= self._limit
+        return iter(self._next, None)
 
     def _next(self) -> bytes | None:
         if len(self._buffer) < LENGTH.size:

@@ -177,6 +177,12 @@ class Tier(Protocol):
     def sync(self) -> None:
         """Makes everything that was written durable. Raises DoubtError if that fails."""
 
+    def save_lookups(self, data: bytes) -> None:
+        """Keeps what is known of lookups, at the end of the process and as far as there is room."""
+
+    def take_lookups(self) -> bytes | None:
+        """Returns what an earlier process kept by save_lookups(), once; None if nothing."""
+
     def distrust(self) -> None:
         """Records an unexpected failure: the next process to open the tier verifies it first, or empties it."""
 

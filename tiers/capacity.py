@@ -16,6 +16,10 @@ TRANSACTION_BYTES: Final = 8 << 20
 DROPS: Final = 8  # transactions' worth of frames dropped in one: it writes little, and the room is reusable sooner
 # Files beside data.mdb: lock.mdb, the state file and its successor, folders.
 _BESIDE: Final = 64 << 10
+# What the daemon knows of lookups, between a stop and the next start. It is saved in what is left where it is no small
+# part of the cap, and in LMDB, whose tiers of earlier versions would have to be compacted.
+_LOOKUPS: Final = 5 << 18
+_LARGE: Final = 1 << 30
 # Pages of the trees for each frame, if every page had a single frame: a node of 54 bytes and one of 92 in leaves that
 # are two thirds full, and the branches above them.
 _TREE_PAGES_PER_FRAME: Final = 0.08
@@ -154,5 +158,6 @@ def has_room(store: Store, cap_bytes: int, environments: int, frame_bytes: int) 
 
 def shape_of(store: Store, cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
     """Returns the shape of each of several environments whose files together never exceed the cap."""
-    share = max(0, cap_bytes // environments - _BESIDE) // PAGE * PAGE
+    beside = _BESIDE + (_LOOKUPS // environments if store == "files" and cap_bytes >= _LARGE else 0)
+    share = max(0, cap_bytes // environments - beside) // PAGE * PAGE
     return _SHAPES[store](share_bytes=share, frame_bytes=frame_bytes, transaction_bytes=transaction_bytes)

@@ -87,6 +87,12 @@ class GetState(_WorkerMessage, frozen=True):
     """Requests the tier's state; answered with Tells."""
 
 
+class SaveLookups(_WorkerMessage, frozen=True):
+    """Requests to keep what is known of lookups until the next worker opens the tier; Leave follows."""
+
+    data: bytes
+
+
 class Leave(_WorkerMessage, frozen=True):
     """Asks the worker to sync, close the tier and exit."""
 
@@ -106,6 +112,12 @@ class OpenFailed(_WorkerMessage, frozen=True):
 
     reason: str
     trust: Trust = Trust.AS_LEFT
+
+
+class SavedLookups(_WorkerMessage, frozen=True):
+    """Reports what an earlier worker was asked to keep; sent once, between Opened and Complete."""
+
+    data: bytes
 
 
 class InventoryPart(_WorkerMessage, frozen=True):
@@ -171,8 +183,10 @@ class StateReport(_WorkerMessage, frozen=True):
     state: TierState
 
 
-Command: TypeAlias = Serve | Write | Read | Sync | GetState | Leave
-Report: TypeAlias = Opened | OpenFailed | InventoryPart | Complete | Wrote | HasRead | Synced | StateReport
+Command: TypeAlias = Serve | Write | Read | Sync | GetState | SaveLookups | Leave
+Report: TypeAlias = (
+    Opened | OpenFailed | SavedLookups | InventoryPart | Complete | Wrote | HasRead | Synced | StateReport
+)
 
 _commands: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)
 _reports: Final[msgspec.msgpack.Decoder[Report]] = msgspec.msgpack.Decoder(Report)

@@ -7,7 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from eviction.traces import Trace
+from pagetier.shm._core import SIMULATED_FACTORS, Absence
 
 SOURCES: Final = Path(__file__).parent
 ROOT: Final = SOURCES.parents[1]
@@ -47,6 +51,22 @@ class Outcome(ctypes.Structure):
     ]
 
 
+class Curve(ctypes.Structure):
+    """What a daemon knows after a replay; see eviction/curve.c."""
+
+    _fields_ = [
+        ("share", ctypes.c_double),
+        ("endless", ctypes.c_double),
+        ("absent", ctypes.c_double * len(Absence)),
+        ("simulated", ctypes.c_double * len(SIMULATED_FACTORS)),
+        ("simulated_share", ctypes.c_double),
+        ("record_seconds", ctypes.c_double),
+        ("store_seconds", ctypes.c_double),
+        ("hits", ctypes.c_int64),
+        ("findings", ctypes.c_int64),
+    ]
+
+
 def compile_core(folder: Path) -> ctypes.CDLL:
     """Returns the library of the index and the optimum, compiled into `folder`."""
     target = folder / "eviction.so"
@@ -64,7 +84,34 @@ def compile_core(folder: Path) -> ctypes.CDLL:
             ctypes.c_int64,
         ]
     core.replay.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_double, ctypes.c_void_p]
+    core.predict.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int),
+        *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p),
+    ]
     return core
+
+
+def predict(
+    core: ctypes.CDLL, trace: Trace, room: int, policy: str, sizes: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], Curve]:
+    """Replays a trace through an index with room for `room` pages that evicts by a policy.
+
+    Returns:
+        The ratios predicted for LRU of these sizes, and what else the daemon knows.
+
+    Raises:
+        MemoryError: There is not enough memory.
+        AssertionError: The index is damaged afterwards.
+    """
+    given, out, ratios = record_of(trace), Curve(), np.zeros(len(sizes))
+    learns = IN_INDEX[policy]
+    if core.predict(
+        ctypes.byref(given), room, learns, sizes.ctypes.data, len(sizes), ratios.ctypes.data, ctypes.byref(out)
+    ):
+        raise MemoryError
+    if out.findings:
+        raise AssertionError(f"the index has {out.findings} findings after the replay")
+    return ratios, out
 
 
 def hits_of(core: ctypes.CDLL, policy: str, trace: Trace, room: int) -> int:

@@ -1,6 +1,8 @@
 /* cost.c - what a store and an eviction cost the daemon, in CPU time by page. */
 #include "small_index.h"
 
+#include "core/daemon/quotas.h"
+
 enum { PROMPT = 64, RETURNING = 8 }; /* pages of a prompt; of so many prompts, one returns and grows */
 #define STEP_NS 1000000ull /* of the clock, from prompt to prompt */
 
@@ -8,12 +10,14 @@ typedef struct {
     double store; /* into free memory */
     double replace; /* a store that needs the room of another page */
     double evict; /* ahead of need */
+    double beside; /* a store that needs the room of another page, where most pages are older and protected by a quota */
 } costs; /* seconds by page */
 
 typedef struct {
     pt_owner owner;
     uint64_t now, stored;
     int32_t next;
+    uint32_t space;
     double seconds;
 } work;
 
@@ -29,7 +33,7 @@ static void store(work *w, int32_t first, uint32_t count)
         sizes[i] = 4096;
     }
     w->now += STEP_NS;
-    pt_request r = {.parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = w->now, .expires_ns = UINT64_MAX, .chain = 1,
+    pt_request r = {.space = w->space, .parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = w->now, .expires_ns = UINT64_MAX, .chain = 1,
                     .prompts = &prompt, .prompt_count = 1};
     double began = thread_seconds();
     pt_reserve(&w->owner, &r, keys, sizes, count, answers);
@@ -60,6 +64,22 @@ static double evict_some(work *w, uint32_t pages)
     return (thread_seconds() - began) / (evicted ? evicted : 1);
 }
 
+/* Measures stores beside the pages of a tenant that has its minimum, three fifths of the memory. Returns -1 if memory is short. */
+static double beside_protected(uint32_t pages, bool learns)
+{
+    work w = {.now = 1000000000000ull, .space = 1};
+    const pt_quota quotas[] = {PT_NO_QUOTA, {{0.6, 1}, {0, 1}}};
+    if (!open_index(&w.owner, pages, learns) || !pt_set_quotas(&w.owner, quotas, 2, (uint8_t[]){0, 1, 0, 0}, w.now))
+        return -1;
+    w.owner.view.spaces[1].used = 1;
+    store_prompts(&w, pages / PROMPT * 3 / 5);
+    w.space = 0;
+    store_prompts(&w, pages / PROMPT);
+    double seconds = store_prompts(&w, pages / PROMPT);
+    close_index(&w.owner);
+    return seconds;
+}
+
 /* Measures an index of `pages` pages. Returns 0, or -1 if memory is short. */
 int cost(uint32_t pages, int learns, costs *out)
 {
@@ -72,5 +92,6 @@ int cost(uint32_t pages, int learns, costs *out)
     pt_settle_all(&w.owner, w.now);
     out->evict = evict_some(&w, pages / 4);
     close_index(&w.owner);
-    return 0;
+    out->beside = beside_protected(pages, learns);
+    return out->beside < 0 ? -1 : 0;
 }

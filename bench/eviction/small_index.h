@@ -15,9 +15,9 @@ static inline void *zeroed(size_t bytes)
     return memory ? memset(memory, 0, bytes) : NULL;
 }
 
-static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
+static inline bool open_index_with(pt_owner *o, uint32_t pages, bool learns, pt_reserves reserves)
 {
-    pt_geometry geometry = {4096, pages, pages, 4, {0}};
+    pt_geometry geometry = {4096, pages, pages, 4, reserves};
     pt_header plan = {0};
     pt_plan(&plan, &geometry);
     void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);
@@ -28,6 +28,11 @@ static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
         return false;
     o->view.spaces[0].used = 1;
     return !learns || pt_learn_returns(o, 88172645463325252ull);
+}
+
+static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
+{
+    return open_index_with(o, pages, learns, (pt_reserves){0});
 }
 
 static inline void key_of(int32_t page, uint8_t *key)

@@ -83,9 +83,7 @@ class CopyJob(ABC):
         with self._lock:
             self._cancelled = True
             self._changed.notify_all()
-        waker = self._waker
-        if waker is not None:
-            waker.wake()
+        self._wake()
 
     def set_waker(self, waker: Waker | None) -> None:
         """Sets the stream queue to wake when the job changes: first of all, and None when the job has ended."""
@@ -130,6 +128,12 @@ class CopyJob(ABC):
 
         A job with pieces in flight must be kept until the process ends.
         """
+
+    def _wake(self) -> None:
+        """Lets the stream queue look at the job. Thread-safe; never waits."""
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
 
     def _notify(self) -> None:
         with self._lock:

@@ -123,6 +123,8 @@ class StoringJob(CopyJob):
             # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
             self._give_up_at = min(self._give_up_at, now + self._settings.reserve_timeout)
             self._pending = self._resources.reserve(self._keys, now)
+            if self._pending is not None:
+                self._pending.call_when_ready(self._wake)
         if self._cancelled:
             self._counts.cancelled += len(self._keys)
             self.reject(_CANCELLED)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
@@ -58,6 +59,7 @@ class StreamQueue:
         self.clock = clock
         self._stream, self._rate, self._cap, self._depth = stream, rate, cap, depth
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
+        stream.call_after_events(partial(self._inbox.put, None))
         self._waiting: list[CopyJob] = []
         self._open: deque[CopyJob] = deque()
         self._in_flight: deque[Flight] = deque()

@@ -29,6 +29,9 @@ class CommandEntry(NamedTuple):
 
 
 COMMANDS: Final[Mapping[str, CommandEntry]] = {
+    "advise": CommandEntry(
+        f"{__name__}.advise", "Show what other sizes of memory and disk would hit, and why pages were missed"
+    ),
     "calibrate": CommandEntry(
         "pagetier.client.cli.calibrate",
         "Measure which copy path is fastest at which length, and write the thresholds",

@@ -16,6 +16,7 @@ from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Answer, Observe, Refusal, Request
 from pagetier.shm.segment_files import observe_and_close
 from pagetier.shm.socket_path import default_socket
+from pagetier.shm.units import parse_duration
 
 _GREETING_S = 5.0
 _ANSWER_S = 60.0
@@ -110,3 +111,18 @@ def socket_option(command: _Command) -> _Command:
         default=default_socket,
         help="The daemon's control socket. [default: $PAGETIER_SOCKET, or this user's default]",
     )(command)
+
+
+def timeout_option(default: str, meaning: str) -> Callable[[_Command], _Command]:
+    """Adds --timeout, as the parameter `timeout`: a number of seconds."""
+    return click.option(
+        "--timeout", metavar="DURATION", callback=_seconds, default=default, show_default=True, help=meaning
+    )
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Returns the time in seconds. An invalid one is a usage error."""
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error

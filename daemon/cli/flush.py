@@ -7,18 +7,20 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 import msgspec
 
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.pages import keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import NamespaceStats
-from pagetier.shm.protocol import Flush, Flushed, Save, Saved
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import FORGET, FORGET_KEYS, Flush, Flushed, Forget, Save, Saved
 from pagetier.shm.units import counted, format_size
 
 log = logging.getLogger("pagetier")
@@ -92,6 +94,7 @@ class FlushArguments(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path
     namespace: str | None
     everything: bool
+    file: IO[str] | None
     tier: str | None
     to_disk: bool
     sure: bool
@@ -114,6 +117,7 @@ class FlushOutcome(msgspec.Struct, frozen=True):
     help="The namespaces with this label, model, or digest (at least 8 digits), as `pagetier stats` shows them.",
 )
 @click.option("--all", "everything", is_flag=True, help="All namespaces.")
+@keys_file_option("They leave both tiers.")
 @click.option(
     "--tier", type=click.Choice(["memory", "disk"]), help="Drop pages from this tier only. [default: from both]"
 )
@@ -129,14 +133,21 @@ def flush(**options: Any) -> None:
 
     Pages in use are kept and counted. Asks for confirmation before it drops anything.
 
-    Exit codes: 0: done; 1: no such namespace, not confirmed, not all pages written, or not all pages removed from disk
-    yet (the message says which); 2: invalid usage; 3: no daemon.
+    Pages that are named by their keys are overwritten in memory. On disk they are discarded: no match and no daemon
+    finds them, but their bytes stay in the files until the space is used again.
+
+    Exit codes: 0: done; 1: no such namespace, not confirmed, not all pages written, pages named by their keys in use,
+    or not all pages removed from disk yet (the message says which); 2: invalid usage; 3: no daemon.
     """
     wanted = FlushArguments(**options)
     _check(wanted)
+    keys = b"" if wanted.file is None else keys_in(wanted.file)
     with daemon_at(wanted.socket) as daemon:
         if wanted.to_disk:
             save(daemon)
+            return
+        if wanted.file is not None:
+            _forget_pages(daemon, keys, wanted)
             return
         chosen = _choose(take_snapshot(daemon.observer).namespaces, wanted.namespace)
         _show_choice(chosen, wanted)
@@ -149,12 +160,46 @@ def flush(**options: Any) -> None:
 
 def _check(wanted: FlushArguments) -> None:
     if wanted.to_disk:
-        if wanted.namespace is not None or wanted.everything or wanted.tier or wanted.dry:
+        if _named(wanted) or wanted.tier or wanted.dry:
             raise click.UsageError(
-                "--to-disk writes everything and drops nothing: it excludes --namespace, --all, --tier and --dry-run"
+                "--to-disk writes everything and drops nothing: it excludes --namespace, --all, --keys-file, --tier and"
+                " --dry-run"
             )
-    elif (wanted.namespace is None) is not wanted.everything:
-        raise click.UsageError("give either --namespace or --all")
+    elif _named(wanted) != 1:
+        raise click.UsageError("give one of --namespace, --all and --keys-file")
+    elif wanted.file is not None and wanted.tier:
+        raise click.UsageError("--keys-file drops pages from both tiers: it excludes --tier")
+
+
+def _named(wanted: FlushArguments) -> int:
+    """Returns in how many ways the command line names pages."""
+    return (wanted.namespace is not None) + wanted.everything + (wanted.file is not None)
+
+
+def _forget_pages(daemon: Daemon, keys: bytes, wanted: FlushArguments) -> None:
+    if FORGET not in daemon.extras:
+        raise click.ClickException("this daemon is of an earlier version, which forgets no single pages: restart it")
+    pages, most = len(keys) // KEY_BYTES, FORGET_KEYS * KEY_BYTES
+    click.echo(f"{counted(pages, 'page')} named")
+    if wanted.dry:
+        return
+    if not wanted.sure:
+        confirm("Forget them?", "to forget these pages")
+    parts = [keys[at : at + most] for at in range(0, len(keys), most)]
+    answers = [daemon.ask(Forget(number, part), Flushed) for number, part in enumerate(parts, 1)]
+    _show_forgotten(pages, _sum(answers))
+
+
+def _show_forgotten(pages: int, outcome: FlushOutcome) -> None:
+    absent = pages - outcome.dropped - outcome.kept
+    click.echo(
+        f"{counted(outcome.dropped, 'page')} forgotten: overwritten in memory, discarded on disk"
+        f" (the bytes stay in its files until the space is used again); {absent:,} in no tier"
+    )
+    if outcome.trouble:
+        raise click.ClickException(outcome.trouble)
+    if outcome.kept:
+        raise click.ClickException(f"{counted(outcome.kept, 'page')} in use and kept: try again later")
 
 
 def _choose(known: Sequence[NamespaceStats], wanted: str | None) -> list[NamespaceStats]:
@@ -193,6 +238,10 @@ def _flush(daemon: Daemon, chosen: Sequence[NamespaceStats], wanted: FlushArgume
     """Drops pages by digest, so that only what was shown is dropped; --all is one request and includes newer pages."""
     texts = [None] if wanted.namespace is None else [space.digest for space in chosen]
     answers = [daemon.ask(Flush(number, text, wanted.tier), Flushed) for number, text in enumerate(texts)]
+    return _sum(answers)
+
+
+def _sum(answers: Sequence[Flushed]) -> FlushOutcome:
     trouble = next((answer.trouble for answer in answers if answer.trouble), "")
     return FlushOutcome(sum(answer.dropped for answer in answers), sum(answer.kept for answer in answers), trouble)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.daemon.cli.connect import daemon_at, socket_option
 from pagetier.daemon.cli.pages import named_pages, pages_options
-from pagetier.daemon.stats.lookup import look_up
+from pagetier.daemon.stats.page_lookup import look_up
 from pagetier.shm.units import counted
 
 

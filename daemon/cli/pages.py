@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any, Final, TypeVar
 import click
 import msgspec
 
-from pagetier.daemon.stats.lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
+from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, keys_of_tokens, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 BATCH_BYTES: Final = (1 << 15) * KEY_BYTES  # of the keys of one request
@@ -41,6 +41,13 @@ def _json(text: str, file: IO[str], kind: Any) -> Any:
         return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError as error:
         raise click.UsageError(f"{file.name} is no JSON list: {error}") from error
+
+
+def keys_file_option(more: str = "") -> Callable[[_Command], _Command]:
+    """Returns --keys-file, as the parameter `file`. more: What its help says beyond what the file contains."""
+    about = "The pages: keys in hexadecimal, in a JSON list or one on each line, - for stdin."
+    help_text = f"{about} {more}".rstrip()
+    return click.option("--keys-file", "file", type=click.File(), metavar="FILE", help=help_text)
 
 
 def pages_options(command: _Command) -> _Command:

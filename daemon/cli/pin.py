@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.cli.pages import BATCH_BYTES, keys_in
+from pagetier.daemon.cli.pages import BATCH_BYTES, keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm._core import HintKind
@@ -32,14 +32,7 @@ class PinOutcome(msgspec.Struct, frozen=True):
 def _options(command: _Command) -> _Command:
     for option in (
         click.option("--json", "show", flag_value="json", help="Print one JSON object."),
-        click.option(
-            "--keys-file",
-            "file",
-            type=click.File(),
-            metavar="FILE",
-            help="The pages: keys in hexadecimal, in a JSON list or one on each line, - for stdin. [default: all of the"
-            " namespace]",
-        ),
+        keys_file_option("[default: all pages of the namespace]"),
         click.option(
             "--namespace",
             metavar="TEXT",

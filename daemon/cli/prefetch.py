@@ -9,11 +9,11 @@ from typing import IO
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option, timeout_option
 from pagetier.daemon.cli.pages import BATCH_BYTES, named_pages, pages_options
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome
-from pagetier.shm.units import counted, parse_duration
+from pagetier.shm.units import counted
 
 
 class PrefetchOutcome(msgspec.Struct, frozen=True):
@@ -24,19 +24,10 @@ class PrefetchOutcome(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command()
 @socket_option
 @pages_options
-@click.option(
-    "--timeout", metavar="DURATION", callback=_seconds, default="30s", show_default=True, help="How long to wait."
-)
+@timeout_option("30s", "How long to wait.")
 @click.option("--json", "show", flag_value="json", help="Print one JSON object.")
 def prefetch(
     *,

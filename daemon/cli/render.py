@@ -13,8 +13,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.disk.status import DiskReport, HintReport, Standing
-from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot
+from pagetier.daemon.common.advice import AbsentTokens
+from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.disk.status import HintReport
+from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
 from pagetier.shm.units import counted, format_size
 
 
@@ -45,6 +47,14 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"
 
 
+def absent_line(absent: AbsentTokens) -> str:
+    """Returns why tokens were not found, the commonest reason first; "" if none was missed."""
+    shares = sorted(absent.shares().items(), key=lambda share: -share[1])
+    return (
+        f"Not found: {', '.join(f'{share:.0%} {about}' for about, share in shares if share >= _TINY)}" if shares else ""
+    )
+
+
 def hint_line(hints: HintReport) -> str:
     """Returns what hints named and what is kept by request; "" without hints."""
     if not hints.pages and not hints.wrong:
@@ -59,8 +69,15 @@ def hint_line(hints: HintReport) -> str:
     return f"{named}{wrong}; {format_size(hints.kept_bytes)} kept in memory by request"
 
 
-def synced(disk: DiskReport) -> str:
-    """Returns when the tier was last synced, and whether anything was written since."""
+def device_line(device: DeviceReport, frame_bytes: int) -> str:
+    """Returns what a device has, and what is wrong with it."""
+    used, room = format_size(device.used_frames * frame_bytes), format_size(device.room_frames * frame_bytes)
+    trouble = f": {device.trouble}" if device.trouble else ""
+    return f"{device.folder} {device.standing.value}, {counted(device.pages, 'page')}, {used} of {room}{trouble}"
+
+
+def synced(disk: DiskReport | DeviceReport) -> str:
+    """Returns when the tier or the device was last synced, and whether anything was written since."""
     if not disk.last_sync:
         return "never synced"
     ago = max(0.0, time.time() - disk.last_sync)
@@ -68,6 +85,7 @@ def synced(disk: DiskReport) -> str:
 
 
 _COLUMNS = 80
+_TINY = 0.005  # shares below it are left out
 _NAME = 13  # width of the longest row label
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
@@ -108,19 +126,26 @@ def _least_width(table: Table, console: Console) -> int:
 
 def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
     yield _tiers(snapshot)
-    if shares := snapshot.huge_pages.text:
-        yield f"Huge pages: {shares}"
-    if wasteful := snapshot.frame_advice:
-        yield wasteful
-    if snapshot.eviction.policy != "lru":
-        yield snapshot.eviction.text
-    if hinted := hint_line(snapshot.hints):
-        yield hinted
+    yield from filter(None, _notes(snapshot))
     if _has_disk(snapshot):
-        yield "\n  ".join(disk_lines(snapshot.disk, snapshot.disk_work))
+        devices = snapshot.disk.devices if snapshot.disk.several else ()
+        lines = (device_line(device, snapshot.daemon.frame_bytes) for device in devices)
+        yield "\n  ".join([*disk_lines(snapshot.disk, snapshot.disk_work), *lines])
+    if snapshot.tenants:
+        yield _tenants(snapshot)
     if snapshot.namespaces:
         yield _namespaces(snapshot)
     yield _clients(snapshot.clients) if snapshot.clients else "No clients are attached."
+
+
+def _notes(snapshot: Snapshot) -> Iterator[str]:
+    """Yields what there is to say besides the tables; "" for what need not be said."""
+    shares = snapshot.huge_pages.text
+    yield f"Huge pages: {shares}" if shares else ""
+    yield snapshot.frame_advice
+    yield snapshot.eviction.text if snapshot.eviction.policy != "lru" else ""
+    yield absent_line(snapshot.absent)
+    yield hint_line(snapshot.hints)
 
 
 def _headline(snapshot: Snapshot, socket: Path) -> str:
@@ -192,6 +217,19 @@ def _namespaces(snapshot: Snapshot) -> Table:
     if empty:
         table.add_row(f"{empty} without pages")
     return table
+
+
+def _tenants(snapshot: Snapshot) -> Table:
+    tiers = ["memory", "disk"] if _has_disk(snapshot) else ["memory"]
+    table = _table("Quota", *(column for tier in tiers for column in (tier, "share", "allowed")))
+    for tenant in snapshot.tenants:
+        table.add_row(tenant.quota, *(cell for tier in tiers for cell in quota_cells(getattr(tenant, tier))))
+    return table
+
+
+def quota_cells(tier: TierQuota) -> tuple[str, str, str]:
+    """Returns what a tenant has of a tier, as bytes and as a share, and from where to where its quota goes."""
+    return format_size(tier.used), f"{tier.share:.0%}", f"{100 * tier.minimum:.0f}-{tier.maximum:.0%}"
 
 
 def _clients(clients: Sequence[ClientStats]) -> Table:

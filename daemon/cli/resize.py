@@ -11,12 +11,12 @@ from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.confirm import confirm
 from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
 from pagetier.daemon.config.fields import fields
-from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.load import ConfigError, with_changes
 from pagetier.daemon.config.reload import Changes, LiveSettings
+from pagetier.daemon.config.room import frames_of_disk
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm.protocol import Resize, Resized
-from pagetier.shm.units import counted, format_size, parse_size
-from pagetier.tiers.capacity import frames_under
+from pagetier.shm.units import counted, format_size
 
 
 def _validated(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
@@ -85,8 +85,7 @@ def _disk_loss(daemon: Daemon, size: str | None) -> str:
     disk, frame = snapshot.tiers.disk, snapshot.daemon.frame_bytes
     if size is None or not disk.used:
         return ""
-    options = config_of(daemon).disk
-    room = frame * frames_under(options.store, parse_size(size), options.environments, frame)
+    room = frame * frames_of_disk(with_changes(config_of(daemon), {"disk.size": size}, "resize"))
     if room >= disk.used:
         return ""
     pages = math.ceil(disk.pages * (1 - room / disk.used))

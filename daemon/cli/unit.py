@@ -74,7 +74,9 @@ def unit() -> None:
     """Print or install the systemd units, the system user and an example configuration."""
 
 
-_with_metrics = click.option("--metrics", is_flag=True, help="Include the drop-in that metrics.listen on a port needs.")
+_with_metrics = click.option(
+    "--metrics", is_flag=True, help="Include the drop-in that a port in metrics.listen or http.listen needs."
+)
 
 
 @unit.command("print")

@@ -8,32 +8,16 @@ from typing import Final
 
 import click
 
-from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option, timeout_option
 from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.stats.observe import take_snapshot
-from pagetier.shm.units import parse_duration
 
 _PAUSE_S: Final = 0.1
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Returns the time in seconds. An invalid one is a usage error."""
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command()
 @socket_option
-@click.option(
-    "--timeout",
-    metavar="DURATION",
-    callback=_seconds,
-    default="60s",
-    show_default=True,
-    help="How long to wait; 0s asks once.",
-)
+@timeout_option("60s", "How long to wait; 0s asks once.")
 def wait(socket: Path, timeout: float) -> None:
     """Wait until engines can attach to the daemon.
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from pagetier.daemon.config.value_types import Setting, socket_setting
+from pagetier.daemon.config.path_types import socket_setting
+from pagetier.daemon.config.value_types import Setting
 from pagetier.shm.units import shown
 
 _EXAMPLES = '"127.0.0.1:9464", "[::1]:9464" or "/run/pagetier/metrics.sock"'

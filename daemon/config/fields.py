@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from pagetier.daemon.config.schema import PREFIX, Config, Section
-from pagetier.daemon.config.value_types import Setting
+from pagetier.daemon.config.schema import PREFIX, Config
+from pagetier.daemon.config.value_types import Section, Setting
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,8 @@ AT_ONCE: Final = frozenset(
         "access.groups",
         "access.watch_users",
         "access.watch_groups",
+        "advise.window",
+        "disk.path",
         "disk.size",
         "evict.low",
         "evict.high",
@@ -28,6 +30,7 @@ AT_ONCE: Final = frozenset(
         "index.namespace_idle",
         "log.level",
         "match.share",
+        "quota",
         "store.reservation_timeout",
     }
 )
@@ -158,6 +161,6 @@ def _require_valid_disk_size(config: Config) -> Config:
 
 
 def _changes_at_once(path: str, old: Config, wanted: Config) -> bool:
-    if path == "disk.size":
-        return bool(old.disk.size and wanted.disk.size) and old.disk.path == wanted.disk.path
+    if path in ("disk.path", "disk.size"):
+        return bool(old.disk.size and wanted.disk.size)
     return path in AT_ONCE

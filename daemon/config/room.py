@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.units import format_size
 from pagetier.tiers.capacity import frames_under
@@ -9,7 +10,18 @@ from pagetier.tiers.capacity import frames_under
 
 def frames_of_disk(config: Config) -> int:
     """Returns the number of frames for which the disk tier has room. The rest of its cap goes to headers and trees."""
-    return frames_under(config.disk.store, config.disk.size, config.disk.environments, config.arena.frame_size)
+    return sum(frames_of_device(device, config.arena.frame_size) for device in config.disk.devices)
+
+
+def frames_of_device(device: DeviceOptions, frame: int) -> int:
+    """Returns the number of frames for which one device has room."""
+    return frames_under(device.store, device.size, device.environments, frame)
+
+
+def room_of_device(device: DeviceOptions, frame: int) -> str:
+    """Returns "room for 74.9 MiB in 19,180 frames" for one device."""
+    frames = frames_of_device(device, frame)
+    return f"room for {format_size(frames * frame)} in {frames:,} frames"
 
 
 def room_of_disk(config: Config) -> str:

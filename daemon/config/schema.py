@@ -12,12 +12,15 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from pagetier.daemon.config.address import Address, address_setting, addresses_setting
+from pagetier.daemon.config.disk_options import DiskOptions
+from pagetier.daemon.config.path_types import file_setting, socket_setting
+from pagetier.daemon.config.quota import TenantQuota, quota_setting
 from pagetier.daemon.config.value_types import (
+    Section,
     arena_setting,
     choice_setting,
     count_setting,
     duration_setting,
-    folder_setting,
     frame_setting,
     group_setting,
     groups_setting,
@@ -25,13 +28,10 @@ from pagetier.daemon.config.value_types import (
     name_setting,
     pause_setting,
     share_setting,
-    size_setting,
-    socket_setting,
     users_setting,
 )
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.socket_path import default_socket
-from pagetier.tiers.capacity import Store
 
 BATCH_BYTES: Final = 128 << 20
 SMALLEST_PART: Final = 8  # of the arena: a page that is being written to disk cannot be evicted until the disk is done
@@ -40,10 +40,6 @@ SMALLEST_PART: Final = 8  # of the arena: a page that is being written to disk c
 PREFIX = "PAGETIER_"
 # The core treats an index of more pages as corrupt.
 MOST_FRAMES = 1 << 30
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of the configuration."""
 
 
 class ArenaOptions(Section, frozen=True, kw_only=True):
@@ -117,6 +113,12 @@ class EvictOptions(Section, frozen=True, kw_only=True):
     high: Annotated[float, share_setting("Evict until this share of the frames is free.")] = 0.01
 
 
+class AdviseOptions(Section, frozen=True, kw_only=True):
+    """What `pagetier advise` shows."""
+
+    window: Annotated[float, duration_setting("Lookups of this age count 1/e, older ones less.")] = 86400.0
+
+
 class StoreOptions(Section, frozen=True, kw_only=True):
     """Storing pages."""
 
@@ -143,46 +145,6 @@ class MatchOptions(Section, frozen=True, kw_only=True):
             " or more; 0: no limit."
         ),
     ] = 0.9
-
-
-class DiskOptions(Section, frozen=True, kw_only=True):
-    """The disk tier: pages survive eviction, a restart of the daemon and a reboot of the host."""
-
-    path: Annotated[Path | None, folder_setting("Folder of the disk tier, created if needed.")] = None
-    size: Annotated[int, size_setting("Largest total size of its files; 0: no disk tier.")] = 0
-    write: Annotated[
-        Literal["evict", "through", "second"],
-        choice_setting(
-            "Write pages before eviction (evict), as soon as possible (through), or before eviction if they were used"
-            " again (second).",
-            "evict",
-            "through",
-            "second",
-        ),
-    ] = "evict"
-    write_behind: Annotated[
-        float,
-        share_setting(
-            "Least share of the arena that is written to disk ahead of eviction; up to a half is, if engines store as"
-            " much."
-        ),
-    ] = 0.1
-    store_timeout: Annotated[
-        float, duration_setting("How long a store may wait for the disk before unwritten pages are evicted.")
-    ] = 0.005
-    store: Annotated[
-        Store,
-        choice_setting(
-            "Where the bytes of pages lie: in LMDB (lmdb), or in files beside it, past the page cache (files)."
-            " A change empties the tier.",
-            "lmdb",
-            "files",
-        ),
-    ] = "lmdb"
-    budget: Annotated[int, size_setting("Bytes that may be written per day; 0: no limit.")] = 0
-    sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it.")] = 10.0
-    environments: Annotated[int, count_setting("Number of LMDB environments that share the work.", 1, 64)] = 4
-    stop_timeout: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
 
 
 class AccessOptions(Section, frozen=True, kw_only=True):
@@ -248,7 +210,7 @@ class HttpOptions(Section, frozen=True, kw_only=True):
     ] = ()
     token_file: Annotated[
         Path | None,
-        folder_setting(
+        file_setting(
             "File with the token that callers of a port must send, except for /metrics and /healthz; readable by the"
             " daemon's user only. A reload reads it again."
         ),
@@ -262,6 +224,13 @@ class Config(Section, frozen=True, kw_only=True):
     socket: Annotated[Path, socket_setting("Path of the control socket.")] = msgspec.field(
         default_factory=default_socket
     )
+    quota: Annotated[
+        tuple[TenantQuota, ...],
+        quota_setting(
+            "What the namespaces that a pattern matches may have of the arena and of each device of the disk tier, and"
+            " keep: a table in the file (see Quotas)."
+        ),
+    ] = ()
     arena: ArenaOptions = ArenaOptions()
     index: IndexOptions = IndexOptions()
     evict: EvictOptions = EvictOptions()
@@ -269,6 +238,7 @@ class Config(Section, frozen=True, kw_only=True):
     match: MatchOptions = MatchOptions()
     disk: DiskOptions = DiskOptions()
     access: AccessOptions = AccessOptions()
+    advise: AdviseOptions = AdviseOptions()
     log: LogOptions = LogOptions()
     metrics: MetricsOptions = MetricsOptions()
     http: HttpOptions = HttpOptions()
@@ -276,4 +246,6 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def entries(self) -> int:
         """The capacity of the index in pages: by default one for each frame of memory and disk."""
-        return self.index.entries or min(MOST_FRAMES, self.arena.frames + self.disk.size // self.arena.frame_size)
+        frame = self.arena.frame_size
+        on_disk = sum(device.size // frame for device in self.disk.devices)
+        return self.index.entries or min(MOST_FRAMES, self.arena.frames + on_disk)

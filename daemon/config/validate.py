@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pagetier.daemon.config.schema import MOST_FRAMES, Config, DiskOptions
-from pagetier.shm.units import format_size, spell_size
+from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.config.schema import MOST_FRAMES, Config
+from pagetier.shm._core import DISK_DEVICES
+from pagetier.shm.units import counted, format_size, spell_size
 from pagetier.tiers.capacity import has_room, least_cap
 
 # The tier's files are mapped by several processes, beside the arena: this is half of a process's addresses.
@@ -20,13 +22,15 @@ def wrong_disk_size(config: Config) -> str:
     disk, frame = config.disk, config.arena.frame_size
     if not disk.size:
         return ""
-    if disk.size > MOST_MAPPED:
+    if len(disk.size) not in (1, len(disk.path)):
+        return f"has {len(disk.size)} sizes, and disk.path has {counted(len(disk.path), 'folder')}"
+    if disk.total_size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    if not has_room(disk.store, disk.size, disk.environments, frame):
+    if not has_room(disk.store, min(disk.size), disk.environments, frame):
         least = least_cap(disk.store, disk.environments, frame)
         detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
         return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"
-    if not config.index.entries and config.arena.frames + disk.size // frame > MOST_FRAMES:
+    if not config.index.entries and config.arena.frames + disk.total_size // frame > MOST_FRAMES:
         return (
             f"has more frames of {spell_size(frame)} than the index can have pages ({MOST_FRAMES}): "
             "set a larger arena.frame_size, or index.entries"
@@ -34,11 +38,11 @@ def wrong_disk_size(config: Config) -> str:
     return ""
 
 
-def beyond_its_disk(disk: DiskOptions, total: int) -> str:
-    """Returns a warning if the file system is smaller than the disk tier; or "".
+def beyond_its_disk(disk: DeviceOptions, total: int) -> str:
+    """Returns a warning if the file system is smaller than what the disk tier may take of it; or "".
 
     Args:
-        disk: The options of the disk tier.
+        disk: A device of the disk tier.
         total: Bytes of the file system; 0 if unknown.
     """
     if not total or disk.size <= total:
@@ -55,7 +59,7 @@ Describe: TypeAlias = Callable[[str, str], str]
 
 def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
-    checks = (_check_arena, _check_disk, _check_evict, _check_sockets, _check_http)
+    checks = (_check_arena, _check_disk, _check_evict, _check_quota, _check_sockets, _check_http)
     return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
@@ -71,12 +75,24 @@ def _check_arena(config: Config, describe: Describe) -> Iterator[str]:
 
 def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
     disk = config.disk
+    sizes, folders = ",".join(map(spell_size, disk.size)), ",".join(map(str, disk.path))
     if disk.size and not disk.path:
-        yield f"{describe('disk.size', spell_size(disk.size))} needs a folder: set disk.path"
+        yield f"{describe('disk.size', sizes)} needs a folder: set disk.path"
     if disk.path and not disk.size:
-        yield f"{describe('disk.path', str(disk.path))} needs a size: set disk.size"
+        yield f"{describe('disk.path', folders)} needs a size: set disk.size"
+    if len(disk.path) > DISK_DEVICES:
+        yield f"{describe('disk.path', folders)} has too many folders: at most {DISK_DEVICES}"
+    if shared := next(_nested(disk.path), None):
+        yield f"{describe('disk.path', folders)} has {shared} twice, or one folder in another: each needs its own"
     if why := wrong_disk_size(config):
-        yield f"{describe('disk.size', spell_size(disk.size))} {why}"
+        yield f"{describe('disk.size', sizes)} {why}"
+
+
+def _nested(folders: tuple[Path, ...]) -> Iterator[Path]:
+    """Yields the folders that are others among these, or lie in them."""
+    real = [Path(os.path.realpath(folder)) for folder in folders]
+    for at, folder in enumerate(real):
+        yield from (folders[at] for other in real[:at] + real[at + 1 :] if folder.is_relative_to(other))
 
 
 def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
@@ -84,6 +100,13 @@ def _check_evict(config: Config, describe: Describe) -> Iterator[str]:
     if evict.low > evict.high:
         low, high = describe("evict.low", str(evict.low)), describe("evict.high", str(evict.high))
         yield f"{low} is more than {high}: set evict.high to as much or more"
+
+
+def _check_quota(config: Config, describe: Describe) -> Iterator[str]:
+    for quota in config.quota:
+        if quota.arena.most * config.arena.frames < 1:
+            frames = f"{config.arena.frames} frames of arena.size"
+            yield f"{describe('quota', str(quota))} has a maximum of less than one of the {frames}: raise it"
 
 
 def _check_sockets(config: Config, describe: Describe) -> Iterator[str]:

@@ -12,19 +12,20 @@ import os
 import pwd
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pagetier.daemon.config.hints import hint
+from pagetier.daemon.config.suggestions import hint
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
 
-# struct sockaddr_un has 108 bytes for the path and its terminating zero
-_SOCKET_PATH_LIMIT = 107
 _MAX_ID = 2**32 - 2
 _BARE_ID = re.compile("[0-9]{1,10}")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of the configuration."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,32 +178,21 @@ def name_setting(help: str) -> Setting:
     return Setting(read=read, show=str, metavar="NAME", help=help)
 
 
-def socket_setting(help: str) -> Setting:
-    """Returns a setting for an absolute path that fits into the address of a Unix socket."""
+def sizes_setting(help: str) -> Setting:
+    """Returns a setting for one or several sizes in bytes, in a list or in one string with commas; 0 means none."""
 
-    def read(raw: object) -> Path:
-        if not isinstance(raw, str) or not raw or "\0" in raw:
-            raise ValueError(f"{shown(raw)} is not a path")
-        if not raw.startswith("/"):
-            raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).absolute()} is)")
-        if len(os.fsencode(raw)) > _SOCKET_PATH_LIMIT:
-            raise ValueError(f"{shown(raw)} is too long for a socket: at most {_SOCKET_PATH_LIMIT} bytes")
-        return Path(raw)
+    def read(raw: object) -> tuple[int, ...]:
+        items = raw if isinstance(raw, list) else raw.split(",") if isinstance(raw, str) else [raw]
+        sizes = tuple(parse_size(item) for item in items)
+        if len(sizes) > 1 and not all(sizes):
+            raise ValueError(f"{shown(raw)} has a size of 0: leave its folder out of disk.path")
+        return sizes if any(sizes) else ()
 
-    return Setting(read=read, show=str, metavar="PATH", help=help)
+    return Setting(read=read, show=_show_sizes, metavar="SIZE,...", help=help)
 
 
-def folder_setting(help: str) -> Setting:
-    """Returns a setting for the absolute path of a folder; an empty value means none."""
-
-    def read(raw: object) -> Path | None:
-        if not isinstance(raw, str) or "\0" in raw:
-            raise ValueError(f"{shown(raw)} is not a path")
-        if raw and not raw.startswith("/"):
-            raise ValueError(f"{shown(raw)} is not an absolute path ({Path(raw).absolute()} is)")
-        return Path(raw) if raw else None
-
-    return Setting(read=read, show=lambda path: str(path or ""), metavar="PATH", help=help)
+def _show_sizes(sizes: tuple[int, ...]) -> str:
+    return ",".join(map(spell_size, sizes)) or "0"
 
 
 def mode_setting(help: str) -> Setting:

@@ -17,6 +17,7 @@ class _WaitingStore(msgspec.Struct, frozen=True, eq=False):
     """A store that waits for the disk, at most until its timer fires."""
 
     frames: int
+    tenant: int
     serve: Callable[[], None]
     timer: asyncio.TimerHandle
 
@@ -45,31 +46,32 @@ class BackPressure:
         """Whether no store waits for the disk now."""
         return not self._patience or not self._writer.writing
 
-    def serve_when_disk_has_room(self, sizes: bytes, serve: Callable[[], None]) -> None:
+    def serve_when_disk_has_room(self, sizes: bytes, serve: Callable[[], None], tenant: int = 0) -> None:
         """Calls `serve` once: at once if no unwritten page has to leave for these pages, else a little later.
 
         Args:
             sizes: The sizes of the pages to store, u64 each.
             serve: Serves the store, after at most `disk.store_timeout` seconds, and at once if that is 0.
+            tenant: The tenant whose quota the pages count for; 0: none.
         """
         if self.idle:
             serve()
             return
         frames = sum(-(-size // self._frame_bytes) for size in array("Q", sizes))
-        if not self._waiting and self._room(frames):
+        if not self._waiting and self._room(frames, tenant):
             serve()
             return
         timer = self._loop.call_later(self._patience, self._release_first)
-        self._waiting.append(_WaitingStore(frames, serve, timer))
+        self._waiting.append(_WaitingStore(frames, tenant, serve, timer))
 
     def release_ready(self) -> None:
         """Releases the stores that have room now. Call it after pages were written."""
         writing = self._writer.writing
-        while self._waiting and (not writing or self._room(self._waiting[0].frames)):
+        while self._waiting and (not writing or self._room(self._waiting[0].frames, self._waiting[0].tenant)):
             self._release_first()
 
-    def _room(self, frames: int) -> bool:
-        return self._owner.frames_before_unwritten(frames) >= frames
+    def _room(self, frames: int, tenant: int) -> bool:
+        return self._owner.frames_before_unwritten(frames, tenant) >= frames
 
     def _release_first(self) -> None:
         """Releases the store that has waited longest, which is the one whose timer fires first."""

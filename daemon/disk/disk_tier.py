@@ -1,27 +1,36 @@
-"""The disk tier of one daemon, from start() to stop()."""
+"""The disk tier of one daemon, from start() to stop(): its devices, and what they share."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-import msgspec
-
-from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.huge_page_report import HugePageReport
+from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.backpressure import BackPressure
+from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.disk.flush_to_disk import DiskFlush, in_memory, log_lost, missing_on_disk
+from pagetier.daemon.disk.pending_flushes import Answers
+from pagetier.daemon.disk.publish_status import StatusPublisher
+from pagetier.daemon.disk.reads import DiskReads
+from pagetier.daemon.disk.saved_lookups import save_lookups
 from pagetier.daemon.disk.show_stop import StopProgress
-from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress, Standing
-from pagetier.daemon.disk.worker_events import WorkerEvents
-from pagetier.shm._core import Owner
+from pagetier.daemon.disk.status import DiskCounters, PhaseProgress
+from pagetier.daemon.disk.tier_device import TierDevice
+from pagetier.daemon.disk.write_behind import RULES, WriteBehind
+from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages, WriteRule
 from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
-from pagetier.tiers.capacity import frames_under
 from pagetier.tiers.worker_protocol import GetState
+
+log = logging.getLogger("pagetierd.disk")
 
 _REPORT_EVERY_S: Final = 1.0
 _PAUSE_S: Final = 0.02
@@ -31,54 +40,91 @@ _MORE_WORKERS: Final = 1  # restarts of the worker that a stop waits for
 class DiskTier:
     """The disk tier as the service sees it. On the loop's thread only.
 
-    Without a configured disk it finds no page, delays no store and has no effect.
+    Without a configured disk it finds no page, delays no store and has no effect. Implements SharedTier.
 
     Attributes:
         write_behind: Decides which pages are written.
         reads: Reads pages from disk for engines.
         backpressure: Delays stores while the disk catches up.
-        budget: Limits the bytes that are written a day.
+        budget: Limits the bytes that are written a day, to all devices together.
         flush: Writes all pages to disk while a client polls.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
+        self._segments = segments
         self._owner: Owner = segments.owner
         self._loop = loop
-        self._events = events = WorkerEvents(segments, config, loop)
-        self._supervisor = events.supervisor
-        self._flushes = events.flushes
-        self._bulletin = events.bulletin
-        self.write_behind = events.write_behind
-        self.reads = events.reads
-        self.backpressure = events.backpressure
-        self.budget = events.budget
+        self._populated = config.arena.prefault == "populate"
+        self._options = config.disk
+        self.budget = Budget(config.disk.budget if config.disk.size else 0)
+        self.write_behind = WriteBehind(self._owner, config.disk, self.budget)
+        self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
+        self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.flush = DiskFlush(self._owner, config.disk, self.write_behind, loop)
+        self.published = StatusPublisher(self._owner)
+        self._devices: list[TierDevice] = []
+        self._leaving = False
+        self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
+        self._removals: set[asyncio.Task[None]] = set()
         self._reported_at = 0.0
+        for device in config.disk.devices:
+            self._add(device)
 
     @property
     def configured(self) -> bool:
         """Whether a disk is configured."""
-        return self._events.options.size > 0
+        return bool(self._options.size)
 
     @property
     def slots_kept(self) -> int:
-        """The number of slots to keep free for the worker: 1 if a disk is configured and has no worker now."""
-        return int(self.configured and self.reads.slot is None)
+        """The number of slots to keep free for workers: one for each device that has none now."""
+        return max(0, len(self._devices) - self.reads.workers)
 
     def start(self) -> None:
-        """Starts the worker if a disk is configured."""
-        if not self.configured:
-            return
-        options = self._events.options
-        frames = frames_under(options.store, options.size, options.environments, self._owner.header().frame_bytes)
-        self._bulletin.note(
-            standing=Standing.STARTING,
-            folder=str(options.path),
-            write=options.write,
-            cap=options.size,
-            room_frames=frames,
-        )
-        self._supervisor.start()
+        """Starts the workers of the configured devices."""
+        for device in self._devices:
+            device.start()
+
+    # For the devices.
+
+    @property
+    def rule(self) -> WriteRule:
+        """The rule by which pages are written now."""
+        return WriteRule.THROUGH if self.write_behind.flush_all else RULES[self._options.write]
+
+    def changed(self) -> None:
+        """Implements SharedTier.changed()."""
+        if reports := [device.report for device in self._devices]:
+            self.published.note(reports, self._options.write, self.budget.report())
+
+    def ends(self) -> None:
+        """Implements SharedTier.ends()."""
+        if self._leaving and self._lost is None:
+            self._lost = missing_on_disk(self._owner)
+
+    def release_stores(self) -> None:
+        """Implements SharedTier.release_stores()."""
+        self.backpressure.release_ready()
+
+    def others_open(self, device: TierDevice) -> bool:
+        """Implements SharedTier.others_open()."""
+        return any(other.is_open for other in self._devices if other is not device)
+
+    def _add(self, options: DeviceOptions) -> TierDevice:
+        taken = {device.number for device in self._devices}
+        number = next(number for number in range(DISK_DEVICES) if number not in taken)
+        device = TierDevice(number, options, self, self._segments, self._loop)
+        device.supervisor.populated = self._populated
+        self._devices.append(device)
+        return device
+
+    @property
+    def _is_open(self) -> bool:
+        return any(device.is_open for device in self._devices)
+
+    @property
+    def _restarts(self) -> int:
+        return sum(device.supervisor.restarts for device in self._devices)
 
     async def stop(self, timeout: float) -> None:
         """Writes what is unwritten, syncs and ends the worker, all within about `timeout` seconds.
@@ -90,20 +136,24 @@ class DiskTier:
         ends = self._loop.time() + timeout
         await self._save_all(ends)
         point("disk.saved")
-        is_open, left = self._bulletin.is_open, ends - self._loop.time()
+        is_open, left = self._is_open, ends - self._loop.time()
         over = "" if left > 0 else f"disk.stop_timeout = {spell_duration(timeout)} is over"
         why = ", ".join(filter(None, (over, self._why_unsaved())))
-        await self._supervisor.stop(max(_PAUSE_S, left) if is_open else _PAUSE_S)
-        lost = (self._events.lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
+        save_lookups(self._owner, (device.send for device in self._devices if device.is_open))
+        self._leaving = True
+        await asyncio.gather(
+            *(device.supervisor.stop(max(_PAUSE_S, left) if device.is_open else _PAUSE_S) for device in self._devices)
+        )
+        lost = (self._lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
         log_lost(lost, why or (self.flush.memory_only_reason if lost.skipped else "they were stored during the stop"))
 
     async def _save_all(self, ends: float) -> None:
-        if self._bulletin.standing is Standing.NONE and self._owner.header().pages:
+        if self.published.report.standing is Standing.NONE and self._owner.header().pages:
             self.start()  # the stop came before the start
-        polls, last_try = 0, self._supervisor.restarts + _MORE_WORKERS
-        with StopProgress(self._bulletin, ends - self._loop.time()) as progress:
-            while self._expected() and self._supervisor.restarts <= last_try and self._loop.time() < ends:
-                is_open = self._bulletin.is_open
+        polls, last_try = 0, self._restarts + _MORE_WORKERS
+        with StopProgress(self.published, ends - self._loop.time()) as progress:
+            while self._expected() and self._restarts <= last_try and self._loop.time() < ends:
+                is_open = self._is_open
                 if is_open and progress.show(self.save(polls)).synced:
                     return
                 polls = polls + 1 if is_open else 0
@@ -112,54 +162,82 @@ class DiskTier:
 
     def _expected(self) -> bool:
         """Returns whether the tier is open, or soon will be for unwritten pages."""
-        if self._bulletin.is_open:
-            return True
-        coming = self._supervisor.has_worker or not self._events.refused
-        return self._supervisor.goes_on and coming and self._owner.header().pages > 0
+        expected = any(device.expected for device in self._devices)
+        return self._is_open or (expected and self._owner.header().pages > 0)
 
     def _why_unsaved(self) -> str:
-        if not self._bulletin.is_open:
-            return f"the disk tier is not open ({self._bulletin.trouble})"
+        if not self._is_open:
+            return f"the disk tier is not open ({self._trouble})"
         return self.write_behind.stalled() or self.write_behind.trouble
+
+    @property
+    def _trouble(self) -> str:
+        """The reason why a configured tier is not open."""
+        return self.published.report.trouble or "the disk tier is being opened"
 
     @property
     def progress(self) -> PhaseProgress:
         """The phase of the daemon that was published last."""
-        return self._bulletin.progress
+        return self.published.progress
 
     def enter(self, progress: PhaseProgress) -> None:
         """Publishes the phase of the daemon, with or without a configured disk."""
-        self._bulletin.enter(progress)
-
-    def publish_eviction(self, eviction: EvictionReport) -> None:
-        """Publishes the order of eviction, with or without a configured disk."""
-        self._bulletin.evicts(eviction)
-
-    def note_hints(self, hints: HintReport) -> None:
-        """Publishes the counters of hints, with or without a configured disk."""
-        self._bulletin.note_hints(hints)
+        self.published.enter(progress)
 
     @property
     def huge_pages(self) -> HugePageReport:
         """How much of the segments is in huge pages, as published last."""
-        return self._bulletin.huge_pages
+        return self.published.huge_pages
 
     def note_huge_pages(self, huge_pages: HugePageReport) -> None:
         """Publishes how much of the segments is in huge pages, with or without a configured disk."""
-        self._bulletin.note_huge_pages(huge_pages)
+        self.published.note_huge_pages(huge_pages)
 
-    def resize(self, size: int) -> None:
-        """Changes the size of the tier: a new worker replaces the current one and drops pages that do not fit.
+    def follow(self, options: DiskOptions) -> None:
+        """Adds, removes and resizes devices; a device is known by its folder.
 
-        Until it has opened the tier, no page is found on disk.
+        A device that is resized has no pages until a new worker has opened it, and then those that fit. The pages of
+        a removed device are misses; its files stay where they are.
         """
-        if size != self._events.options.size:
-            self._events.options = msgspec.structs.replace(self._events.options, size=size)
-            self._supervisor.renew(self._events.options)
+        self._options = options
+        wanted = {device.path: device for device in options.devices}
+        for device in self._staying:
+            if device.options.path not in wanted:
+                self._remove(device)
+            elif wanted[device.options.path] != device.options:
+                device.resize(wanted[device.options.path])
+        self._add_missing()
+
+    @property
+    def _staying(self) -> list[TierDevice]:
+        return [device for device in self._devices if not device.supervisor.leaving]
+
+    def _add_missing(self) -> None:
+        """Adds the devices that are configured and not there, as far as numbers are free."""
+        there = {device.options.path for device in self._staying}
+        for new in self._options.devices:
+            if new.path not in there and len(self._devices) < DISK_DEVICES and not self._leaving:
+                log.info("disk tier in %s: added", new.path, extra=event("disk_device_added"))
+                self._add(new).start()
+
+    def _remove(self, device: TierDevice) -> None:
+        """Ends the worker of a device. Until it has ended, the device keeps its number."""
+        log.info("disk tier in %s: removed, its files stay", device.options.path, extra=event("disk_device_removed"))
+        task = self._loop.create_task(self._end(device))
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
+
+    async def _end(self, device: TierDevice) -> None:
+        await device.supervisor.retire()
+        self._devices.remove(device)
+        self.write_behind.remove(device.writes)
+        self._add_missing()
+        self.changed()
 
     def abandon(self) -> None:
-        """Kills the worker: the next daemon starts its own."""
-        self._supervisor.abandon()
+        """Kills the workers: the next daemon starts its own."""
+        for device in self._devices:
+            device.supervisor.abandon()
 
     # Requests of the service.
 
@@ -172,8 +250,9 @@ class DiskTier:
         now = self._loop.time()
         if now - self._reported_at > _REPORT_EVERY_S:
             self._reported_at = now
-            self._events.send(GetState())
-            self._bulletin.note()
+            for device in self._devices:
+                device.send(GetState())
+                device.note()
 
     def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
         """Drops flushed pages, which have left the index, from disk.
@@ -183,19 +262,20 @@ class DiskTier:
             then: Called once, soon: with "" when the pages have left the disk, else with the reason why they may still
                 be there. This daemon then drops them as soon as the disk is back, and does not find them before.
         """
-        if self.configured and not self.write_behind.ready:
-            self._flushes.keep(digests, then)
-        elif self.configured and (command := self.write_behind.drop_now()):
-            self._flushes.wait(digests, command, then)
-        else:
-            then("")
+        answers = Answers(len(self._devices), then)
+        for device in self._devices:
+            device.flushed(digests, answers.of(device.options.path))
+
+    def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
+        """Drops single pages, which have left the index, from disk, as flushed() drops those of namespaces."""
+        answers = Answers(len(self._devices), then)
+        for device in self._devices:
+            device.forgotten(keys, answers.of(device.options.path))
 
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
-        if not self._bulletin.is_open:
-            why = (
-                "there is no disk tier: set disk.path and disk.size" if not self.configured else self._bulletin.trouble
-            )
+        if not self._is_open:
+            why = "there is no disk tier: set disk.path and disk.size" if not self.configured else self._trouble
             return Saved(number, 0, 0, synced=False, trouble=why)
         return self.flush.ask(number)
 
@@ -203,9 +283,9 @@ class DiskTier:
         """Returns the counters for the metrics."""
         write_behind = self.write_behind
         return DiskCounters(
-            self._bulletin.report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
+            self.published.report, write_behind.in_flight, write_behind.at_work.seconds, self.reads.at_work.seconds
         )
 
     def too_large(self) -> str:
-        """Returns a warning if the tier may outgrow its file system, else ""."""
-        return self._events.too_large()
+        """Returns a warning if a device may outgrow its file system, else ""."""
+        return next(filter(None, (device.too_large() for device in self._devices)), "")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
-from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.shm._core import Owner, UnwrittenPages, WriteRule
 from pagetier.shm.log_format import event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import numpy as np
@@ -41,8 +41,9 @@ class Inventory:
     The pages keep the order of their last use. All of them are colder than pages used since the host started.
     """
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, device: int = 0) -> None:
         self._owner = owner
+        self._device = device
         self._keys: list[bytes] = []
         self._sizes: list[bytes] = []
         self._stamps: list[bytes] = []
@@ -68,14 +69,17 @@ class Inventory:
         stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
         return int(stamps.max(initial=0, where=stamps < _LATEST))
 
-    async def load_into_index(self, flushed: Callable[[bytes], bool]) -> bytes:
-        """Loads all pages into the index, except those of namespaces that were flushed before or while this runs.
+    async def load_into_index(
+        self, flushed: Callable[[bytes], bool], forgotten: Callable[[], Collection[bytes] | None] = tuple
+    ) -> bytes:
+        """Loads all pages into the index, except those that were flushed before or while this runs.
 
         Args:
             flushed: Returns whether the namespace with this digest was flushed.
+            forgotten: Returns the keys of single pages that were flushed; None: all were.
 
         Returns:
-            The keys of all pages of flushed namespaces, one after the other.
+            The keys of all flushed pages, one after the other.
         """
         keys = np.frombuffer(b"".join(self._keys), dtype="V32")
         sizes = np.frombuffer(b"".join(self._sizes), dtype="<u8")
@@ -84,14 +88,14 @@ class Inventory:
         fitting = self._fitting(spaces[order])
         for first in range(0, len(order), _AT_ONCE):
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
-            at = at[~self._among(flushed)[spaces[order[at]]]]
+            at = at[~self._among(flushed)[spaces[order[at]]] & ~_among_pages(keys[order[at]], forgotten())]
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
             numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
-            self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks)
+            self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks, self._device)
             point("inventory.loaded")
             await asyncio.sleep(0)
         await self._load_histories(keys)
-        drops: bytes = keys[self._among(flushed)[spaces]].tobytes()
+        drops: bytes = keys[self._among(flushed)[spaces] | _among_pages(keys, forgotten())].tobytes()
         return drops
 
     async def _load_histories(self, keys: npt.NDArray[np.void]) -> None:
@@ -152,6 +156,13 @@ class Inventory:
 
     def _number(self, space: Space) -> int:
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+
+
+def _among_pages(keys: npt.NDArray[np.void], forgotten: Collection[bytes] | None) -> npt.NDArray[np.bool_]:
+    """Returns for each page whether it was forgotten. Texts of equal length can be compared as they are."""
+    if forgotten is None:
+        return np.ones(len(keys), dtype=bool)
+    return np.isin(keys.view("S32"), np.array(list(forgotten), dtype="S32"))
 
 
 def _by_last(spaces: npt.NDArray[np.uint32]) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Final
 
 DROP_TIMEOUT_S: Final = 10.0
-_MOST: Final = 4096
+_MOST_PAGES: Final = 1 << 20
 _ALL: Final = b""  # stands for all namespaces; digests are longer
 _NO_COMMAND: Final = 0  # commands are numbered from 1
 _LATER: Final = "flushed pages leave the disk when it is back, if this daemon still runs then"
@@ -15,16 +17,41 @@ _AWAY: Final = f"the disk tier is not open: {_LATER}"
 _HANGS: Final = f"the disk has not answered for {DROP_TIMEOUT_S:.0f} s: {_LATER}"
 
 
+class Answers:
+    """Collects the answers of all devices to one flush, then passes them on together."""
+
+    def __init__(self, devices: int, then: Callable[[str], None]) -> None:
+        self._left, self._then = devices, then
+        self._several = devices > 1
+        self._reasons: list[str] = []
+        if not devices:
+            then("")
+
+    def of(self, folder: Path) -> Callable[[str], None]:
+        """Returns the function that takes the answer of a device.
+
+        The answer is "" if the pages have left the device, else the reason why they may still be there.
+        """
+        return functools.partial(self._add, f"{folder}: " if self._several else "")
+
+    def _add(self, place: str, reason: str) -> None:
+        self._left -= 1
+        self._reasons += [place + reason] if reason else []
+        if not self._left:
+            self._then("; ".join(self._reasons))
+
+
 class PendingFlushes:
     """Flushed namespaces whose pages the disk has not dropped yet, and the requests that wait for that.
 
-    Namespaces are known by their digests. Above 4,096 of them, all namespaces count as flushed. Each `then` is called
-    once:
-    with "", or with the reason why flushed pages may still be on disk. On the loop's thread only.
+    Namespaces are known by their digests; another instance remembers single pages by their keys. Above `most` of them,
+    all count as flushed. Each `then` is called once: with "", or with the reason why flushed pages may still be on
+    disk. On the loop's thread only.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int = 4096) -> None:
         self._loop = loop
+        self._most = most
         self._commands: dict[bytes, int] = {}
         self._waiting: dict[int, list[Callable[[str], None]]] = {}
 
@@ -66,11 +93,43 @@ class PendingFlushes:
         """Returns whether the pages of the namespace with this digest are flushed."""
         return digest in self._commands or _ALL in self._commands
 
+    def digests(self) -> Collection[bytes] | None:
+        """Returns the digests of all that is flushed; None if everything is."""
+        return None if _ALL in self._commands else self._commands.keys()
+
     def _note(self, digests: Collection[bytes] | None, command: int) -> None:
         self._commands |= dict.fromkeys((_ALL,) if digests is None else digests, command)
-        if len(self._commands) > _MOST:
+        if len(self._commands) > self._most:
             self._commands = {_ALL: command}
 
     def _answer(self, command: int, why: str) -> None:
         for then in self._waiting.pop(command, ()):
             then(why)
+
+
+class DeviceFlushes:
+    """The flushed namespaces and the forgotten pages that one device has not dropped yet.
+
+    Attributes:
+        namespaces: The namespaces, by their digests.
+        pages: The pages, by their keys.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.namespaces = PendingFlushes(loop)
+        self.pages = PendingFlushes(loop, _MOST_PAGES)
+
+    def done(self, command: int, reason: str) -> None:
+        """Handles a completed command."""
+        self.namespaces.done(command, reason)
+        self.pages.done(command, reason)
+
+    def lost(self) -> None:
+        """Answers all waiting requests: the worker is gone."""
+        self.namespaces.lost()
+        self.pages.lost()
+
+    def again(self, command: int) -> None:
+        """Assigns all that remains to `command` of the new worker; 0 if its disk has none of these pages."""
+        self.namespaces.again(command)
+        self.pages.again(command)

@@ -1,79 +1,32 @@
-"""Publishes the status of the daemon and its disk tier in the header of the index, and logs faults of the disk."""
+"""Publishes the status of the daemon and its disk tier in the header of the index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
+from collections.abc import Sequence
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.disk.status import (
-    DaemonStatus,
-    DiskReport,
-    HintReport,
-    PhaseProgress,
-    Standing,
-    with_state,
-)
-from pagetier.daemon.disk.write_behind import WriteBehind
-from pagetier.daemon.disk.write_budget import Budget
+from pagetier.daemon.common.tenant_use import TenantUse
+from pagetier.daemon.disk.disk_report import BudgetReport, DeviceReport, DiskReport, summed
+from pagetier.daemon.disk.status import DaemonStatus, HintReport, PhaseProgress
 from pagetier.shm._core import Owner
-from pagetier.tiers.base import TierState
 
 
 class StatusPublisher:
     """The status that `pagetier stats` shows. On the loop's thread only."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        write_behind: WriteBehind,
-        budget: Budget,
-        stalled: Callable[[], str],
-        restarts: Callable[[], int],
-    ) -> None:
-        self._owner, self._write_behind, self._budget = owner, write_behind, budget
-        self._stalled, self._restarts = stalled, restarts
-        self._faults = FaultLog("%s", "the disk answers again")
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
         self.report = DiskReport()
         self.progress = PhaseProgress()
         self.eviction = EvictionReport()
         self.hints = HintReport()
         self.huge_pages = HugePageReport()
+        self.tenants: tuple[TenantUse, ...] = ()
 
-    @property
-    def standing(self) -> Standing:
-        """The standing that was published last."""
-        return self.report.standing
-
-    @property
-    def is_open(self) -> bool:
-        """Whether pages can be found on disk."""
-        return self.report.standing is Standing.OPEN
-
-    @property
-    def trouble(self) -> str:
-        """The reason why a configured tier is not open."""
-        return self.report.trouble or "the disk tier is being opened"
-
-    def hear(self, state: TierState) -> None:
-        """Takes over the state that the worker reported; note() publishes it."""
-        self.report = with_state(self.report, state)
-
-    def note(self, **news: object) -> None:
-        """Publishes the report with the fields in `news` and the current values of the others."""
-        stalled = self._stalled()
-        self._faults.report(stalled)
-        known = self.report.trouble if not self.is_open and "standing" not in news else ""
-        news |= {
-            "trouble": news.get("trouble") or stalled or self._write_behind.trouble or known,
-            "budget": self._budget.report(),
-            "device_bytes": self._write_behind.device_bytes,
-            "restarts": self._restarts(),
-        }
-        self.report = msgspec.structs.replace(self.report, **news)
+    def note(self, devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> None:
+        """Publishes the state of the disk tier."""
+        self.report = summed(devices, write, budget)
         self._publish()
 
     def enter(self, progress: PhaseProgress) -> None:
@@ -99,6 +52,12 @@ class StatusPublisher:
             self.huge_pages = huge_pages
             self._publish()
 
+    def note_tenants(self, tenants: tuple[TenantUse, ...]) -> None:
+        """Publishes what tenants have, if it changed."""
+        if tenants != self.tenants:
+            self.tenants = tenants
+            self._publish()
+
     def _publish(self) -> None:
         status = DaemonStatus(
             progress=self.progress,
@@ -106,5 +65,6 @@ class StatusPublisher:
             disk=self.report,
             hints=self.hints,
             huge_pages=self.huge_pages,
+            tenants=self.tenants,
         )
         self._owner.publish_status(status.pack())

@@ -5,90 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.huge_page_report import HugePageReport
+from pagetier.daemon.common.tenant_use import TenantUse
+from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport
 from pagetier.shm._core import STATUS_BYTES
-from pagetier.tiers.base import TierState
 
 WORKER_NAME: Final = "disk tier"  # the name of the worker's attachment, whose token is 0
-_LONGEST_TEXT = 400
-
-
-class Standing(Enum):
-    """The state of the disk tier."""
-
-    NONE = "none"
-    STARTING = "starting"
-    OPEN = "open"
-    RESIZING = "resizing"
-    DOWN = "down"
-
-
-class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The write budget.
-
-    Attributes:
-        per_day: Bytes that may be written a day.
-        left: Bytes that may be written now.
-        skipped_bytes: Bytes that were not written because the budget was spent.
-    """
-
-    per_day: int
-    left: int
-    skipped_bytes: int
-
-
-class DiskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of the disk tier.
-
-    The fields are keys of `pagetier stats --json`: new ones may be added, none is renamed.
-
-    Attributes:
-        standing: none, starting, open, resizing or down.
-        trouble: Why the tier is down, or its last fault; "" if there is none.
-        folder: The folder of the tier.
-        write: The rule for writing, `disk.write`.
-        opened: How the tier was opened.
-        note: What the worker reported about the files.
-        cap: The largest size of the tier's files.
-        room_frames: The number of frames that fit under the cap.
-        file_bytes: The size of the tier's files.
-        disk_free: Free bytes of the file system.
-        disk_total: The size of the file system.
-        last_sync: The time of the last sync in seconds since 1970; 0 if there was none.
-        clean: Nothing was written since the last sync.
-        damaged: Pages that failed their checksum.
-        device_bytes: Bytes that this daemon's workers handed to the file system, trees included.
-        restarts: Restarts of the worker.
-        budget: The write budget, None if there is no limit.
-    """
-
-    standing: Standing = Standing.NONE
-    trouble: str = ""
-    folder: str = ""
-    write: str = ""
-    opened: str = ""
-    note: str = ""
-    cap: int = 0
-    room_frames: int = 0
-    file_bytes: int = 0
-    disk_free: int = 0
-    disk_total: int = 0
-    last_sync: float = 0.0
-    clean: bool = True
-    damaged: int = 0
-    device_bytes: int = 0
-    restarts: int = 0
-    budget: BudgetReport | None = None
-
-    def shortened(self) -> DiskReport:
-        """Returns the report with texts that fit into the header."""
-        short = {name: getattr(self, name)[:_LONGEST_TEXT] for name in ("trouble", "opened", "note", "folder")}
-        return msgspec.structs.replace(self, **short)
+_LONGEST_TEXT: Final = 400
+_SHORTER_TEXTS: Final = (160, 60)
+_TEXTS: Final = ("trouble", "opened", "note", "folder")
 
 
 class Phase(Enum):
@@ -138,42 +68,67 @@ class HintReport(msgspec.Struct, frozen=True, kw_only=True):
     keeps_ended_early: int = 0
 
 
+class _PackedDevice(DeviceReport, frozen=True, kw_only=True, array_like=True):
+    """A DeviceReport without the names of its fields, of which the header would have room for few."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon publishes about itself: its phase, order of eviction, hints, huge pages, and its disk tier."""
+    """What a daemon publishes about itself: its phase, order of eviction, hints, huge pages, tenants and disk tier."""
 
     progress: PhaseProgress = PhaseProgress()
     eviction: EvictionReport = EvictionReport()
     disk: DiskReport = DiskReport()
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
+    tenants: tuple[TenantUse, ...] = ()
 
     def pack(self) -> bytes:
-        """Returns the status as JSON, shortened to fit into the header."""
-        reports = (self.disk, self.disk.shortened(), DiskReport(standing=self.disk.standing))
-        texts = [msgspec.json.encode(msgspec.structs.replace(self, disk=disk)) for disk in reports]
+        """Returns the status as JSON, shortened to fit into the header: tenants are left out before devices are."""
+        reports = (_shortened(self.disk, most) for most in (_LONGEST_TEXT, *_SHORTER_TEXTS))
+        statuses = [_PackedStatus.of(self, disk) for disk in (self.disk, *reports)]
+        without_tenants = [msgspec.structs.replace(status, tenants=()) for status in statuses]
+        least = msgspec.structs.replace(self, disk=DiskReport(standing=self.disk.standing), tenants=())
+        texts = map(msgspec.json.encode, (*statuses, *without_tenants, _PackedStatus.of(least, least.disk)))
         return next(text for text in texts if len(text) <= STATUS_BYTES)
 
 
-def with_state(report: DiskReport, state: TierState) -> DiskReport:
-    """Returns the report with the state that the worker sent."""
-    return msgspec.structs.replace(
-        report,
-        opened=state.opened,
-        note=state.note,
-        cap=state.cap_bytes,
-        room_frames=state.room,
-        file_bytes=state.file_bytes,
-        disk_free=state.disk_free,
-        disk_total=state.disk_total,
-        last_sync=state.last_sync / 1e9,
-        clean=state.clean,
-        damaged=state.damaged,
-    )
+class _PackedStatus(DaemonStatus, frozen=True, kw_only=True):
+    """A status with its devices in short."""
+
+    devices: tuple[_PackedDevice, ...] = ()
+
+    @classmethod
+    def of(cls, status: DaemonStatus, disk: DiskReport) -> _PackedStatus:
+        """Returns a status with this report of the disk tier."""
+        devices = tuple(_PackedDevice(**msgspec.structs.asdict(device)) for device in disk.devices)
+        fields = msgspec.structs.asdict(status) | {"disk": msgspec.structs.replace(disk, devices=())}
+        return cls(**fields, devices=devices)
+
+    def whole(self) -> DaemonStatus:
+        """Returns the status with its devices where they belong."""
+        devices = tuple(DeviceReport(**msgspec.structs.asdict(device)) for device in self.devices)
+        disk = msgspec.structs.replace(self.disk, devices=devices)
+        own = {name: getattr(self, name) for name in DaemonStatus.__struct_fields__}
+        return DaemonStatus(**own | {"disk": disk})
+
+
+_Report = TypeVar("_Report", DiskReport, DeviceReport)
+
+
+def _shortened(report: DiskReport, most: int) -> DiskReport:
+    """Returns the report with texts of at most so many characters, all devices together."""
+    each = most // max(1, len(report.devices))
+    devices = tuple(_short(device, each) for device in report.devices)
+    return msgspec.structs.replace(_short(report, most), devices=devices)
+
+
+def _short(report: _Report, most: int) -> _Report:
+    return msgspec.structs.replace(report, **{name: getattr(report, name)[:most] for name in _TEXTS})
 
 
 def unpack(text: bytes | None) -> DaemonStatus:
     """Returns the status in the header; that of a daemon that starts if none was published yet."""
-    return msgspec.json.decode(text, type=DaemonStatus) if text else DaemonStatus()
+    return msgspec.json.decode(text, type=_PackedStatus).whole() if text else DaemonStatus()
 
 
 class DiskCounters(msgspec.Struct, frozen=True):

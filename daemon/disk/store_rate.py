@@ -34,9 +34,12 @@ class StoreRate:
             outcomes: The outcome of each page.
             sizes: The size of each page, u64.
         """
-        granted = outcomes.count(ReserveOutcome.GRANTED)
+        self.add(outcomes.count(ReserveOutcome.GRANTED), len(sizes) // 8, sum(array("Q", sizes)))
+
+    def add(self, granted: int, pages: int, nbytes: int) -> None:
+        """Records that of so many pages, with so many bytes, so many were granted."""
         if granted:
-            frames = math.ceil(sum(array("Q", sizes)) * granted / (len(sizes) // 8) / self._frame_bytes)
+            frames = math.ceil(nbytes * granted / pages / self._frame_bytes)
             now = self._clock()
             self._level, self._at = self._level_at(now) + max(granted, frames), now
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Final, Protocol
 
-from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.disk.status import WORKER_NAME
 from pagetier.daemon.disk.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
@@ -53,7 +53,7 @@ class Supervisor:
     """
 
     def __init__(
-        self, segments: Segments, options: DiskOptions, watcher: Watcher, loop: asyncio.AbstractEventLoop
+        self, segments: Segments, options: DeviceOptions, watcher: Watcher, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._segments = segments
         self._options = options
@@ -95,7 +95,21 @@ class Supervisor:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def renew(self, options: DiskOptions) -> None:
+    async def retire(self) -> None:
+        """Ends the worker for good, after its commands, and returns when it has ended.
+
+        A disk that hangs may keep a killed worker from dying, for any time. Until then it may access its frames.
+        """
+        self.leaving = True
+        if self._worker is not None:
+            self._worker.send(Leave())
+            self._loop.call_later(LEAVING_S, self._hurry, self._worker)
+        elif self._task is not None:
+            self._task.cancel()  # it waits before it starts the next worker
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def renew(self, options: DeviceOptions) -> None:
         """Replaces the worker by one with these options, after it has completed its commands."""
         self._options = options
         worker = self._worker

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.disk.status import BudgetReport
+from pagetier.daemon.disk.disk_report import BudgetReport
 from pagetier.shm._core import ReserveOutcome
 
 _DAY_S: Final = 86400.0

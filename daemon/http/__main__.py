@@ -10,9 +10,9 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from pagetier.daemon.http.api import Api
-from pagetier.daemon.http.connection import HttpConnection, Response
+from pagetier.daemon.http.channel_messages import Entrance, ReadyToServe, ServeHttp, read_daemon_message
 from pagetier.daemon.http.daemon_channel import DaemonChannel
-from pagetier.daemon.http.messages import Entrance, ReadyToServe, ServeHttp, read_daemon_message
+from pagetier.daemon.http.http_connection import HttpConnection, Response
 from pagetier.daemon.http.peers import OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer

@@ -22,14 +22,14 @@ from pagetier.daemon.http.bodies import (
     PrefetchBody,
     read_body,
 )
-from pagetier.daemon.http.connection import HttpError, Request, Response, error_response
+from pagetier.daemon.http.channel_messages import Entrance
 from pagetier.daemon.http.daemon_channel import DaemonChannel
-from pagetier.daemon.http.messages import Entrance
+from pagetier.daemon.http.http_connection import HttpError, Request, Response, error_response
 from pagetier.daemon.http.openapi import description
 from pagetier.daemon.http.prefetches import Prefetches
-from pagetier.daemon.index.hints import EVERY_USER
-from pagetier.daemon.stats.lookup import UnknownNamespaceError, look_up, namespace_named
+from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, look_up, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})

@@ -8,8 +8,8 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from pagetier.daemon.http.connection import HttpError
-from pagetier.daemon.stats.lookup import keys_of_tokens
+from pagetier.daemon.http.http_connection import HttpError
+from pagetier.daemon.stats.page_lookup import keys_of_tokens
 from pagetier.shm._core import KEY_BYTES, HintKind, NamespaceRecord, keys_of_hashes
 
 _DIGITS: Final = 2 * KEY_BYTES

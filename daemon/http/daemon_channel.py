@@ -8,8 +8,7 @@ import logging
 from http import HTTPStatus
 from typing import Final, TypeVar
 
-from pagetier.daemon.http.connection import HttpError
-from pagetier.daemon.http.messages import (
+from pagetier.daemon.http.channel_messages import (
     ForUser,
     HttpRequest,
     Numbers,
@@ -18,6 +17,7 @@ from pagetier.daemon.http.messages import (
     TakeNumbers,
     read_daemon_message,
 )
+from pagetier.daemon.http.http_connection import HttpError
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack

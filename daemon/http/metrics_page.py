@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from pagetier.daemon.http.connection import Response
+from pagetier.daemon.http.http_connection import Response
 from pagetier.daemon.metrics.families import families
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.daemon.metrics.sample import Sample, take_sample

@@ -17,8 +17,8 @@ from pagetier.daemon.http.bodies import (
     PrefetchBody,
     PrefetchStatus,
 )
-from pagetier.daemon.http.connection import ErrorBody
-from pagetier.daemon.stats.lookup import FoundPages
+from pagetier.daemon.http.http_connection import ErrorBody
+from pagetier.daemon.stats.page_lookup import FoundPages
 from pagetier.daemon.stats.snapshot import Snapshot
 
 _PLACE: Final = "#/components/schemas/{name}"

@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.daemon.host.peer_credentials import Caller, Rights, caller_of, rights_of
-from pagetier.daemon.http.messages import Entrance, Settings
+from pagetier.daemon.http.channel_messages import Entrance, Settings
 from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from array import array
 
 from pagetier.daemon.common.namespaces import wrong_space
-from pagetier.daemon.index.hints import nanoseconds
+from pagetier.daemon.index.hint_requests import nanoseconds
 from pagetier.shm._core import KEY_BYTES, PARTS, ChainKind, Owner
 from pagetier.shm.protocol import Prompt, Reserve
 
-_SIZE_BYTES = 8
 _U32 = 1 << 32
 _PARENT_BYTES = {0, KEY_BYTES}
 _NO_PARENT = bytes(KEY_BYTES)
@@ -57,8 +56,8 @@ def reserve_chains(
         request.part,
         request.parts,
         ttl_ns,
-        request.keys[: pages * KEY_BYTES],
-        request.sizes[: pages * _SIZE_BYTES],
+        request.keys,
+        request.sizes,
         request.division,
         _kind_of(request),
         array("I", [prompt.begin for prompt in chains]),
@@ -66,6 +65,7 @@ def reserve_chains(
         array("I", [min(max(prompt.depth, -1), _MOST_DEPTH) + 1 for prompt in chains]),
         request.hint,
         nanoseconds(request.hint_ttl),
+        len(request.keys) // KEY_BYTES - pages,
     )
 
 

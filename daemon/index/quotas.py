@@ -9,13 +9,15 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner
+from pagetier.daemon.index.tenants import Tenants
+from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner, ReserveOutcome
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
 _Process: TypeAlias = tuple[int, int]  # pid and start time
 _SIZE: Final = struct.Struct("<Q")
 _RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
+NO_LIMIT: Final = 2**64 - 1
 _LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
 
 
@@ -60,6 +62,21 @@ class StoreQuota:
         pages = self._count_pages(slot, process, each)
         self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
+
+    def room(self, slot: int) -> int:
+        """Returns how many frames the process may reserve for certain, without a walk; NO_LIMIT without a quota."""
+        if not self._most:
+            return NO_LIMIT
+        if not self._owner.open_entries:
+            self._had.clear()
+            return self._most
+        return max(0, self._most - self._had.get(self._owner.process_of(slot), self._most))
+
+    def add(self, slot: int, pages: int, nbytes: int) -> None:
+        """Counts pages that were reserved within room(), with at most one partly used frame each."""
+        if self._most:
+            process = self._owner.process_of(slot)
+            self._had[process] = self._had.get(process, 0) + nbytes // self._frame_bytes + pages
 
     def why_refused(self, sizes: bytes, page: int) -> str:
         """Returns why a page of a chain gets no room: for now, or for good because the page alone is too large."""
@@ -182,3 +199,24 @@ def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: in
 
 def _tokens(attachments: list[AttachmentRecord], process: Process) -> list[int]:
     return [one.token for one in attachments if Process(one.pid, one.started) == process]
+
+
+def why_refused(owner: Owner, quota: StoreQuota, tenants: Tenants, outcomes: bytes, sizes: bytes) -> str:
+    """Returns why pages of the store that was just handled were refused, "" if none was.
+
+    Args:
+        owner: The index.
+        quota: The quota of its process.
+        tenants: The quotas of tenants.
+        outcomes: The outcome of each page.
+        sizes: The size of each page, u64.
+    """
+    if ReserveOutcome.REFUSED_SIZE in outcomes:
+        page = outcomes.index(ReserveOutcome.REFUSED_SIZE)
+        return tenants.why_refused("a larger page never fits") or quota.why_refused(sizes, page)
+    if ReserveOutcome.REFUSED_FULL not in outcomes:
+        return ""
+    if owner.lacks_memory:
+        return "there is no memory for more of the arena: /dev/shm is full"
+    full = "pages that are pinned, being written or of the same prompt"
+    return tenants.why_refused(f"it is full of {full}") or f"the arena is full of {full}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter
 
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
-from pagetier.shm._core import Owner, ShmError
+from pagetier.shm._core import SLOTS, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.process import Process
@@ -33,7 +32,7 @@ class Reaper:
         self._owner = owner
         self._loop = loop
         self._watched: dict[int, int] = {}
-        self._ends: Counter[int] = Counter()
+        self._ends = [0] * SLOTS
         self._throttle = LogThrottle(log)
         self.deaths = 0
 
@@ -67,7 +66,7 @@ class Reaper:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
         if slot not in self._dead:
             self._forget(slot)
-            self._owner.detach(slot)
+            self._owner.reap(slot)
             self._ends[slot] += 1
 
     def ends(self, slot: int) -> int:

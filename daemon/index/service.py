@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from contextlib import suppress
 
 import msgspec
 
-from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import LiveSettings
@@ -19,22 +17,25 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.reads import NO_LIMIT
 from pagetier.daemon.disk.status import Phase, PhaseProgress
-from pagetier.daemon.host.capacity import short_index
+from pagetier.daemon.host.arena_fit import short_index
 from pagetier.daemon.host.peer_credentials import Peer
-from pagetier.daemon.index.chains import reserve_chains, wrong_request
 from pagetier.daemon.index.evictor import Evictor
-from pagetier.daemon.index.flush import FlushRequests
-from pagetier.daemon.index.hints import Hints
+from pagetier.daemon.index.flush_requests import FlushRequests
+from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.pressure import PinQuota, Shortage
-from pagetier.daemon.index.quotas import PrefetchQuota, StoreQuota, has_slot, why_no_slot
+from pagetier.daemon.index.lookup_reader import LookupReader
+from pagetier.daemon.index.pressure import Shortage
+from pagetier.daemon.index.quotas import PrefetchQuota, has_slot, why_no_slot
 from pagetier.daemon.index.reaper import Reaper
+from pagetier.daemon.index.reservations import Neighbours, Reservations
 from pagetier.daemon.index.scan_queue import ScanQueue
-from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
+from pagetier.daemon.index.tenants import Tenants
+from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import (
+    FORGET,
     HINTS,
     PREFETCH,
     Attach,
@@ -44,9 +45,8 @@ from pagetier.shm.protocol import (
     Findings,
     Flush,
     Flushed,
+    Forget,
     Refusal,
-    Reserve,
-    Reserved,
     Resize,
     Resized,
     Save,
@@ -57,8 +57,7 @@ from pagetier.shm.segments import Segments
 
 log = logging.getLogger(__name__)
 
-_SERIAL_BYTES, _SIZE_BYTES = 8, 8
-_NO_ENTRY = NO_ENTRY.to_bytes(4, "little")
+_SERIAL_BYTES = 8
 _U64 = 1 << 64
 _TIDY_EVERY_S = 0.05
 _TIDY_MOST = 16384  # of possibly a million open entries of a process, because other requests wait
@@ -74,6 +73,8 @@ class Service:
         hints: Gives hints to pages.
         alive: Called a few times a second by the loop that does all work.
         evictor: Evicts pages ahead of need, and knows the order of eviction.
+        tenants: The quotas in force.
+        reservations: Grants memory to stores.
     """
 
     def __init__(self, segments: Segments, config: Config, loop: asyncio.AbstractEventLoop) -> None:
@@ -82,21 +83,24 @@ class Service:
         self._config = config
         self._loop = loop
         self._open = False
-        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self._reaper = Reaper(self._owner, loop, config.store.quarantine)
+        self.tenants = Tenants(self._owner, config.quota, loop)
         self.evictor = Evictor(self._owner, config.evict, loop)
         self.hints = Hints(self._owner, config.evict)
-        self._store_quota = StoreQuota(self._owner, config.store.share)
+        self._lookups = LookupReader(self._owner, config.advise)
         self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
-        self._pin_quota = PinQuota(self._owner, config.match.share)
         self._shortage = Shortage(self._owner)
         self.disk = DiskTier(segments, config, loop)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
-        self.reserve_seconds = Histogram()
+        self.reservations = Reservations(
+            self._owner,
+            config,
+            Neighbours(self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.idle_namespaces),
+        )
         self.in_force = LiveSettings(config)
         self.in_force.notes = self.evictor.notes()
         self.in_force.follow(self._follow)
-        self.alive: Callable[[], None] = _ignore_tick
+        self.alive: Callable[[], None] = lambda: None
         self._scans = ScanQueue(loop)
         self._flushing = FlushRequests(self._owner, self.disk, self._scans)
         self._reaper.watch_adopted()
@@ -148,49 +152,6 @@ class Service:
         self._reaper.release(slot)
         point("service.detached")
 
-    def reserve_async(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
-        """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
-        call = (slot, self._reaper.ends(slot), request, reply, self._loop.time())
-        if self.disk.backpressure.idle:
-            self._serve_reserve(*call)
-            return
-        serve = functools.partial(self._serve_reserve, *call)
-        sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
-        self.disk.backpressure.serve_when_disk_has_room(sizes, serve)
-
-    def _serve_reserve(
-        self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float
-    ) -> None:
-        if self._reaper.ends(slot) == ends:
-            reply(self.reserve(slot, request))
-            self.reserve_seconds.add(self._loop.time() - began)
-
-    def reserve(self, slot: int, request: Reserve) -> Reserved:
-        """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
-        wrong = wrong_request(request)
-        space = -1 if wrong else self._space(request)
-        if wrong or space < 0:
-            return _refused(request, wrong or self.idle_namespaces.reject())
-        request, pages = self.hints.checked(request), self._store_quota.pages(slot, request.sizes)
-        outcomes, entries, serials = reserve_chains(self._owner, slot, space, self._ttl_ns, request, pages)
-        point("service.reserved")
-        self.hints.keep_stored(slot, request, pages)
-        if self.disk.budget.per_day:
-            self.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
-        self.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
-        self.evictor.maybe_evict()
-        self.disk.write_behind.write_due()
-        point("service.checked")
-        if ReserveOutcome.REFUSED_FULL in outcomes:
-            self._pin_quota.full()
-        if rest := len(request.sizes) // _SIZE_BYTES - pages:
-            outcomes += bytes([ReserveOutcome.REFUSED_FULL]) * rest
-            entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
-            return Reserved(
-                request.number, outcomes, entries, serials, self._store_quota.why_refused(request.sizes, pages)
-            )
-        return Reserved(request.number, outcomes, entries, serials, self._why(outcomes, request.sizes))
-
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
         """Returns how many frames pages on disk get; `reply` is called once they are read or the timeout has passed."""
         if len(request.keys) % KEY_BYTES:
@@ -213,9 +174,9 @@ class Service:
             lambda saved: reply(msgspec.structs.replace(saved, number=request.number)),
         )
 
-    def flush(self, request: Flush, reply: Callable[[Flushed], None]) -> None:
+    def flush(self, request: Flush | Forget, reply: Callable[[Flushed], None]) -> None:
         """Drops pages; `reply` is called once. See FlushRequests."""
-        self._flushing.flush(request, reply)
+        self._flushing.serve(request, reply)
 
     def check(self, request: Check, reply: Callable[[Findings], None]) -> None:
         """Verifies the whole index. A million pages take about 200 ms without other replies. See ScanQueue."""
@@ -236,13 +197,14 @@ class Service:
         return short_index(Geometry.of(self._owner.header()), self.in_force.config)
 
     def _follow(self, config: Config) -> None:
-        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
+        self.reservations.follow(config)
+        self.tenants.follow(config.quota)
         self.evictor.follow(config.evict)
         self.in_force.notes = self.evictor.notes()
         self.hints.follow(config.evict)
-        self._pin_quota.follow(config.match.share)
+        self._lookups.follow(config.advise)
         self.idle_namespaces.follow(config.index)
-        self.disk.resize(config.disk.size)
+        self.disk.follow(config.disk)
 
     def close(self) -> None:
         """Stops the service. The segments stay as they are."""
@@ -253,20 +215,7 @@ class Service:
 
     def _welcome(self, slot: int) -> Welcome:
         populated = self._config.arena.prefault == "populate"
-        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS, PREFETCH))
-
-    def _space(self, request: Reserve) -> int:
-        space = request.space
-        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
-
-    def _why(self, outcomes: bytes, sizes: bytes) -> str:
-        if ReserveOutcome.REFUSED_SIZE in outcomes:
-            return self._store_quota.why_refused(sizes, outcomes.index(ReserveOutcome.REFUSED_SIZE))
-        if ReserveOutcome.REFUSED_FULL in outcomes and self._owner.lacks_memory:
-            return "there is no memory for more of the arena: /dev/shm is full"
-        if ReserveOutcome.REFUSED_FULL in outcomes:
-            return "the arena is full of pages that are pinned, being written or of the same prompt"
-        return ""
+        return Welcome(slot, self._owner.header().segments_id, populated, (HINTS, PREFETCH, FORGET))
 
     def _tidy(self) -> None:
         """Does the periodic work: settles finished, abandoned and expired reservations, and checks the quotas."""
@@ -279,21 +228,13 @@ class Service:
         with suppress(OSError):  # without memory for events engines announce nothing
             self._owner.serve_events()
         self.disk.tidy()
-        self.disk.publish_eviction(self.evictor.poll())
-        self.disk.note_hints(self.hints.report)
-        self._store_quota.renew()
-        self._pin_quota.check()
+        self.disk.published.evicts(self.evictor.poll())
+        self.disk.published.note_hints(self.hints.report)
+        self.tenants.poll()
+        self.disk.published.note_tenants(self.tenants.report())
+        self._lookups.poll()
+        self.reservations.poll()
         self.idle_namespaces.poll()
         self._shortage.check()
         self.alive()
         self._tidying = self._loop.call_later(_TIDY_EVERY_S, self._tidy)
-
-
-def _ignore_tick() -> None:
-    """Ignores that the loop runs."""
-
-
-def _refused(request: Reserve, reason: str) -> Reserved:
-    pages = len(request.keys) // KEY_BYTES
-    outcomes = bytes([ReserveOutcome.REFUSED_FULL]) * pages
-    return Reserved(request.number, outcomes, _NO_ENTRY * pages, bytes(8 * pages), reason)

@@ -38,12 +38,58 @@ or an invalid value is an error that names its place.
 A setting with "reload" changes at `systemctl reload pagetierd` (SIGHUP). All others wait for a
 restart, and the log names them.
 """
+_QUOTAS = """
+## Quotas
+
+Namespaces share memory and disk. The table `[quota]` gives those of a tenant a minimum and a
+maximum of the arena and of each device of the disk tier, as shares: numbers from 0 to 1, or
+percentages in quotes (`"30%"`), of nine decimal places. A pattern is one of `fnmatch(3)` (`*`, `?`,
+`[abc]`) for the name of a namespace as `pagetier ls` shows it, or for the model in it, which is the
+name without the digits of the digest:
+
+```toml
+[quota]
+"llama-*" = { arena = [0.3, 1.0], disk = [0.2, 0.6] }   # keeps 30 % of memory, may have all of it
+"*-test"  = { arena = [0, 0.1] }                        # never has more than a tenth
+```
+
+A namespace belongs to the first pattern that matches it, in the order of the file. Namespaces that
+match none have no limits and no protection. There are at most 15 patterns, and the minimums of a
+tier add up to at most 0.8. As a variable or a flag the same is
+`llama-*: arena 0.3-1, disk 20%-60%; *-test: arena 0-0.1`, and `none` is no quota.
+[Operations](operations.md#quotas-by-tenant) says what quotas do.
+"""
+_ENCRYPTION = """
+## Encryption
+
+Pages hold what prompts are computed from. pagetier does not encrypt them: encrypt the device with
+dm-crypt. A key that is drawn at each boot is enough for a cache, and makes the pages unreadable
+when the host is switched off. The tier then starts empty after a boot:
+
+```sh
+options=plain,cipher=aes-xts-plain64,size=512,tmp=xfs
+echo "pagetier0 /dev/nvme0n1p1 /dev/urandom $options" >> /etc/crypttab
+echo '/dev/mapper/pagetier0 /mnt/nvme0 xfs noatime 0 0' >> /etc/fstab
+systemctl daemon-reload && systemctl start systemd-cryptsetup@pagetier0 mnt-nvme0.mount
+install -d -o pagetier -g pagetier -m 0700 /mnt/nvme0/pagetier    # disk.path, again after each boot
+```
+
+For a tier that survives a boot, use `cryptsetup luksFormat /dev/nvme0n1p1` and a key file in
+`/etc/crypttab` instead of the first two lines. Swap is to be encrypted too.
+
+`pagetier flush --keys-file FILE` removes single pages. In memory they are overwritten with zeros.
+On disk they are *discarded*: no match and no daemon finds them, but their bytes stay in the files
+until the space is used again, and on a drive until it erases the blocks. Only encryption covers
+that. Pages on a device that is away are removed when it is back, if the daemon still runs then. A
+copy that left memory before, by eviction, stays in its frame until that is granted again.
+"""
 _COLUMNS = ("setting", "value", "default", "change", "meaning")
 
 
 def configuration_page() -> str:
     """Returns the page, the same on every host."""
-    return _HEAD + "".join(_section(name, keys) for name, keys in groupby(fields(), lambda field: field.section))
+    sections = (_section(name, keys) for name, keys in groupby(fields(), lambda field: field.section))
+    return _HEAD + "".join(sections) + _QUOTAS + _ENCRYPTION
 
 
 def _section(name: str, keys: Iterable[Field]) -> str:

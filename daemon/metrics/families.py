@@ -8,99 +8,21 @@ next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TypeAlias
 
 import msgspec
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.frame_advice import pages_that_fit
-from pagetier.daemon.disk.status import DiskReport, HintReport, Phase, Standing
+from pagetier.daemon.disk.status import HintReport, Phase
+from pagetier.daemon.metrics.disk_families import disk_families
+from pagetier.daemon.metrics.instruments import DISK, ENGINE, MEMORY, PREFIX, counter, counters, gauge, gauges
+from pagetier.daemon.metrics.lookup_families import lookup_families, prediction_families
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
-
-PREFIX = "pagetier_"
-
-Numbers: TypeAlias = Mapping[str, float] | Mapping[tuple[str, str], float]
-"""Numbers by the value of the one label, or by the values of both labels in their order."""
-
-
-def counter(name: str, about: str, value: float) -> Metric:
-    """Returns one number that only rises; `name` is without the suffix `_total`, which is added."""
-    return CounterMetricFamily(PREFIX + name, about, value=value)
-
-
-def counters(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
-    """Returns numbers that only rise."""
-    family = CounterMetricFamily(PREFIX + name, about, labels=labels)
-    return _filled(family, numbers)
-
-
-def gauge(name: str, about: str, value: float) -> Metric:
-    """Returns one number that rises and falls."""
-    return GaugeMetricFamily(PREFIX + name, about, value=value)
-
-
-def gauges(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Metric:
-    """Returns numbers that rise and fall."""
-    family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
-    return _filled(family, numbers)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -> Metric:
-    for values, number in numbers.items():
-        family.add_metric((values,) if isinstance(values, str) else values, number)
-    return family
-
-
-def disk_families(sample: Sample) -> Iterator[Metric]:
-    """Yields the metrics of the disk tier."""
-    report, header = sample.work.report, sample.header
-    standings = {standing.value: float(report.standing is standing) for standing in Standing}
-    yield gauges("disk_standing", "The state of the disk tier: 1 for one of these.", ["standing"], standings)
-    yield counter("checksum_failures", "Pages whose bytes on disk failed their checksum.", header.disk_damaged)
-    about = "Pages that the disk did not write, by rule or because it could not."
-    yield counter("write_skipped_pages", about, header.disk_skipped)
-    if report.standing is not Standing.NONE:
-        yield _queue(sample)
-        yield from _worker(report)
-        yield from _budget(report)
-
-
-def _queue(sample: Sample) -> Metric:
-    # Each page is listed once, regardless of the number of tiers that it is in.
-    unwritten = sum(max(0, space.listed - space.disk_pages) for space in sample.spaces)
-    pages = {"waiting": max(0, unwritten - sample.work.writing), "writing": sample.work.writing}
-    about = "Pages in memory only: waiting to be written, and being written."
-    return gauges("write_behind_queue_pages", about, ["state"], pages)
-
-
-def _worker(report: DiskReport) -> Iterator[Metric]:
-    yield counter("disk_worker_restarts", "Restarts of the worker.", report.restarts)
-    yield gauge("disk_last_sync_timestamp_seconds", "Time of the last complete sync; 0: never.", report.last_sync)
-    yield gauge("disk_file_bytes", "Bytes that the files of the tier take.", report.file_bytes)
-    yield counter("disk_device_bytes", "Bytes handed to the file system, trees included.", report.device_bytes)
-    filesystem = {"free": report.disk_free, "used": max(0, report.disk_total - report.disk_free)}
-    yield gauges("disk_filesystem_bytes", "The file system of the tier.", ["state"], filesystem)
-
-
-def _budget(report: DiskReport) -> Iterator[Metric]:
-    budget = report.budget
-    if budget is not None:
-        bytes_of_day = {"left": budget.left, "spent": max(0, budget.per_day - budget.left)}
-        yield gauges("disk_budget_bytes", "Bytes that may be written a day.", ["state"], bytes_of_day)
-        skipped = {"budget": budget.skipped_bytes}
-        yield counters("write_skipped_bytes", "Bytes that were not written, by reason.", ["reason"], skipped)
-
 
 OTHERS = "others"
 
@@ -119,8 +41,8 @@ def space_families(sample: Sample, most: int) -> Iterator[Metric]:
     for at, space in enumerate(ordered):
         # Namespaces of the same name, which only their digests distinguish, are added up.
         name = OTHERS if at >= most else space.name
-        pages.update({(name, _MEMORY): space.pages, (name, _DISK): space.disk_pages})
-        nbytes.update({(name, _MEMORY): space.bytes, (name, _DISK): space.disk_bytes})
+        pages.update({(name, MEMORY): space.pages, (name, DISK): space.disk_pages})
+        nbytes.update({(name, MEMORY): space.bytes, (name, DISK): space.disk_bytes})
     about = "of a namespace; on disk: in memory too or not."
     yield gauges("namespace_pages", f"Pages {about}", ["namespace", "tier"], pages)
     yield gauges("namespace_bytes", f"Bytes {about}", ["namespace", "tier"], nbytes)
@@ -128,20 +50,21 @@ def space_families(sample: Sample, most: int) -> Iterator[Metric]:
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000
-_ENGINE, _MEMORY, _DISK = "engine", "memory", "disk"
 
 
 def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     """Yields all metrics."""
     yield from _daemon(sample)
-    yield from _lookups(sample)
+    yield from lookup_families(sample)
     yield from _tiers(sample)
     yield from _transfers(sample)
     yield from _leaving(sample)
     yield from _reservations(sample)
     yield from _hints(sample.hints)
+    yield from prediction_families(sample)
     yield from disk_families(sample)
     yield from space_families(sample, most_spaces)
+    yield from quota_families(sample)
 
 
 def _daemon(sample: Sample) -> Iterator[Metric]:
@@ -167,55 +90,36 @@ def _daemon(sample: Sample) -> Iterator[Metric]:
         yield gauges("huge_page_ratio", "The share of a segment that is in huge pages.", ["segment"], known)
 
 
-def _lookups(sample: Sample) -> Iterator[Metric]:
-    header, counts = sample.header, sample.counts
-    yield counter("lookups", "Requests that were looked up, each counted once.", counts.lookups)
-    pages = {
-        (_MEMORY, "hit"): counts.hit_pages,
-        (_MEMORY, "miss"): counts.miss_pages,
-        (_DISK, "hit"): header.disk_read,
-        (_DISK, "miss"): header.disk_missed,
-    }
-    about = "Pages that a request's first match looked up in memory; pages that the disk was asked to read."
-    yield counters("lookup_pages", about, ["tier", "result"], pages)
-    on_disk, missed = counts.disk_tokens, counts.missed_tokens
-    tokens = {(_MEMORY, "hit"): counts.memory_tokens, (_MEMORY, "miss"): on_disk + missed}
-    if sample.work.report.standing is not Standing.NONE:
-        tokens |= {(_DISK, "hit"): on_disk, (_DISK, "miss"): missed}
-    about = "Tokens of looked-up prompts: a hit in the tier that gave them; disk: of those not found in memory."
-    yield counters("lookup_tokens", about, ["tier", "result"], tokens)
-
-
 def _tiers(sample: Sample) -> Iterator[Metric]:
     header, work = sample.header, sample.work
     frame = header.frame_bytes
     memory, disk = header.used_frames * frame, header.disk_used_frames * frame
-    limits = {_MEMORY: header.arena_bytes, _DISK: work.report.cap}
+    limits = {MEMORY: header.arena_bytes, DISK: work.report.cap}
     yield gauges("tier_limit_bytes", "The cap of a tier.", ["tier"], limits)
-    frames = {_MEMORY: header.frames, _DISK: header.disk_frames or work.report.room_frames}
+    frames = {MEMORY: header.frames, DISK: header.disk_frames or work.report.room_frames}
     about = "Bytes of the frames that fit under a tier's cap; on disk headers and trees take the rest."
     yield gauges("tier_room_bytes", about, ["tier"], {tier: count * frame for tier, count in frames.items()})
     fitting = {
-        _MEMORY: pages_that_fit(frames[_MEMORY], header.used_frames, header.pages),
-        _DISK: pages_that_fit(frames[_DISK], header.disk_used_frames, header.disk_pages),
+        MEMORY: pages_that_fit(frames[MEMORY], header.used_frames, header.pages),
+        DISK: pages_that_fit(frames[DISK], header.disk_used_frames, header.disk_pages),
     }
     about = "Pages that fit into a tier, if further ones are as large as those in it; in an empty one a frame each."
     yield gauges("tier_room_pages", about, ["tier"], fitting)
     pages = {
-        (_MEMORY, "readable"): max(0, header.pages - header.open_entries),
-        (_MEMORY, "writing"): header.open_entries,
-        (_DISK, "readable"): header.disk_pages,
-        (_DISK, "writing"): work.writing,
+        (MEMORY, "readable"): max(0, header.pages - header.open_entries),
+        (MEMORY, "writing"): header.open_entries,
+        (DISK, "readable"): header.disk_pages,
+        (DISK, "writing"): work.writing,
     }
     yield gauges("pages", "Pages of a tier.", ["tier", "state"], pages)
     # The bytes of a tier's pages, the unused rest of their frames, and the free bytes add up to its room.
     sizes = {
-        (_MEMORY, "pages"): header.bytes,
-        (_MEMORY, "slack"): max(0, memory - header.bytes),
-        (_MEMORY, "free"): max(0, frames[_MEMORY] * frame - memory),
-        (_DISK, "pages"): header.disk_bytes,
-        (_DISK, "slack"): max(0, disk - header.disk_bytes),
-        (_DISK, "free"): max(0, frames[_DISK] * frame - disk),
+        (MEMORY, "pages"): header.bytes,
+        (MEMORY, "slack"): max(0, memory - header.bytes),
+        (MEMORY, "free"): max(0, frames[MEMORY] * frame - memory),
+        (DISK, "pages"): header.disk_bytes,
+        (DISK, "slack"): max(0, disk - header.disk_bytes),
+        (DISK, "free"): max(0, frames[DISK] * frame - disk),
     }
     yield gauges("tier_bytes", "Bytes of a tier by content.", ["tier", "state"], sizes)
 
@@ -224,24 +128,24 @@ def _transfers(sample: Sample) -> Iterator[Metric]:
     header, counts, work = sample.header, sample.counts, sample.work
     ways = ["source", "destination"]
     nbytes = {
-        (_ENGINE, _MEMORY): counts.stored_bytes,
-        (_MEMORY, _ENGINE): counts.loaded_bytes,
-        (_MEMORY, _DISK): header.disk_written_bytes,
-        (_DISK, _MEMORY): header.disk_read_bytes,
+        (ENGINE, MEMORY): counts.stored_bytes,
+        (MEMORY, ENGINE): counts.loaded_bytes,
+        (MEMORY, DISK): header.disk_written_bytes,
+        (DISK, MEMORY): header.disk_read_bytes,
     }
     yield counters("transfer_bytes", "Bytes of pages that were moved.", ways, nbytes)
     pages = {
-        (_ENGINE, _MEMORY): counts.stored_pages,
-        (_MEMORY, _ENGINE): counts.loaded_pages,
-        (_MEMORY, _DISK): header.disk_written,
-        (_DISK, _MEMORY): header.disk_read,
+        (ENGINE, MEMORY): counts.stored_pages,
+        (MEMORY, ENGINE): counts.loaded_pages,
+        (MEMORY, DISK): header.disk_written,
+        (DISK, MEMORY): header.disk_read,
     }
     yield counters("transfer_pages", "Pages, or parts of pages, that were moved.", ways, pages)
     seconds = {
-        (_ENGINE, _MEMORY): counts.store_ns / _NS,
-        (_MEMORY, _ENGINE): counts.load_ns / _NS,
-        (_MEMORY, _DISK): work.write_seconds,
-        (_DISK, _MEMORY): work.read_seconds,
+        (ENGINE, MEMORY): counts.store_ns / _NS,
+        (MEMORY, ENGINE): counts.load_ns / _NS,
+        (MEMORY, DISK): work.write_seconds,
+        (DISK, MEMORY): work.read_seconds,
     }
     about = "Time of the moves; of engines: the sum over concurrent copies; of the disk: of this daemon."
     yield counters("transfer_seconds", about, ways, seconds)
@@ -250,16 +154,16 @@ def _transfers(sample: Sample) -> Iterator[Metric]:
 def _leaving(sample: Sample) -> Iterator[Metric]:
     header = sample.header
     pages = {
-        (_MEMORY, "room"): header.evicted,
-        (_MEMORY, "flushed"): header.flushed,
-        (_MEMORY, "expired"): header.expired,
-        (_MEMORY, "given_up"): max(0, header.doomed - header.expired),
-        (_DISK, "room"): header.disk_evicted,
-        (_DISK, "flushed"): header.disk_flushed,
-        (_DISK, "damaged"): header.disk_damaged,
+        (MEMORY, "room"): header.evicted,
+        (MEMORY, "flushed"): header.flushed,
+        (MEMORY, "expired"): header.expired,
+        (MEMORY, "given_up"): max(0, header.doomed - header.expired),
+        (DISK, "room"): header.disk_evicted,
+        (DISK, "flushed"): header.disk_flushed,
+        (DISK, "damaged"): header.disk_damaged,
     }
     yield counters("evictions", "Pages that left a tier, by reason.", ["tier", "reason"], pages)
-    nbytes = {_MEMORY: header.evicted_bytes, _DISK: header.disk_evicted_bytes}
+    nbytes = {MEMORY: header.evicted_bytes, DISK: header.disk_evicted_bytes}
     yield counters("evicted_bytes", "Bytes of pages that left a tier to make room.", ["tier"], nbytes)
     yield counter("lost_pages", "Pages that left memory before they were written to disk.", header.disk_lost)
     eviction = sample.eviction
@@ -297,3 +201,23 @@ def _reservations(sample: Sample) -> Iterator[Metric]:
     buckets = list(zip(bounds, map(float, seconds.cumulative()), strict=True))
     about = "From a request for room to its response; of this daemon."
     yield HistogramMetricFamily(PREFIX + "reserve_latency_seconds", about, buckets=buckets, sum_value=seconds.sum)
+
+
+def quota_families(sample: Sample) -> Iterator[Metric]:
+    """Yields what each tenant may have and has; nothing without quotas."""
+    if not sample.tenants:
+        return
+    header, labels = sample.header, ["quota", "tier"]
+    memory, disk = header.arena_bytes, header.disk_frames * header.frame_bytes
+    used, least, most = dict[tuple[str, str], float](), dict[tuple[str, str], float](), dict[tuple[str, str], float]()
+    for tenant in sample.tenants:
+        in_memory, on_disk = (tenant.name, MEMORY), (tenant.name, DISK)
+        used |= {in_memory: tenant.arena_frames * header.frame_bytes, on_disk: tenant.disk_frames * header.frame_bytes}
+        least |= {in_memory: tenant.arena_minimum * memory, on_disk: tenant.disk_minimum * disk}
+        most |= {in_memory: tenant.arena_maximum * memory, on_disk: tenant.disk_maximum * disk}
+    yield gauges("quota_used_bytes", "Bytes of the frames that a tenant has.", labels, used)
+    yield gauges("quota_minimum_bytes", "Bytes of a tenant below which it loses no page to others.", labels, least)
+    yield gauges("quota_maximum_bytes", "Bytes that a tenant may have.", labels, most)
+    rejected = {tenant.name: sample.quota_rejections.get(tenant.pattern, 0) for tenant in sample.tenants}
+    about = "Requests with pages that were refused because of this quota; of this daemon."
+    yield counters("quota_rejected_requests", about, ["quota"], rejected)

@@ -8,6 +8,7 @@ from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.namespaces import IdleCounts
+from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress
 
 
@@ -24,6 +25,9 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         eviction: The order of eviction.
         hints: The counters of hints.
         huge_pages: How much of the segments is in huge pages.
+        tenants: What each tenant may have and has; nothing without quotas.
+        quota_rejections: Requests with pages that a quota refused, by its pattern.
+        advise_window: `advise.window` in seconds, which a reload may change.
     """
 
     attached: int
@@ -35,3 +39,6 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     eviction: EvictionReport
     hints: HintReport
     huge_pages: HugePageReport
+    tenants: tuple[TenantUse, ...]
+    quota_rejections: dict[str, int]
+    advise_window: float

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pagetier.daemon.common.advice import SizeAdvice, read_advice
 from pagetier.daemon.metrics.numbers import DaemonNumbers
-from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord, Observer
+from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord, Observer, SampledLookups
 
 
 class Sample(DaemonNumbers, frozen=True, kw_only=True):
@@ -13,14 +14,25 @@ class Sample(DaemonNumbers, frozen=True, kw_only=True):
         header: As Observer.header() returns it.
         counts: As Observer.counts() returns it.
         spaces: As Observer.spaces() returns it.
+        lookups: What is known of lookups; None: nothing.
+        advice: What they would find with other sizes; None before the first one.
     """
 
     header: IndexHeader
     counts: AttachmentCounts
     spaces: list[NamespaceRecord]
+    lookups: SampledLookups | None
+    advice: SizeAdvice | None
 
 
 def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
     """Takes a sample, without a walk over the index."""
     known = {name: getattr(numbers, name) for name in numbers.__struct_fields__}
-    return Sample(header=observer.header(), counts=observer.counts(), spaces=observer.spaces(), **known)
+    return Sample(
+        header=observer.header(),
+        counts=observer.counts(),
+        spaces=observer.spaces(),
+        lookups=observer.lookups(),
+        advice=read_advice(observer, numbers.advise_window),
+        **known,
+    )

@@ -6,15 +6,10 @@ import asyncio
 import logging
 import time
 
-import msgspec
-
-from pagetier.daemon.common.log_throttle import LogThrottle
-from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
-from pagetier.daemon.index.hints import EVERY_USER
-from pagetier.daemon.index.service import Service
+from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
-from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.daemon.server.house import House
 from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -33,6 +28,7 @@ from pagetier.shm.protocol import (
     Fetch,
     Findings,
     Flush,
+    Forget,
     HintPages,
     Observe,
     ProtocolError,
@@ -47,7 +43,6 @@ from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
 
-GREETING_S = 5.0
 _WATCHER_LIMIT = 64 << 10  # bytes of a message from a peer that is not attached
 _TURN_S = 0.002  # then other connections get their turn
 _MOST_OPEN = 1024  # requests of one peer without a response: beyond these, nothing is read from it
@@ -55,21 +50,6 @@ _NOT_ALLOWED = {
     Rights.WATCH: "this user may only watch: see access.users and access.groups",
     Rights.ATTACH: "only root and the daemon's own user may change sizes",
 }
-
-
-class House(msgspec.Struct, frozen=True):
-    """The state that all connections of a server share. A peer must send its greeting within `patience` seconds.
-
-    They also share the memory for received bytes, since each takes them out at once. Fresh memory for each request
-    would be mapped and unmapped by the kernel.
-    """
-
-    service: Service
-    access: AccessOptions
-    limits: ConnectionLimits
-    throttle: LogThrottle
-    buffer: memoryview
-    patience: float = GREETING_S
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -129,7 +109,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Takes the received bytes."""
-        self._handle_bytes(bytes(self._house.buffer[:nbytes]))
+        if self._incomplete or not self._serve_directly(nbytes):
+            self._handle_bytes(bytes(self._house.buffer[:nbytes]))
+
+    def _serve_directly(self, nbytes: int) -> bool:
+        """Serves an engine's usual reservation, see Reservations.serve_message(). Returns False for other messages."""
+        slot, received, send = self._greeter.slot, self._house.buffer, self._transport.write
+        if slot < 0:
+            return False
+        served = self._service.reservations.serve_message(slot, self._greeter.ends, received, nbytes, send)
+        if served and self._choked:
+            self._wait()
+        return served
 
     def _handle_bytes(self, data: bytes) -> None:
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
@@ -153,13 +144,17 @@ class Connection(asyncio.BufferedProtocol):
                 if self._transport.is_closing():
                     return
                 if self._blocked or time.monotonic() > ends:
-                    self._transport.pause_reading()
-                    self._waits = True
-                    self._continue_soon()
+                    self._wait()
                     return
         except ProtocolError as error:
             self._reject(str(error))
         self._transport.resume_reading()
+
+    def _wait(self) -> None:
+        """Reads nothing until this peer's next turn."""
+        self._transport.pause_reading()
+        self._waits = True
+        self._continue_soon()
 
     @property
     def _blocked(self) -> bool:
@@ -186,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._handle_of_engine(request)
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
-            case Fetch() | HintPages() | Save() | Flush() | Check() | Resize() if self._greeted:
+            case Fetch() | HintPages() | Save() | Flush() | Forget() | Check() | Resize() if self._greeted:
                 self._handle_if_allowed(request)
             case Describe() if self._greeted:
                 self._send(Description(request.number, self._service.in_force.described()))
@@ -200,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         self._open += not isinstance(request, Detach)
         match request:
             case Reserve():
-                self._service.reserve_async(slot, request, self._send_late)
+                self._service.reservations.ask(slot, request, self._send_late)
             case Fetch():
                 self._service.fetch(request, self._send_late)
             case Detach():
@@ -209,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
                 if request.number:
                     self._send(Detached(request.number))
 
-    def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Check | Resize) -> None:
+    def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Forget | Check | Resize) -> None:
         rights = self._greeter.rights
         if rights < (Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH):
             self._send(Refusal(_NOT_ALLOWED[rights]))
@@ -223,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
             case Save():
                 self._walked_for = True
                 self._service.save(request, self._send_walked)
-            case Flush():
+            case Flush() | Forget():
                 self._open += 1
                 self._service.flush(request, self._send_late)
             case Check():

@@ -13,7 +13,8 @@ from pathlib import Path
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.index.service import Service
-from pagetier.daemon.server.connection import GREETING_S, Connection, House
+from pagetier.daemon.server.connection import Connection
+from pagetier.daemon.server.house import GREETING_S, House
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm.failpoints import point

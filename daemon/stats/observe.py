@@ -7,8 +7,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pagetier.daemon.common.advice import AbsentTokens
 from pagetier.daemon.common.frame_advice import pages_that_fit
-from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, DiskReport, PhaseProgress, unpack
+from pagetier.daemon.common.tenant_use import TenantUse
+from pagetier.daemon.disk.disk_report import DiskReport
+from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, PhaseProgress, unpack
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
@@ -18,6 +21,8 @@ from pagetier.daemon.stats.snapshot import (
     PageTier,
     Snapshot,
     StoreStats,
+    TenantStats,
+    TierQuota,
     Tiers,
 )
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
@@ -42,10 +47,12 @@ def take_snapshot(observer: Observer) -> Snapshot:
         disk=report,
         disk_work=_disk_work(header),
         lookups=_pick(LookupStats, counts),
+        absent=_absent(observer),
         stores=_pick(StoreStats, header, writing=header.open_entries),
         eviction=status.eviction,
         hints=status.hints,
         huge_pages=status.huge_pages,
+        tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )
@@ -106,6 +113,11 @@ def _disk_work(header: IndexHeader) -> DiskWork:
     return DiskWork(written=written, read=read, lost=lost, skipped=header.disk_skipped, damaged=header.disk_damaged)
 
 
+def _absent(observer: Observer) -> AbsentTokens:
+    known = observer.lookups()
+    return AbsentTokens.of(known.absent_ever) if known is not None else AbsentTokens()
+
+
 def _status(observer: Observer) -> DaemonStatus:
     """Returns the status of the daemon, which changes about once a second."""
     for _ in range(_READS):
@@ -117,6 +129,17 @@ def _status(observer: Observer) -> DaemonStatus:
 
 def _namespace(space: NamespaceRecord) -> NamespaceStats:
     return _pick(NamespaceStats, space, label=space.name, digest=space.digest.hex())
+
+
+def _tenant(header: IndexHeader, use: TenantUse) -> TenantStats:
+    memory = _tier_quota(use.arena_minimum, use.arena_maximum, use.arena_frames, header.frames, header.frame_bytes)
+    disk = _tier_quota(use.disk_minimum, use.disk_maximum, use.disk_frames, header.disk_frames, header.frame_bytes)
+    return TenantStats(quota=use.name, memory=memory, disk=disk)
+
+
+def _tier_quota(minimum: float, maximum: float, used: int, frames: int, frame_bytes: int) -> TierQuota:
+    share = round(used / frames, 4) if frames else 0.0
+    return TierQuota(minimum=minimum, maximum=maximum, share=share, used=used * frame_bytes)
 
 
 def _is_client(slot: AttachmentRecord) -> bool:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import msgspec
 
+from pagetier.daemon.common.advice import AbsentTokens
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.disk.status import DiskReport, HintReport, Phase
+from pagetier.daemon.disk.disk_report import DiskReport
+from pagetier.daemon.disk.status import HintReport, Phase
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,11 +207,40 @@ class DiskWork(msgspec.Struct, frozen=True, kw_only=True):
     damaged: int
 
 
+class TierQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant may have of a tier, and has.
+
+    Attributes:
+        minimum: Others evict none of its pages below this share.
+        maximum: The tenant evicts its own pages above this share.
+        share: The share that it has.
+        used: Bytes of the frames that it has.
+    """
+
+    minimum: float
+    maximum: float
+    share: float
+    used: int
+
+
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The namespaces that share a quota.
+
+    Attributes:
+        quota: The pattern of their names; "others": no pattern matches them.
+    """
+
+    quota: str
+    memory: TierQuota
+    disk: TierQuota
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole state of a cache.
 
-    disk: the state of the disk tier; eviction: which page leaves memory first; hints: since the daemon started;
-    huge_pages: how much of the segments is in huge pages.
+    absent: tokens that were not found, since the segments were created; disk: the state of the disk tier; eviction:
+    which page leaves memory first; hints: since the daemon started; huge_pages: how much of the segments is in huge
+    pages; tenants: what quotas allow and what is used, none without quotas.
     """
 
     daemon: DaemonStats
@@ -217,10 +248,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskReport
     disk_work: DiskWork
     lookups: LookupStats
+    absent: AbsentTokens = AbsentTokens()
     stores: StoreStats
     eviction: EvictionReport = EvictionReport()
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
+    tenants: tuple[TenantStats, ...] = ()
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 

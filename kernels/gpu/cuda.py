@@ -182,6 +182,10 @@ class CudaStream:
             self._driver.enter()
             return CudaEvent(self._queue.mark(), self._driver)
 
+    def call_after_events(self, call: Callable[[], object]) -> bool:
+        """Implements Stream.call_after_events(). CUDA would hold up the stream during the call."""
+        return False
+
     def _way(self, copy: Copy) -> Way:
         """Returns the copy path. A layer reuses the previous layer's unless the kind of its frames' memory changed."""
         memory, last = self._device.memory_of(copy.frames), self._last

@@ -73,6 +73,7 @@ class _StreamThread:
     def __init__(self) -> None:
         self.tasks: SimpleQueue[_Task | HostEvent | None] = SimpleQueue()
         self.error = ""
+        self.after_event: Callable[[], object] | None = None
         self.leaving = threading.Event()
         self.ended = threading.Event()
 
@@ -80,6 +81,8 @@ class _StreamThread:
         while (task := self.tasks.get()) is not None:
             if isinstance(task, HostEvent):
                 task.come(self.error)
+                if self.after_event is not None:
+                    self.after_event()
             elif not self.error:
                 self._do(task)
         self.ended.set()
@@ -144,6 +147,11 @@ class HostStream:
         event = HostEvent()
         self._put(event)
         return event
+
+    def call_after_events(self, call: Callable[[], object]) -> bool:
+        """Implements Stream.call_after_events(). The stream's thread calls it."""
+        self._worker.after_event = call
+        return True
 
     def close(self, timeout: float) -> bool:
         """Stops taking work. Returns whether the thread has finished its work and ended within the timeout."""

@@ -35,7 +35,8 @@ def vllm(tensors: Sequence[Tensor], k_width: int | None = None) -> CacheLayout:
 def vllm_of_any_version(tensors: Sequence[Tensor]) -> CacheLayout:
     """Recognises vLLM's layout by the number of axes and the place of the 2: since 0.30, up to 0.29, or MLA latents.
 
-    The rows of the layout since 0.30 are copied as one plane, so that the width of K need not be known.
+    The rows of the layout since 0.30 are copied as one plane, so that the width of K need not be known. Layers may have
+    rows of several widths.
 
     Args:
         tensors: One tensor a layer.
@@ -47,8 +48,9 @@ def vllm_of_any_version(tensors: Sequence[Tensor]) -> CacheLayout:
         LayoutError: There are no tensors, or their shape is none of these.
     """
     match tuple(tensors[0].shape) if tensors else ():
-        case (_, _, _, width):
-            return vllm(tensors, k_width=width)
+        case (_, _, _, _):
+            views = _views(tensors, 4, "blocks, heads, tokens, K and V")
+            return cache_of([[("latent", view.permuted(0, 2, 1, 3))] for view in views])
         case (2, _, _, _, _):
             return kv_first(tensors)
         case (_, 2, _, _, _):

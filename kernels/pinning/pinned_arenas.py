@@ -267,6 +267,9 @@ class _WatchedStream:
             self._arenas.recorded(self._used.pop(), self._name, event)
         return event
 
+    def call_after_events(self, call: Callable[[], object]) -> bool:
+        return self._stream.call_after_events(call)
+
 
 def _came(event: Event) -> bool:
     """Returns whether the event has completed. After a device error it never has: copies in flight may still happen."""

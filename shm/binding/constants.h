@@ -20,7 +20,8 @@ typedef struct {
 static const named_number limits[] = {
     {"MAGIC", PT_MAGIC}, {"FORMAT", PT_FORMAT}, {"KEY_BYTES", PT_KEY_BYTES}, {"SLOTS", PT_SLOTS}, {"PARTS", PT_PARTS},
     {"GROUPS", PT_GROUPS}, {"STATUS_BYTES", PT_STATUS_BYTES}, {"LEAST_FRAME_BYTES", PT_PAGE}, {"NO_ENTRY", PT_NONE},
-    {"LOCKS_OFFSET", PT_AT_LOCKS}, {"HISTORY_BYTES", sizeof(pt_disk_history)}, {NULL, 0},
+    {"LOCKS_OFFSET", PT_AT_LOCKS}, {"DISK_DEVICES", PT_DEVICES}, {"HISTORY_BYTES", sizeof(pt_disk_history)},
+    {"TENANTS", PT_TENANTS}, {NULL, 0},
 };
 
 static const named_number reserve_outcomes[] = {
@@ -36,6 +37,11 @@ static const named_number hint_kinds[] = {
     {"NONE", PT_HINT_NONE}, {"OVER", PT_HINT_OVER}, {"WITHIN_20", PT_HINT_WITHIN_20}, {"WITHIN_60", PT_HINT_WITHIN_60},
     {"WITHIN_300", PT_HINT_WITHIN_300}, {"LATER", PT_HINT_LATER}, {"KEEP", PT_HINT_KEEP}, {"UNKEEP", PT_HINT_UNKEEP},
     {NULL, 0},
+};
+
+static const named_number absences[] = {
+    {"NEVER_STORED", PT_NEVER_STORED}, {"EVICTED_FROM_MEMORY", PT_EVICTED_FROM_MEMORY}, {"EVICTED_FROM_DISK", PT_EVICTED_FROM_DISK},
+    {"DROPPED", PT_DROPPED}, {"IN_OTHER_NAMESPACE", PT_IN_OTHER_NAMESPACE}, {NULL, 0},
 };
 
 static const named_number write_rules[] = {
@@ -72,8 +78,8 @@ static const struct {
     {"IntEnum", "ReserveOutcome", reserve_outcomes}, {"IntEnum", "WriteRule", write_rules},
     {"IntEnum", "WriteResult", write_results},       {"IntFlag", "TierFlag", tier_flags},
     {"IntEnum", "IdleResult", idle_results},          {"IntEnum", "ChainKind", chain_kinds},
-    {"IntEnum", "HintKind", hint_kinds},              {"IntEnum", "EventsResult", events_results},
-    {"IntEnum", "EventReason", event_reasons},
+    {"IntEnum", "HintKind", hint_kinds},              {"IntEnum", "Absence", absences},
+    {"IntEnum", "EventsResult", events_results},      {"IntEnum", "EventReason", event_reasons},
 };
 
 /* Returns the members of an enumeration as a list of pairs, NULL with an exception set. */

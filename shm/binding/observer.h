@@ -2,7 +2,8 @@
 #pragma once
 
 #include "buffers.h"
-#include "records.h"
+#include "curves.h"
+#include "tiers.h"
 
 #include "../core/client/locate.h"
 
@@ -131,9 +132,9 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     unsigned long long pages = s->pages, bytes = s->bytes, disk_pages = s->disk_pages, disk_bytes = s->disk_bytes;
     unsigned long long listed = s->listed, used_ns = s->used_ns;
     return text ? record_of(NamespaceRecord,
-                            Py_BuildValue("(Iy#NKKKKKKIII)", number, (const char *)s->digest, (Py_ssize_t)sizeof s->digest, text,
+                            Py_BuildValue("(Iy#NKKKKKKIIII)", number, (const char *)s->digest, (Py_ssize_t)sizeof s->digest, text,
                                           pages, bytes, disk_pages, disk_bytes, listed, used_ns, s->page_tokens, s->window,
-                                          (unsigned)s->group))
+                                          (unsigned)s->group, (unsigned)s->tenant))
                 : NULL;
 }
 
@@ -151,6 +152,12 @@ static PyObject *describe_spaces(const pt_view *v)
 static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unused; return describe_header(&self->view); }
 static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
 static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
+
+/* lookups() -> SampledLookups: what is known of lookups; None if these segments have no curve. */
+static PyObject *observer_lookups(Observer *self, PyObject *unused) { (void)unused; return describe_lookups(&self->view); }
+
+/* curves(sizes) -> [LookupCurve]: of all namespaces, then of each that has its own; sizes: f64, in frames. */
+static PyObject *observer_curves(Observer *self, PyObject *sizes) { return describe_curves(&self->view, sizes); }
 
 static PyObject *describe_attachments_with_pins(const pt_view *v)
 {
@@ -181,14 +188,7 @@ static PyObject *observer_status(Observer *self, PyObject *unused)
 static PyObject *observer_locate(Observer *self, PyObject *keys_object)
 {
     array keys;
-    if (!array_open(keys_object, PT_KEY_BYTES, "keys", &keys))
-        return NULL;
-    PyObject *tiers = PyBytes_FromStringAndSize(NULL, keys.count);
-    char *to = tiers ? PyBytes_AsString(tiers) : NULL;
-    for (Py_ssize_t i = 0; tiers && i < keys.count; i++)
-        to[i] = (char)pt_locate(&self->view, (const uint8_t *)keys.view.buf + i * PT_KEY_BYTES);
-    PyBuffer_Release(&keys.view);
-    return tiers;
+    return array_open(keys_object, PT_KEY_BYTES, "keys", &keys) ? tiers_of_keys(&self->view, &keys) : NULL;
 }
 
 /* pages(space) -> rows of LISTED_LAYOUT: the pages of a namespace. */
@@ -221,6 +221,8 @@ static PyMethodDef observer_methods[] = {
     {"counts", (PyCFunction)observer_counts, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)observer_attachments_with_pins, METH_NOARGS, NULL},
     {"spaces", (PyCFunction)observer_spaces, METH_NOARGS, NULL},
+    {"lookups", (PyCFunction)observer_lookups, METH_NOARGS, NULL},
+    {"curves", (PyCFunction)observer_curves, METH_O, NULL},
     {"status", (PyCFunction)observer_status, METH_NOARGS, NULL},
     {"locate", (PyCFunction)observer_locate, METH_O, NULL},
     {"pages", (PyCFunction)observer_pages, METH_VARARGS, NULL},

@@ -5,26 +5,36 @@
 
 #include "../core/daemon/fetch.h"
 
-/* disk_open(frames, rule): opens a tier with room for `frames` frames. It is empty until its contents are reported. */
+static bool device_exists(unsigned int device)
+{
+    if (device >= PT_DEVICES)
+        PyErr_Format(PyExc_ValueError, "there is no device %u", device);
+    return device < PT_DEVICES;
+}
+
+/* disk_open(frames, rule, device = 0): opens a device with room for `frames` frames. It is empty until its contents are
+ * reported. */
 static PyObject *owner_disk_open(Owner *self, PyObject *args)
 {
     unsigned long long frames;
-    unsigned int rule;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &frames, &rule))
+    unsigned int rule, device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|I", &frames, &rule, &device) || !device_exists(device))
         return NULL;
     if (rule > PT_WRITE_SECOND)
         return PyErr_Format(PyExc_ValueError, "there is no rule %u", rule);
-    pt_disk_open(&self->shared, frames, (enum pt_write_rule)rule, pt_now_ns());
+    if (!pt_disk_open(&self->shared, device, frames, (enum pt_write_rule)rule, pt_now_ns()))
+        return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
-/* disk_shrink(frames): reduces the capacity of the tier, because it has less room than it reported. */
+/* disk_shrink(frames, device = 0): reduces the capacity of a device, because it has less room than it reported. */
 static PyObject *owner_disk_shrink(Owner *self, PyObject *args)
 {
     unsigned long long frames;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &frames))
+    unsigned int device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K|I", &frames, &device) || !device_exists(device))
         return NULL;
-    pt_disk_shrink(&self->shared, frames, pt_now_ns());
+    pt_disk_shrink(&self->shared, device, frames, pt_now_ns());
     Py_RETURN_NONE;
 }
 
@@ -51,24 +61,58 @@ static PyObject *owner_unwritten(Owner *self, PyObject *unused)
     return record_of_numbers(UnwrittenPages, (uint64_t[]){sum.pages, sum.bytes, sum.skipped}, 3);
 }
 
-/* disk_complete(): all pages of the tier were reported. */
-static PyObject *owner_disk_complete(Owner *self, PyObject *unused)
+/* disk_complete(device = 0): all pages on a device were reported. */
+static PyObject *owner_disk_complete(Owner *self, PyObject *args)
 {
-    (void)unused;
-    if (!owner_ready(self))
+    unsigned int device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &device) || !device_exists(device))
         return NULL;
-    pt_disk_complete(&self->shared);
+    pt_disk_complete(&self->shared, device);
     Py_RETURN_NONE;
 }
 
-/* disk_close(): closes the tier with everything that it contained. */
-static PyObject *owner_disk_close(Owner *self, PyObject *unused)
+/* disk_close(device = 0): closes a device with everything that it contained. */
+static PyObject *owner_disk_close(Owner *self, PyObject *args)
 {
-    (void)unused;
-    if (!owner_ready(self))
+    unsigned int device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &device) || !device_exists(device))
         return NULL;
-    pt_disk_close(&self->shared, pt_now_ns());
+    pt_disk_close(&self->shared, device, pt_now_ns());
     Py_RETURN_NONE;
+}
+
+/* disk_device(device = 0) -> DiskDevice: what a device has, and the tick of its coldest page. */
+static PyObject *owner_disk_device(Owner *self, PyObject *args)
+{
+    unsigned int device = 0;
+    uint64_t tick = UINT64_MAX;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &device) || !device_exists(device))
+        return NULL;
+    const pt_device *d = &self->shared.disk.devices[device];
+    for (uint32_t tenant = 0; d->listed[0] && tenant < self->shared.tenants.count; tenant++) {
+        pt_candidate c = pt_coldest_of(&self->shared, d->listed[tenant]);
+        tick = c.tick < tick ? c.tick : tick;
+    }
+    tick = tick == UINT64_MAX ? 0 : tick;
+    return record_of_numbers(
+        DiskDevice, (uint64_t[]){d->open, d->frames, d->used_frames, d->ordered_frames, d->pages, d->bytes, tick}, 7);
+}
+
+/* devices(entries) -> the device that each page is on, u8. */
+static PyObject *owner_devices(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *devices = PyBytes_FromStringAndSize(NULL, entries.count);
+    for (Py_ssize_t i = 0; devices && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        bool exists = entry < self->shared.view.entry_count;
+        PyBytes_AsString(devices)[i] = (char)(exists ? pt_device_of(&self->shared, entry) - self->shared.disk.devices : 0);
+    }
+    PyBuffer_Release(&entries.view);
+    return devices;
 }
 
 static bool space_exists(Owner *self, uint32_t space)
@@ -77,30 +121,32 @@ static bool space_exists(Owner *self, uint32_t space)
     return space < v->header->spaces && v->spaces[space].used;
 }
 
-static void disk_report(Owner *self, const array *of)
+static void disk_report(Owner *self, const array *of, uint8_t device)
 {
     pt_owner *o = &self->shared;
     uint64_t now = pt_now_ns();
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
         pt_stored page = {(uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, ((uint64_t *)of[1].view.buf)[i],
-                          ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i]};
+                          ((uint32_t *)of[2].view.buf)[i], ((uint64_t *)of[3].view.buf)[i], device};
         bool sound = page.size && page.size <= o->view.header->arena_bytes && space_exists(self, page.space);
         if (!sound || !pt_disk_report(o, &page, now))
-            pt_drop_later(&o->disk, page.key);
+            pt_drop_later(&o->disk.devices[device], page.key);
     }
-    pt_disk_make_room(o, 0, now);
+    pt_disk_make_room(o, &o->disk.devices[device], 0, 0, now);
 }
 
-/* disk_report(keys, sizes, spaces, ticks): adds pages that the tier contains. Pages that the index cannot have become drops. */
+/* disk_report(keys, sizes, spaces, ticks, device = 0): adds pages that a device contains. Pages that the index cannot have
+ * become drops. */
 static PyObject *owner_disk_report(Owner *self, PyObject *args)
 {
     PyObject *keys, *sizes, *spaces, *ticks;
+    unsigned int device = 0;
     array of[4];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO", &keys, &sizes, &spaces, &ticks))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO|I", &keys, &sizes, &spaces, &ticks, &device) || !device_exists(device))
         return NULL;
     if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}, {spaces, 4, "spaces"}, {ticks, 8, "ticks"}}, 4, of))
         return NULL;
-    disk_report(self, of);
+    disk_report(self, of, (uint8_t)device);
     arrays_close(of, 4);
     Py_RETURN_NONE;
 }
@@ -136,47 +182,50 @@ static PyObject *owner_disk_histories(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_drops() -> keys that must leave the disk before anything is written that is commanded after this call. */
-static PyObject *owner_disk_drops(Owner *self, PyObject *unused)
+/* disk_drops(device = 0) -> keys that must leave the device before anything is written that is commanded after this call. */
+static PyObject *owner_disk_drops(Owner *self, PyObject *args)
 {
-    pt_disk *d = &self->shared.disk;
-    (void)unused;
-    if (!owner_ready(self))
+    unsigned int device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "|I", &device) || !device_exists(device))
         return NULL;
+    pt_device *d = &self->shared.disk.devices[device];
     PyObject *keys = PyBytes_FromStringAndSize((char *)d->drops, (Py_ssize_t)d->drop_count * PT_KEY_BYTES);
     if (keys)
         d->drop_count = 0;
     return keys;
 }
 
-static PyObject *for_each_key(Owner *self, PyObject *args, void (*act)(pt_owner *, const uint8_t *, uint64_t))
+static PyObject *for_each_key(Owner *self, PyObject *args, void (*act)(pt_owner *, uint32_t, const uint8_t *, uint64_t))
 {
     PyObject *given;
+    unsigned int device = 0;
     array keys;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O|I", &given, &device) || !device_exists(device) ||
+        !array_open(given, PT_KEY_BYTES, "keys", &keys))
         return NULL;
     for (Py_ssize_t i = 0; i < keys.count; i++)
-        act(&self->shared, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES, pt_now_ns());
+        act(&self->shared, device, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES, pt_now_ns());
     PyBuffer_Release(&keys.view);
     Py_RETURN_NONE;
 }
 
-static void drop_key(pt_owner *o, const uint8_t *key, uint64_t now) { pt_disk_drop(o, key, now); }
+static void drop_key(pt_owner *o, uint32_t device, const uint8_t *key, uint64_t now) { pt_disk_drop(o, device, key, now); }
 
-/* disk_drop(keys): drops pages from the disk. Keys that are not on disk are ignored. */
+/* disk_drop(keys, device = 0): drops pages from a device. Keys that are not on it are ignored. */
 static PyObject *owner_disk_drop(Owner *self, PyObject *args) { return for_each_key(self, args, drop_key); }
 
-/* disk_damaged(keys): drops pages that the tier could not read back. */
+/* disk_damaged(keys, device = 0): drops pages that a device could not read back. */
 static PyObject *owner_disk_damaged(Owner *self, PyObject *args) { return for_each_key(self, args, pt_disk_damaged); }
 
-/* frames_before_unwritten(enough): frames that can become free before the first unwritten page has to be evicted, counted up to about
+/* frames_before_unwritten(enough, tenant = 0): frames that can become free for a tenant before the first unwritten page has to be evicted, counted up to about
  * `enough`. */
 static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
 {
     unsigned long long enough;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &enough))
+    unsigned int tenant = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K|I", &enough, &tenant) || !tenant_exists(self, tenant))
         return NULL;
-    return PyLong_FromUnsignedLongLong(pt_frames_before_unwritten(&self->shared, enough));
+    return PyLong_FromUnsignedLongLong(pt_frames_before_unwritten(&self->shared, tenant, enough));
 }
 
 /* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
@@ -216,18 +265,19 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     return record_of(PagesToWrite, tuple);
 }
 
-/* start_writes(frames, limit) -> (entries, serials, keys, sizes, spaces, ticks, chains, histories) of pages to write. */
+/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, chains, histories) of pages to
+ * write to a device. */
 static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;
-    unsigned int limit;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI", &frames, &limit))
+    unsigned int limit, device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|I", &frames, &limit, &device) || !device_exists(device))
         return NULL;
     uint32_t *entries = malloc((size_t)limit * sizeof *entries + 1);
     if (!entries)
         return PyErr_NoMemory();
     uint64_t now = pt_now_ns();
-    uint32_t count = pt_start_writes(&self->shared, frames, limit, now, entries);
+    uint32_t count = pt_start_writes(&self->shared, device, frames, limit, now, entries);
     PyObject *packed = pack_ordered(&self->shared, entries, count, now);
     free(entries);
     return packed;
@@ -250,32 +300,53 @@ static PyObject *owner_end_writes(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fetch(slot, ttl_ns, keys, most_frames = 0) -> (outcomes, entries, serials): grants frames for pages on disk to the slot
- * of the worker, at most most_frames of them; 0: no limit. */
+/* fetch(slots, ttl_ns, keys, most_frames) -> (outcomes, entries, serials): grants frames for pages on disk to the slot of
+ * their device's worker (u32 for each device), at most most_frames for each device (u64). */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};
-    unsigned long long ttl, most = 0;
-    PyObject *given, *packed = NULL;
-    array keys;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IKO|K", &r.slot, &ttl, &given, &most))
+    pt_reader readers[PT_DEVICES] = {{0}};
+    unsigned long long ttl;
+    PyObject *slots, *given, *most, *packed = NULL;
+    array of[3];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO", &slots, &ttl, &given, &most))
         return NULL;
-    r.most_frames = most;
+    if (!arrays_open((array_wanted[]){{slots, 4, "slots"}, {most, 8, "most_frames"}}, 2, of))
+        return NULL;
+    bool valid = of[0].count <= PT_DEVICES;
+    for (Py_ssize_t i = 0; valid && i < of[0].count; i++) {
+        readers[i] = (pt_reader){((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], 0};
+        valid = readers[i].slot < PT_SLOTS;
+    }
+    arrays_close(of, 2);
+    if (!valid)
+        return PyErr_Format(PyExc_ValueError, "there is no such slot or device");
     r.expires_ns = r.now + ttl;
-    if (r.slot >= PT_SLOTS)
-        return PyErr_Format(PyExc_ValueError, "there is no slot %u", r.slot);
-    if (!array_open(given, PT_KEY_BYTES, "keys", &keys))
+    if (!array_open(given, PT_KEY_BYTES, "keys", &of[2]))
         return NULL;
-    pt_answer *answers = malloc((size_t)keys.count * sizeof *answers + 1);
+    pt_answer *answers = malloc((size_t)of[2].count * sizeof *answers + 1);
     if (answers) {
-        pt_fetch(&self->shared, &r, keys.view.buf, (uint32_t)keys.count, answers);
-        packed = answers_pack(answers, keys.count);
+        pt_fetch(&self->shared, &r, readers, of[2].view.buf, (uint32_t)of[2].count, answers);
+        packed = answers_pack(answers, of[2].count);
     } else {
         PyErr_NoMemory();
     }
     free(answers);
-    PyBuffer_Release(&keys.view);
+    PyBuffer_Release(&of[2].view);
     return packed;
+}
+
+/* forget(keys) -> FlushedPages: removes pages from all tiers and overwrites their bytes in memory. */
+static PyObject *owner_forget(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array keys;
+    pt_flushed done = {0, 0};
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    bool able = pt_forget(&self->shared, keys.view.buf, (uint32_t)keys.count, pt_now_ns(), &done);
+    PyBuffer_Release(&keys.view);
+    return able ? record_of_numbers(FlushedPages, (uint64_t[]){done.dropped, done.kept}, 2) : PyErr_NoMemory();
 }
 
 /* sizes(entries) -> bytes of each page, u64; 0 for an entry that does not exist. */

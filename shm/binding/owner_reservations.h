@@ -57,18 +57,19 @@ static bool prompts_of(PyObject *begins, PyObject *parents, PyObject *depths, ui
 
 static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in)
 {
-    pt_answer *answers = malloc((size_t)in[0].count * sizeof *answers + 1);
+    uint32_t count = (uint32_t)in[0].count - r->refused;
+    pt_answer *answers = malloc((size_t)count * sizeof *answers + 1);
     if (!answers)
         return PyErr_NoMemory();
     self->shared.last_chain = r->chain;
-    pt_reserve(&self->shared, r, in[0].view.buf, in[1].view.buf, (uint32_t)in[0].count, answers);
-    PyObject *packed = answers_pack(answers, in[0].count);
+    pt_reserve(&self->shared, r, in[0].view.buf, in[1].view.buf, count, answers);
+    PyObject *packed = answers_pack(answers, count);
     free(answers);
     return packed;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns)
- * -> (outcomes, entries, serials) */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns, refused)
+ * -> (outcomes, entries, serials), without the last `refused` pages */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
@@ -76,8 +77,8 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     unsigned int chain = PT_CHAIN_UNKNOWN, hint = PT_HINT_NONE;
     PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
     array in[2], prompts[3];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIK", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                                                   &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
         return NULL;
     r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
     r.lasts = pt_lasts(hint_ttl);
@@ -86,9 +87,11 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     r.chain_kind = (enum pt_chain)chain;
     if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
         return NULL;
-    if (!parents) {
+    if (r.refused > in[0].count) {
+        PyErr_SetString(PyExc_ValueError, "more pages are refused than there are");
+    } else if (!parents) {
         packed = reserve_pages(self, &r, in);
-    } else if (prompts_of(begins, parents, depths, (uint32_t)in[0].count, &r, prompts)) {
+    } else if (prompts_of(begins, parents, depths, (uint32_t)in[0].count - r.refused, &r, prompts)) {
         packed = reserve_pages(self, &r, in);
         free(r.prompts);
         arrays_close(prompts, depths ? 3 : 2);
@@ -133,23 +136,16 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-typedef void slot_end(pt_owner *o, uint32_t slot, uint64_t now);
-
-static PyObject *owner_free_slot(Owner *self, PyObject *args, slot_end *end)
+/* reap(slot): frees the slot of a process that died or detached, and releases everything that it had. */
+static PyObject *owner_reap(Owner *self, PyObject *args)
 {
     unsigned int slot;
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &slot))
         return NULL;
     if (slot < PT_SLOTS && self->shared.view.slots[slot].pid)
-        end(&self->shared, slot, pt_now_ns());
+        pt_reap(&self->shared, slot, pt_now_ns());
     Py_RETURN_NONE;
 }
-
-/* reap(slot): releases everything that a dead process had, and dooms pages of which only dead processes were granted parts. */
-static PyObject *owner_reap(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_reap); }
-
-/* detach(slot): releases everything that a living process had. The parts that it finished wait for the other parts. */
-static PyObject *owner_detach(Owner *self, PyObject *args) { return owner_free_slot(self, args, pt_detach); }
 
 /* settle(most) -> number of open entries left: settles reservations whose writers have finished, given up or exceeded their
  * time, at most `most` of them; 0: all. */
@@ -262,6 +258,7 @@ static PyObject *owner_space(Owner *self, PyObject *args)
         return NULL;
     made.group = (uint8_t)group;
     strncpy(made.name, name, sizeof made.name - 1);
+    made.tenant = tenant_named(self, made.name);
     uint32_t number = pt_space_of(&self->shared.view, &made);
     return PyLong_FromLong(number == PT_NONE ? -1 : (long)number);
 }

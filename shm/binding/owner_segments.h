@@ -1,18 +1,24 @@
 /* owner_segments.h - the Python type Owner: the segments as the daemon uses them. One thread at a time; no call blocks. */
 #pragma once
 
+#include <fnmatch.h>
+
 #include "observer.h"
 
 #include "../core/daemon/integrity.h"
 #include "../core/daemon/idle_namespaces.h"
+#include "../core/daemon/quotas.h"
 #include "../core/daemon/lru.h"
 #include "../core/daemon/reserve.h"
 #include "../core/common/namespaces.h"
+
+#define PATTERN_BYTES 128u
 
 typedef struct {
     PyObject_HEAD
     mapping index, locks, arena;
     pt_owner shared;
+    char patterns[PT_TENANTS][PATTERN_BYTES]; /* of the names of each tenant's namespaces */
 } Owner;
 
 static void owner_unmap(Owner *self)
@@ -144,9 +150,86 @@ static PyObject *owner_eviction(Owner *self, PyObject *unused)
 
 static bool owner_ready(Owner *self)
 {
-    if (!self->shared.ready)
+    if (!self->shared.ready[0])
         PyErr_SetString(PyExc_RuntimeError, "adopt() must be called first");
-    return self->shared.ready != NULL;
+    return self->shared.ready[0] != NULL;
+}
+
+/* Returns the tenant of the namespaces with this name: the first whose pattern matches the name, or the model in it, which is
+ * everything before the digits of the digest. */
+static uint8_t tenant_named(const Owner *self, const char *name)
+{
+    char model[PT_NAME_BYTES] = {0};
+    strncpy(model, name, sizeof model - 1);
+    if (strrchr(model, ' '))
+        *strrchr(model, ' ') = 0;
+    for (uint32_t tenant = 1; tenant < self->shared.tenants.count; tenant++)
+        if (!fnmatch(self->patterns[tenant], name, 0) || !fnmatch(self->patterns[tenant], model, 0))
+            return (uint8_t)tenant;
+    return 0;
+}
+
+static bool tenant_exists(Owner *self, unsigned int tenant)
+{
+    bool exists = tenant < self->shared.tenants.count;
+    if (!exists)
+        PyErr_Format(PyExc_ValueError, "there is no tenant %u", tenant);
+    return exists;
+}
+
+/* read_lookups(window_ns): reads what processes left in their rings. Lookups that are `window_ns` old count 1/e. */
+static PyObject *owner_read_lookups(Owner *self, PyObject *args)
+{
+    unsigned long long window_ns;
+    pt_owner *o = &self->shared;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K", &window_ns))
+        return NULL;
+    if (!o->lookups && pt_has_curve(&o->view) && !(o->lookups = pt_lookups_create(&o->view, window_ns)))
+        return PyErr_NoMemory();
+    if (o->lookups)
+        o->lookups->window_ns = window_ns;
+    pt_begin_simulation(o);
+    pt_lookups_drain(o->lookups, &o->view, pt_now_ns());
+    Py_RETURN_NONE;
+}
+
+/* save_lookups() -> what is known of lookups, as bytes for restore_lookups(); empty if nothing is. */
+static PyObject *owner_save_lookups(Owner *self, PyObject *unused)
+{
+    (void)unused;
+    pt_owner *o = &self->shared;
+    if (!owner_ready(self))
+        return NULL;
+    uint8_t *saved = o->lookups ? malloc(PT_SAVED_MOST) : NULL;
+    if (o->lookups && !saved)
+        return PyErr_NoMemory();
+    size_t bytes = 0;
+    if (saved) {
+        pt_lookups_drain(o->lookups, &o->view, pt_now_ns());
+        bytes = pt_curve_save(o->lookups, &o->view, pt_now_ns(), saved);
+    }
+    PyObject *done = PyBytes_FromStringAndSize((const char *)saved, (Py_ssize_t)bytes);
+    free(saved);
+    return done;
+}
+
+/* restore_lookups(saved) -> whether the bytes are those of a curve that continues; false if they cannot be used. */
+static PyObject *owner_restore_lookups(Owner *self, PyObject *args)
+{
+    Py_buffer saved;
+    pt_owner *o = &self->shared;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "y*", &saved))
+        return NULL;
+    pt_curve *scratch = calloc(1, sizeof *scratch);
+    bool usable = scratch && pt_has_curve(&o->view) && pt_curve_restore(&o->view, saved.buf, (size_t)saved.len, pt_now_ns(), scratch);
+    if (usable) {
+        pt_lookups_destroy(o->lookups); /* the next read_lookups() derives it from the curve */
+        o->lookups = NULL;
+    }
+    PyBuffer_Release(&saved);
+    PyObject *done = scratch ? PyBool_FromLong(usable) : PyErr_NoMemory();
+    free(scratch);
+    return done;
 }
 
 /* populate(offset, length): allocates a range of the arena; OSError if memory is short. May be called from any thread. */
@@ -195,15 +278,23 @@ static PyObject *owner_serve_events(Owner *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* populate_index(length): allocates the first `length` bytes of the index, and the lock words. */
+/* populate_index(at_events, events_bytes): allocates the index except for the ring of events, and the lock words. */
 static PyObject *owner_populate_index(Owner *self, PyObject *args)
 {
-    unsigned long long length;
-    if (!PyArg_ParseTuple(args, "K", &length))
+    unsigned long long at, bytes;
+    if (!PyArg_ParseTuple(args, "KK", &at, &bytes))
         return NULL;
-    PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, 0, length);
-    Py_XDECREF(done);
-    return done ? populate_range(&self->locks, MADV_POPULATE_WRITE, 0, self->locks.bytes) : NULL;
+    const struct {
+        mapping *segment;
+        uint64_t from, to;
+    } ranges[] = {{&self->index, 0, at}, {&self->index, at + bytes, self->index.bytes}, {&self->locks, 0, self->locks.bytes}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        PyObject *done = populate_range(ranges[i].segment, MADV_POPULATE_WRITE, ranges[i].from, ranges[i].to - ranges[i].from);
+        if (!done)
+            return NULL;
+        Py_DECREF(done);
+    }
+    Py_RETURN_NONE;
 }
 
 /* mappings(): address and bytes of index, lock words and arena, for advice and questions about their memory. */

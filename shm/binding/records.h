@@ -26,22 +26,26 @@ static const char *const attachment_fields[] = {"slot", "pid",  "uid",          
                                                 "pins", "pinned_bytes", "name", "counts",  NULL};
 static const char *const namespace_fields[] = {"number",     "digest", "name",    "pages",       "bytes",  "disk_pages",
                                                "disk_bytes", "listed", "used_ns", "page_tokens", "window", "group",
-                                               NULL};
+                                               "tenant",     NULL};
 static const char *const reserved_fields[] = {"outcomes", "entries", "serials", NULL};
 static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes", "spaces", "ticks", "chains",
                                             "histories", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
+static const char *const device_fields[] = {"open", "frames", "used_frames", "ordered_frames", "pages", "bytes", "coldest", NULL};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};
+static const char *const lookups_fields[] = {"share", "seconds", "records", "lost",
+                                            "hit_pages", "miss_pages", "stored_pages", "absent_ever", NULL};
+static const char *const curve_fields[] = {"digest", "found", "missed", "ratios", "endless", "absent", "simulated", NULL};
 static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
-static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", "events_bytes", NULL};
+static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", "at_events", "events_bytes", NULL};
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *UnwrittenPages, *Eviction, *KeptPages, *IdleTurn, *SegmentSizes, *StructLayout,
-    *SeenEvents;
+    *FlushedPages, *DiskDevice, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn, *SegmentSizes,
+    *StructLayout, *SeenEvents;
 
 static const struct {
     const char *name;
@@ -55,8 +59,11 @@ static const struct {
     {"ReservedPages", reserved_fields, &ReservedPages},
     {"PagesToWrite", batch_fields, &PagesToWrite},
     {"FlushedPages", flushed_fields, &FlushedPages},
+    {"DiskDevice", device_fields, &DiskDevice},
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},
     {"Eviction", eviction_fields, &Eviction},
+    {"SampledLookups", lookups_fields, &SampledLookups},
+    {"LookupCurve", curve_fields, &LookupCurve},
     {"KeptPages", kept_fields, &KeptPages},
     {"IdleTurn", idle_fields, &IdleTurn},
     {"SegmentSizes", sizes_fields, &SegmentSizes},

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "session_handle.h"
+#include "tiers.h"
 
 #include "../core/client/event_reader.h"
-#include "../core/client/locate.h"
 
 #define EVENTS_AT_ONCE 4096u
 
@@ -51,12 +51,7 @@ static PyObject *session_locate(Session *self, PyObject *given)
     array keys;
     if (!array_open(given, PT_KEY_BYTES, "keys", &keys))
         return NULL;
-    PyObject *tiers = PyBytes_FromStringAndSize(NULL, keys.count);
-    char *to = tiers ? PyBytes_AsString(tiers) : NULL;
-    for (Py_ssize_t i = 0; to && i < keys.count; i++)
-        to[i] = handle_usable(self) ? (char)pt_locate(&self->shared.view, (uint8_t *)keys.view.buf + i * PT_KEY_BYTES) : 0;
-    PyBuffer_Release(&keys.view);
-    return tiers;
+    return tiers_of_keys(handle_usable(self) ? &self->shared.view : NULL, &keys);
 }
 
 /* disk_complete: whether the disk tier is open, and all its pages are in the index. */

@@ -3,6 +3,8 @@
 
 #include "pins.h"
 
+#include "../core/client/sample.h"
+
 #define BRIEF 512u /* keys that are matched without releasing the GIL: about 50 us */
 
 static void session_unmap(Session *self)
@@ -106,17 +108,20 @@ static PyObject *session_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     return NULL;
 }
 
-static void session_search(Session *self, const uint8_t *keys, Pins *pins)
+/* pt_look_up for the first match of a request, pt_match for another one. */
+typedef void search(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to);
+
+static void session_search(Session *self, search *find, const uint8_t *keys, Pins *pins)
 {
     pt_matched to = {pins->entries, pins->serials, 0, 0};
-    pt_match(&self->shared, keys, pins->asked, &to);
+    find(&self->shared, keys, pins->asked, &to);
     pins->count = to.count;
     pins->reach = to.reach;
     pins->pinned = true;
 }
 
 /* Does what both kinds of match have in common, without counting. */
-static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyObject *given)
+static Pins *session_find(Session *self, search *find, PyObject *type, PyObject *context, PyObject *given)
 {
     array keys;
     if (!array_open(given, PT_KEY_BYTES, "keys", &keys))
@@ -124,11 +129,11 @@ static Pins *session_find(Session *self, PyObject *type, PyObject *context, PyOb
     Pins *pins = pins_new((PyTypeObject *)type, self, context, (uint32_t)keys.count);
     if (pins && handle_usable(self)) {
         if (pins->asked <= BRIEF) {
-            session_search(self, keys.view.buf, pins);
+            session_search(self, find, keys.view.buf, pins);
         } else {
             self->busy++;
             Py_BEGIN_ALLOW_THREADS
-            session_search(self, keys.view.buf, pins);
+            session_search(self, find, keys.view.buf, pins);
             Py_END_ALLOW_THREADS
             self->busy--;
         }
@@ -162,7 +167,7 @@ static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "match(type, context, keys, page_tokens=0)");
         return NULL;
     }
-    Pins *pins = session_find(self, args[0], args[1], args[2]);
+    Pins *pins = session_find(self, pt_look_up, args[0], args[1], args[2]);
     if (pins && pins->pinned && handle_usable(self))
         session_count_match(self, pins, page_tokens);
     return (PyObject *)pins;
@@ -175,7 +180,7 @@ static PyObject *session_rematch(Session *self, PyObject *const *args, Py_ssize_
         PyErr_SetString(PyExc_TypeError, "rematch(type, context, keys, first)");
         return NULL;
     }
-    Pins *pins = session_find(self, args[0], args[1], args[2]), *first = (Pins *)args[3];
+    Pins *pins = session_find(self, pt_match, args[0], args[1], args[2]), *first = (Pins *)args[3];
     if (pins) {
         pins->first = first->first ? first->first : first;
         Py_INCREF((PyObject *)pins->first);

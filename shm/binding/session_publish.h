@@ -157,6 +157,33 @@ static PyObject *session_count_lookup(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Returns the namespace of a page, PT_NONE if the page is in no tier. */
+static uint32_t session_space_of(pt_session *s, const uint8_t *key)
+{
+    pthread_mutex_lock(&s->lock);
+    pt_found found = pt_find(s, key);
+    if (found.where == PT_IN_MEMORY)
+        pt_release_one(s, found.entry);
+    pthread_mutex_unlock(&s->lock);
+    return found.where == PT_NOWHERE ? PT_NONE : s->view.entries[found.entry].space;
+}
+
+/* sample(keys, found): leaves a lookup that found the first `found` keys, for callers that match groups. */
+static PyObject *session_sample_lookup(Session *self, PyObject *args)
+{
+    PyObject *given;
+    unsigned int found;
+    array keys;
+    if (!PyArg_ParseTuple(args, "OI", &given, &found) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    if (handle_usable(self) && found <= keys.count) {
+        uint32_t space = found ? session_space_of(&self->shared, keys.view.buf) : PT_NONE;
+        pt_sample_lookup(&self->shared, keys.view.buf, found, (uint32_t)keys.count, space);
+    }
+    PyBuffer_Release(&keys.view);
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_usable(Session *self, void *unused)
 {
     (void)unused;
@@ -197,6 +224,7 @@ static PyMethodDef session_methods[] = {
     {"chain", (PyCFunction)session_chain, METH_VARARGS, NULL},
     {"count_loaded", (PyCFunction)session_count_loaded, METH_VARARGS, NULL},
     {"count_lookup", (PyCFunction)session_count_lookup, METH_VARARGS, NULL},
+    {"sample", (PyCFunction)session_sample_lookup, METH_VARARGS, NULL},
     {"count_time", (PyCFunction)session_count_time, METH_VARARGS, NULL},
     {"retain_arena", (PyCFunction)session_retain_arena, METH_NOARGS, NULL},
     {"release_arena", (PyCFunction)session_release_arena, METH_NOARGS, NULL},

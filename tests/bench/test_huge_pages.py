@@ -11,7 +11,7 @@ from pathlib import Path
 from refused_starts import own_shm
 
 BENCH = Path(__file__).parents[2] / "bench"
-NAMES = ["make_s", "index_gib", "adopt_s", "adopt_private_mib", "page_tables_mib"]
+NAMES = ["make_s", "index_gib", "adopt_s", "adopt_private_mib", "page_tables_mib", "quotas_s"]
 
 
 @own_shm

@@ -18,7 +18,7 @@ from child_process import in_child
 from elapsed import lasts
 from eventually import Second, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
-from pagetier.client import Client, Match, Outcome
+from pagetier.client import Client, Match, Outcome, Part
 from running_daemon import START_S, RunningDaemon
 
 SIZE = 100_000
@@ -88,6 +88,17 @@ def test_a_reservation_outlives_the_daemon(daemon: RunningDaemon, client: Client
     assert found(client, KEYS, SIZE) == 10
     restart(daemon, client)
     assert found(client, KEYS, SIZE) == 10
+
+
+def test_the_rest_of_a_page_outlives_the_daemon(daemon: RunningDaemon, client: Client) -> None:
+    """One process may write several parts, and finish one of them earlier."""
+    first, second = (client.reserve(KEYS, SIZE, Part(index, 2)) for index in range(2))
+    assert first.publish().stored == 10
+    daemon.kill()
+    restart(daemon, client)
+    assert second.publish().stored == 10
+    assert in_memory(client, KEYS) == 10
+    assert daemon.findings() == []
 
 
 def test_calls_time_out_once_while_the_daemon_is_stopped(daemon: RunningDaemon, filled: Client) -> None:

@@ -8,8 +8,12 @@ each response is one line.
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import IO, Any
+
+from tiny_model import IMAGE_SIDE
 
 
 def main(commands: IO[str], answers: IO[str]) -> None:
@@ -48,11 +52,17 @@ class Engine:
         salt: str = "",
         said: dict[str, Any] | None = None,
         adapter: str = "",
+        images: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens."""
+        """Returns for each prompt the answer's token IDs, its exact logprobs, and the number of cached tokens.
+
+        All prompts have the same images, which are random pixels from these seeds.
+        """
         before = self._external()
-        salted = {"cache_salt": salt} if salt else {}
-        asked = [{"prompt_token_ids": prompt, **salted} for prompt in prompts]
+        further: dict[str, Any] = {"cache_salt": salt} if salt else {}
+        if images:
+            further["multi_modal_data"] = {"image": [_image(seed) for seed in images]}
+        asked = [{"prompt_token_ids": prompt, **further} for prompt in prompts]
         sampling = _greedy(tokens, 3)
         sampling.extra_args = said and {"kv_transfer_params": {"pagetier": said}}
         outputs = self._llm.generate(asked, sampling, use_tqdm=False, lora_request=_adapter(adapter))
@@ -97,11 +107,32 @@ class Engine:
         return int(self.metrics().get("vllm:external_prefix_cache_hits", 0))
 
 
+class NoDrafts:
+    """Guesses no tokens, as a class of its own that vLLM loads (`custom_class`)."""
+
+    def __init__(self, _: Any) -> None:
+        pass
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Has no weights."""
+
+    def propose(self, sampled: list[list[int]], *_: Any, **__: Any) -> list[list[int]]:
+        """Returns no token for each request."""
+        return [[] for _ in sampled]
+
+
 def _adapter(folder: str) -> Any:
     """Returns a request for the adapter in this folder, which is always named alike."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("adapter", 1, folder) if folder else None
+
+
+def _image(seed: int) -> Any:
+    from PIL import Image  # type: ignore[import-not-found]
+
+    size = (IMAGE_SIDE, IMAGE_SIDE)
+    return Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * IMAGE_SIDE**2))
 
 
 def _greedy(tokens: int, logprobs: int | None) -> Any:

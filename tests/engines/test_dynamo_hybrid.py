@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from indexer import indexing, require_indexer
 from one_host import PAGE_TOKENS, ask, forget, hybrid, prompt, scene_of
-from router import Truth, agree, indexing, require_indexer
+from router import Truth, agree, wait_until_heard
 
 require_indexer()
 
@@ -24,6 +25,7 @@ def test_the_group_with_full_attention_is_believed(model: str, tmp_path: Path) -
         scene.daemon.client() as client,
     ):
         truth = Truth(scene, page)
+        wait_until_heard(indexer, engine, page)
         ask(engine, *prompts, tokens=1)
         scene.settle()
         ask(engine, prompt(99, 20), tokens=1)

@@ -9,12 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 import zmq
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
-from pagetier.client.engines.vllm.kv_events import fields_of_group
 from vllm_engine import VllmEngine
 
 PROMPT = prompt(1)
@@ -93,18 +90,6 @@ def test_a_salted_page_is_announced_with_its_salt(host: tuple[Scene, VllmEngine,
     assert [event.get("extra_keys") for event in ours] == [[["tenant"]], None, None]
     theirs = [listener.stored("GPU")[event["block_hashes"][0]] for event in ours]
     assert [event["extra_keys"][event["at"]] for event in theirs] == [["tenant"], None, None]
-
-
-def test_groups_are_described_as_vllm_describes_them() -> None:
-    assert fields_of_group(FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)) == {
-        "kv_cache_spec_kind": "full_attention",
-        "kv_cache_spec_sliding_window": None,
-    }
-    window = SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=48)
-    assert fields_of_group(window) == {
-        "kv_cache_spec_kind": "sliding_window",
-        "kv_cache_spec_sliding_window": 48,
-    }
 
 
 def _of_group(event: dict[str, Any]) -> list[Any]:

@@ -2,82 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
 from disk_daemon import write_through
 from eventually import eventually
+from harnessed_models import (
+    CONTEXT,
+    DRAFTED,
+    MODELS,
+    PIPELINE,
+    PROMPTS,
+    aborted,
+    assert_nothing_is_left,
+    engine_of,
+    keys_of,
+)
 from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from running_daemon import RunningDaemon
 from vllm_harness import harness
-
-MODELS = ("full", "window", "recurrent", "every state", "chunks", "all") if BY_REQUEST else ("full",)
-DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
-"""Models with a draft model of full attention, or with a window, in the last group."""
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("8MiB", "4KiB") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
-
-
-def groups_of(model: str, blocks: int = 1000) -> Any:
-    if model == "full":
-        return None
-    groups = harness().make_kv_cache_config(
-        BLOCK,
-        swa_enabled=model in ("window", "all", "draft window"),
-        mamba_enabled=model in ("recurrent", "every state", "all"),
-        sw_size=3 * BLOCK,
-        num_blocks=blocks,
-        mamba_cache_mode="all" if model == "every state" else "align",
-    )
-    if model == "chunks":
-        groups.kv_cache_groups.append(_chunked())
-    groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED
-    return groups
-
-
-def _chunked() -> Any:
-    import torch
-    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheGroupSpec
-
-    heads = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
-    spec = ChunkedLocalAttentionSpec(block_size=BLOCK, attention_chunk_size=4 * BLOCK, **heads)
-    return KVCacheGroupSpec(["layer1", "layer3"], spec)
-
-
-def engine_of(
-    model: str, daemon: RunningDaemon, client: Client, blocks: int = 1000, **settings: Any
-) -> HarnessedEngine:
-    settings.setdefault("salt", random.randbytes(8).hex())
-    return HarnessedEngine(daemon, client, groups_of(model, blocks), blocks=blocks, **settings)
-
-
-def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> None:
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    pool.null_block.ref_cnt = 0  # vLLM increments it and never decrements it
-    harness().assert_scheduler_empty(engine.scheduler)
-    assert pool.get_num_free_blocks() == engine.blocks - 1
-    assert not engine.half._tracked
-    assert not any(slot.pins for slot in daemon.slots())
-    engine.scheduler.shutdown()
-    assert eventually(lambda: not daemon.header().open_entries)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -128,24 +76,16 @@ def test_answers_are_stored(model: str, daemon: RunningDaemon, client: Client) -
     request = harness().create_request(request_id=1, num_tokens=90, max_tokens=1, block_size=BLOCK)
     request.append_output_token_ids([0] * 50)
     engine.worker.know(request.block_hashes, (*request.all_token_ids, 0))
-    with client.match_groups([_keys(engine, request, at) for at in range(len(engine.groups))]) as match:
+    with client.match_groups([keys_of(engine, request, at) for at in range(len(engine.groups))]) as match:
         assert match.tokens == 128
     assert_nothing_is_left(engine, daemon)
 
 
-def _keys(engine: HarnessedEngine, request: Any, at: int) -> Any:
-    from pagetier.client.group_match import GroupKeys
-
-    group = engine.groups[at]
-    return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))
-
-
-PIPELINE = {"pipeline_parallel_size": 2}
-CONTEXT = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
-
-
 @pytest.mark.skipif(not BY_REQUEST, reason="tested from 0.30 on")
-@pytest.mark.parametrize(("model", "parallel"), [("full", PIPELINE), ("window", PIPELINE), ("attention", CONTEXT)])
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [("full", PIPELINE), ("window", PIPELINE), ("attention", CONTEXT), ("attention", CONTEXT | PROMPTS)],
+)
 def test_ranks_with_other_layers_or_tokens_have_pages_of_their_own(
     model: str, parallel: dict[str, int], daemon: RunningDaemon, client: Client
 ) -> None:
@@ -192,7 +132,7 @@ def test_the_last_page_of_an_answer_is_stored_when_it_ends(model: str, daemon: R
 
     def stored() -> int:
         engine.end_stores()
-        keys = _keys(engine, request, at).keys
+        keys = keys_of(engine, request, at).keys
         return sum(len(client.match(keys[page : page + 1])) for page in range(len(keys)))
 
     engine.step()
@@ -219,15 +159,9 @@ def test_aborted_requests_leave_nothing(model: str, state: str, daemon: RunningD
         engine.end_loads()
         engine.step()
     assert bool(engine.worker.loading) == (state == "loading")
-    engine.scheduler.finish_requests(request.request_id, _aborted())
+    engine.scheduler.finish_requests(request.request_id, aborted())
     engine.run()
     assert_nothing_is_left(engine, daemon)
-
-
-def _aborted() -> Any:
-    from vllm.v1.request import RequestStatus
-
-    return RequestStatus.FINISHED_ABORTED
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -305,7 +239,7 @@ def test_requests_do_not_wait_for_a_load_that_is_lost(
     engine.store_elsewhere(requests[0], 96)
     engine.step()
     if end == "aborted":
-        engine.scheduler.finish_requests(requests[0].request_id, _aborted())
+        engine.scheduler.finish_requests(requests[0].request_id, aborted())
     engine.end_loads(fails=end == "failed")
     engine.step()
     engine.step()
@@ -339,7 +273,7 @@ def test_nothing_is_cached_if_a_rank_cannot_cache(daemon: RunningDaemon, client:
 
 def test_requests_are_computed_without_a_daemon(tmp_path: Path, client: Client) -> None:
     absent = mock.Mock(socket=tmp_path / "absent.sock")
-    engine = engine_of(MODELS[-1], absent, client)
+    engine = engine_of("all" if BY_REQUEST else "full", absent, client)
     request = engine.submit(1, 100)
     assert engine.run() == 0 and request.num_output_tokens == 4
     engine.scheduler.shutdown()
@@ -350,7 +284,7 @@ def test_a_request_waits_for_the_disk() -> None:
         engine = engine_of("full", daemon, client, disk_timeout=20.0)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
-        daemon.push_out(client, _keys(engine, request, 0).keys)
+        daemon.push_out(client, keys_of(engine, request, 0).keys)
         engine.step()
         assert not request.num_computed_tokens and not engine.worker.loading, "the request did not wait"
 
@@ -369,7 +303,7 @@ def test_a_request_does_not_wait_longer_than_the_deadline() -> None:
         engine = engine_of("full", daemon, client, disk_timeout=0.3)
         request = engine.submit(1, 100)
         engine.store_elsewhere(request, 96)
-        daemon.push_out(client, _keys(engine, request, 0).keys)
+        daemon.push_out(client, keys_of(engine, request, 0).keys)
         with (
             daemon.stopped_worker(),
             mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
@@ -383,48 +317,3 @@ def test_a_request_does_not_wait_longer_than_the_deadline() -> None:
             assert 0.2 < waited < 5.0
             engine.run()
         assert_nothing_is_left(engine, daemon)
-
-
-@pytest.mark.skipif(not BY_REQUEST, reason="tested from 0.30 on")
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("model", "parallel"), [("window", PIPELINE), ("attention", CONTEXT)])
-def test_any_sequence_leaves_nothing_on_ranks_with_other_layers_or_tokens(
-    model: str, parallel: dict[str, int], seed: int, daemon: RunningDaemon, client: Client
-) -> None:
-    chance = random.Random(seed)
-    blocks, page = chance.choice([60, 200]), BLOCK * parallel.get("decode_context_parallel_size", 1)
-    run_any_sequence(engine_of(model, daemon, client, blocks, parallel=parallel, hashed=page), chance, daemon)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("model", (*MODELS, *DRAFTED))
-def test_any_sequence_of_requests_leaves_nothing(
-    model: str, lag: int, seed: int, daemon: RunningDaemon, client: Client
-) -> None:
-    """Requests that share prefixes are submitted, aborted and preempted; loads and stores end late, and some fail."""
-    chance = random.Random(seed)
-    hashed = BLOCK if model in ("full", "draft") or seed % 2 else BLOCK // 2
-    engine = engine_of(model, daemon, client, chance.choice([60, 90, 200]), lag=lag, hashed=hashed)
-    run_any_sequence(engine, chance, daemon)
-
-
-def run_any_sequence(engine: HarnessedEngine, chance: random.Random, daemon: RunningDaemon) -> None:
-    for turn in range(120):
-        if chance.random() < 0.25:
-            tokens = chance.randint(1, 250)
-            number, common = chance.randint(1, 4), chance.randint(0, tokens)
-            if f"id-{number}" not in engine.scheduler.requests:
-                engine.submit(number, tokens, common=common, answer=chance.randint(1, 60))
-        if chance.random() < 0.3:
-            engine.end_loads(fails=chance.random() < 0.3)
-        if chance.random() < 0.3:
-            engine.end_stores()
-        if chance.random() < 0.05 and engine.scheduler.requests:
-            engine.scheduler.finish_requests(chance.choice(sorted(engine.scheduler.requests)), _aborted())
-        if turn % 40 == 39:
-            engine.scheduler.reset_prefix_cache()
-        engine.step()
-    engine.run(2000)
-    assert engine.worker.planned_stores
-    assert_nothing_is_left(engine, daemon)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from one_host import REPORTS_FAILURES, ask, ask_after_reset, exact, prompt, scene_of
+from one_host import REPORTS_FAILURES, ask, ask_after_reset, exact, prompt, scene_of, texts
 from vllm_engine import EngineEndedError
 
 POLICY = 'kv_load_failure_policy is "fail"'
@@ -39,3 +39,15 @@ def test_an_unsupported_model_is_computed_and_the_log_has_the_reason() -> None:
         assert exact(ask_after_reset(engine, prompt(1))) == exact(result)
         assert engine.do("metrics").get("vllm:external_prefix_cache_hits", 0) == 0
         assert "pagetier caches nothing: models with several groups of layers need vLLM 0.30" in engine.log.read_text()
+
+
+@pytest.mark.skipif(not REPORTS_FAILURES, reason="tested from 0.30 on")
+def test_unsupported_drafts_are_computed_and_one_line_says_what_to_do() -> None:
+    drafts = {"method": "custom_class", "model": "engine_commands.NoDrafts", "num_speculative_tokens": 2}
+    with scene_of("llama") as scene, scene.engine(engine={"speculative_config": drafts}) as engine:
+        result = ask(engine, prompt(1))
+        assert texts(ask_after_reset(engine, prompt(1))) == texts(result)
+        assert engine.do("metrics").get("vllm:external_prefix_cache_hits", 0) == 0
+        lines = [line for line in engine.log.read_text().splitlines() if "pagetier caches nothing" in line]
+        assert len(lines) == 1 and "name another method in --speculative-config" in lines[0], lines
+        assert not [slot for slot in scene.daemon.slots() if slot.name != "disk tier"], "an engine without pages"

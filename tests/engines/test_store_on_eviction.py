@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 from vllm.v1.request import RequestStatus
 
+from harnessed_models import assert_nothing_is_left
 from harnessed_scheduler import BLOCK, HarnessedEngine
 from one_host import ask, exact, prompt, scene_of
 from pagetier.client import Client
 from running_daemon import RunningDaemon
 from seeded_random import chance
-from test_harness import assert_nothing_is_left
 
 BLOCKS = 60
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("8MiB", "4KiB") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
 
 
 def engine_of(daemon: RunningDaemon, client: Client, lag: int = 0) -> HarnessedEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
 import subprocess
 import tempfile
 import time
@@ -157,17 +156,12 @@ def test_with_a_deadline_of_zero_no_request_waits(trouble: Trouble) -> None:
 
 
 def damage(data: Path, at_most: int) -> int:
-    """Flips bits in the contents of pages, each of which LMDB stores in pages of its own. Returns their number."""
+    """Flips bits in the contents of pages, which begin at multiples of a frame's size. Returns their number."""
     content, flipped = bytearray(data.read_bytes()), 0
-    at = 2 * 4096
-    while at < len(content) and flipped < at_most:
-        flags, pages = struct.unpack_from("<HI", content, at + 10)
-        if flags == 4 and 8 <= pages <= 64 and int.from_bytes(content[at : at + 8], "little") == at // 4096:
+    for at in range(0, len(content) - 20_000, 1 << 16):
+        if flipped < at_most and any(content[at : at + 64]):
             content[at + 20_000] ^= 4
             flipped += 1
-            at += pages * 4096
-        else:
-            at += 4096
     data.write_bytes(content)
     return flipped
 
@@ -182,7 +176,7 @@ def test_damaged_pages_are_computed(trouble: Trouble, at_most: int) -> None:
     ask_after_reset(trouble.engine, PROMPTS[0])
     trouble.scene.settle()
     trouble.daemon.stop()
-    assert sum(damage(data, at_most) for data in trouble.daemon.data_files())
+    assert sum(damage(data, at_most) for data in trouble.daemon.disk.glob("*/frames.*"))
     trouble.start()
     result = ask_after_reset(trouble.engine, PROMPTS[0])
     assert result["external"] < trouble.scene.hit()

@@ -22,6 +22,12 @@ CACHE = Path(__file__).parents[2] / ".cache" / "engines"
 
 WORDS = 1000
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<system>", "<user>", "<assistant>", "<end>", "<tool>")
+IMAGE = len(SPECIAL) + WORDS
+"""The token that stands for an image in a prompt for `idefics3`."""
+IMAGE_SIDE = 224
+"""The width and the height of its images, in pixels."""
+IMAGE_TOKENS = 67
+"""The tokens of an image: one for each 28 x 28 pixels, and three around them."""
 VOCABULARY = 1024
 LENGTH = 16384
 
@@ -176,6 +182,28 @@ def eagle3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     return _rewritten(_save(folder, seed, LlamaConfig, own, overrides), _of_eagle3)
 
 
+def idefics3(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Makes a model that reads images: a vision tower before a model like `llama`."""
+    from transformers import AutoModelForImageTextToText, Idefics3Config, LlamaConfig
+
+    vision = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    own = {
+        "vision_config": vision | {"image_size": IMAGE_SIDE, "patch_size": 14},
+        "text_config": LlamaConfig(**(COMMON | {"num_hidden_layers": 2, "head_dim": 32})),
+        "image_token_id": IMAGE,
+        "scale_factor": 2,
+        "pad_token_id": 0,
+    }
+    made = _save_model(folder, seed, AutoModelForImageTextToText, Idefics3Config(**(own | overrides)))
+    _save_tokenizer(made, "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
+    side = {"longest_edge": IMAGE_SIDE}
+    images = {"image_processor_type": "Idefics3ImageProcessor", "size": side, "max_image_size": side}
+    (made / "preprocessor_config.json").write_text(json.dumps(images | {"do_image_splitting": False}))
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": IMAGE_TOKENS - 3}
+    (made / "processor_config.json").write_text(json.dumps(processor))
+    return made
+
+
 def adapter(folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Makes a LoRA adapter for `llama`."""
     import torch
@@ -203,7 +231,7 @@ RECIPES: dict[str, Recipe] = {
     "glm4_moe": glm4_moe,
 }
 
-OTHERS: dict[str, Recipe] = {"eagle": eagle, "eagle3": eagle3, "adapter": adapter}
+OTHERS: dict[str, Recipe] = {"eagle": eagle, "eagle3": eagle3, "adapter": adapter, "idefics3": idefics3}
 
 # Arguments that an engine of this model needs on a CPU. Up to 0.28 its kernels support recurrent state only in float32.
 SETTINGS: dict[str, dict[str, Any]] = {"qwen3_next": {"block_size": 256, "mamba_ssm_cache_dtype": "float32"}}
@@ -237,15 +265,20 @@ def _put(unfinished: Path, folder: Path) -> None:
 
 
 def _save(folder: Path, seed: int, config_type: Any, own: dict[str, Any], overrides: dict[str, Any]) -> Path:
-    import torch
     from transformers import AutoModelForCausalLM
 
-    config = config_type(**(COMMON | own | overrides))
+    _save_model(folder, seed, AutoModelForCausalLM, config_type(**(COMMON | own | overrides)))
+    _save_tokenizer(folder)
+    return folder
+
+
+def _save_model(folder: Path, seed: int, model_type: Any, config: Any) -> Path:
+    import torch
+
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model = model_type.from_config(config).to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    _save_tokenizer(folder)
     return folder
 
 
@@ -297,14 +330,15 @@ def _random(*shape: int) -> Any:
     return (torch.randn(*shape) * COMMON["initializer_range"]).to(torch.bfloat16)
 
 
-def _save_tokenizer(folder: Path) -> None:
+def _save_tokenizer(folder: Path, *further: str) -> None:
+    """Saves a tokenizer of whole words, and of further special tokens after them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    words = [*SPECIAL, *(f"w{number}" for number in range(WORDS))]
+    words = [*SPECIAL, *(f"w{number}" for number in range(WORDS)), *further]
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens([*SPECIAL, *further])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -15,10 +13,10 @@ from types import ModuleType
 
 import pytest
 
+from vllm_sources import UnavailableError, download
+
 _CACHE = Path(__file__).parents[2] / ".cache" / "engines" / "sources"
 _MEMBER = "tests/v1/kv_connector/unit/utils.py"
-_TOOLS = ("setuptools-scm", "setuptools-rust")  # pip runs vLLM's setup.py to determine its version; nothing is built
-_PATIENCE_S = 300
 
 
 @cache
@@ -38,33 +36,21 @@ def harness() -> ModuleType:
 
 @cache
 def _fetch(version: str, file: Path) -> str:
-    """Downloads the sources. Returns the reason if that fails: no registry, or no sources of this version."""
+    """Downloads the harness. Returns the reason if that fails."""
     _CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_CACHE) as folder:
-        tools = f"{folder}/tools"
-        environ = {"PYTHONPATH": tools, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version}
-        sources = ("--no-binary", ":all:", "--no-deps", "--no-build-isolation", "--dest", folder)
-        reason = _pip("install", "--target", tools, *_TOOLS) or _pip(
-            "download", *sources, f"vllm=={version}", **environ
-        )
-        return reason or _unpack(Path(folder), file)
+        try:
+            return _unpack(download(version, Path(folder)), file)
+        except UnavailableError as error:
+            return str(error)
 
 
-def _unpack(folder: Path, file: Path) -> str:
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as packed:
+def _unpack(archive: Path, file: Path) -> str:
+    with tarfile.open(archive) as packed:
         content = next((packed.extractfile(one) for one in packed if one.name.endswith(_MEMBER)), None)
         if content is None:
             return f"they do not contain {_MEMBER}"
-        unfinished = folder / file.name
+        unfinished = archive.parent / file.name
         unfinished.write_bytes(content.read())
     unfinished.rename(file)
     return ""
-
-
-def _pip(*arguments: str, **environ: str) -> str:
-    """Runs pip. Returns the end of its error output if it fails."""
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(
-        command, env=os.environ | environ, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
-    )
-    return done.stderr.strip()[-500:] if done.returncode else ""

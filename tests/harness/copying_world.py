@@ -122,7 +122,7 @@ class Process:
         self.requests = Requests()
         self.lanes: list[StreamQueue] = []
         self.copier = self.new_copier()
-        self.linked = LinkedSession(cast(Link, self.wire), self.session, set())
+        self.linked = LinkedSession(cast(Link, self.wire), self.session, {})
 
     def new_copier(self) -> AsyncCopier:
         return AsyncCopier(self, self.cache.paged, self.device, self.settings, self._take)

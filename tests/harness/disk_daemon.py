@@ -14,13 +14,16 @@ from typing import Any, Self
 from bare_engine import WAIT_S, Engine
 from eventually import eventually
 from pagetier.client import Client, Keys
-from pagetier.daemon.disk.status import DiskReport, Standing, unpack
+from pagetier.daemon.disk.disk_report import DiskReport, Standing
+from pagetier.daemon.disk.status import unpack
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import Answer, Request, Save, Saved
 from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
 FRAMES = 16
+IN_LMDB = ("--disk-store", "lmdb")
+IN_FILES = ("--disk-store", "files")
 _OTHERS = namespace(salt="others")
 
 
@@ -127,8 +130,8 @@ class DiskDaemon(RunningDaemon):
         return pid
 
     def data_files(self) -> list[Path]:
-        """Returns the data files, which contain the pages."""
-        return sorted(self.disk.glob("*/data.mdb"))
+        """Returns the files that contain pages or say where they are."""
+        return sorted(self.disk.glob("*/data.mdb")) + sorted(self.disk.glob("*/frames.*"))
 
     def fill(self, pages: int) -> range:
         """Stores pages and waits until they are on disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -55,12 +56,16 @@ class Step:
 
 @dataclass(eq=False)
 class FakeStream:
-    """The enqueued work, in order. `unconfirmed` has the frames written since the last event."""
+    """The enqueued work, in order. `unconfirmed` has the frames written since the last event.
+
+    After each event, `after_event` is called.
+    """
 
     device: FakeDevice
     direction: Direction
     todo: deque[Step | FakeEvent | EngineEvent] = field(default_factory=deque)
     unconfirmed: set[int] = field(default_factory=set)
+    after_event: Callable[[], object] = lambda: None
 
     def after(self, event: object) -> None:
         self.device.check()
@@ -80,6 +85,10 @@ class FakeStream:
         assert isinstance(event, FakeEvent)
         return event
 
+    def call_after_events(self, call: Callable[[], object]) -> bool:
+        self.after_event = call
+        return True
+
     def advance(self) -> bool:
         """Does the next step. Returns False if no step can be done."""
         if not self.todo or (isinstance(self.todo[0], EngineEvent) and not self.todo[0].came):
@@ -97,6 +106,7 @@ class FakeStream:
         if self.direction is Direction.STORE and not self.device.dead:
             self.device.confirmed |= self.unconfirmed
         self.unconfirmed = set()
+        self.after_event()
 
 
 class FakeDevice:

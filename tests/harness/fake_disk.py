@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from array import array
 
 import numpy as np
 
@@ -71,7 +72,9 @@ class DiskDaemon(FakeDaemon):
         """Reads pages into memory and returns the outcomes of the response."""
         data = keys if isinstance(keys, bytes) else keys.data
         with self._one_by_one:
-            outcomes, entries, serials = self.owner.fetch(self._slot, DAY_NS, data)
+            outcomes, entries, serials = self.owner.fetch(
+                array("I", [self._slot]), DAY_NS, data, array("Q", [2**64 - 1])
+            )
             for at in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == ReserveOutcome.GRANTED).tolist():
                 entry = entries[4 * at : 4 * at + 4]
                 write_page(self._worker, entry, self._disk[data[KEY_BYTES * at : KEY_BYTES * (at + 1)]])

@@ -7,7 +7,8 @@ from typing import TypeVar
 import msgspec
 
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.disk.status import DiskReport, Phase, Standing
+from pagetier.daemon.disk.disk_report import DiskReport, Standing
+from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,

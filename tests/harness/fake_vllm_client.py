@@ -39,6 +39,9 @@ class FakeClient:
     def count_lookup(self, lookup: Lookup) -> None:
         self.counted.append(lookup)
 
+    def sample_lookup(self, match: Any) -> None:
+        pass
+
     def prefetch_groups(self, match: Any, timeout: float) -> Any:
         assert self.takes.wait(30)
         self.timeout = timeout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.frame_files import FilesTier
-from pagetier.tiers.frame_files.environment import FilesEnvironment
+from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 from tier_pages import CAP, FRAME, outgoings
 
 

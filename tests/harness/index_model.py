@@ -39,7 +39,7 @@ class Page:
     settled: bool = False
     hands: dict[int, Hand] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)  # the slots of the parts' writers, while they are attached
-    dead: set[int] = field(default_factory=set)  # parts whose writer has died
+    ended: set[int] = field(default_factory=set)  # parts whose writer has died or detached
 
     @property
     def frames(self) -> int:
@@ -119,22 +119,17 @@ class Model:
                 if owner == slot and page.hands[part] is Hand.WRITES and page.serial not in keep:
                     page.hands[part] = Hand.GAVE_UP
 
-    def detach(self, slot: int) -> set[tuple[Page, int]]:
-        """Abandons the parts that a slot's process writes, and returns those that were granted to it."""
+    def end(self, slot: int) -> None:
+        """Abandons the parts that a slot's process writes, and records that it has ended."""
         self.give_up(slot)
-        its = {(page, part) for page in self.all() for part, owner in page.slots.items() if owner == slot}
-        for page, part in its:
-            del page.slots[part]
-        return its
-
-    def die(self, slot: int) -> None:
-        """Abandons the parts that a slot's process writes, and records that it died."""
-        for page, part in self.detach(slot):
-            page.dead.add(part)
+        for page in self.all():
+            for part in [part for part, owner in page.slots.items() if owner == slot]:
+                del page.slots[part]
+                page.ended.add(part)
 
     def settle(self) -> None:
         for page in list(self.by_key.values()):
-            abandoned = Hand.GAVE_UP in page.hands.values() or page.dead == page.hands.keys()
+            abandoned = Hand.GAVE_UP in page.hands.values() or page.ended == page.hands.keys()
             if page.state is State.WRITING and (page.late or abandoned):
                 page.state = State.DOOMED
                 self.doomed.append(self.by_key.pop(page.key))

@@ -134,7 +134,7 @@ class StoringMachine(RuleBasedStateMachine):
         member = self.members[pick % len(self.members)]
         self.owner.reap(member.slot)
         self.bury(member)
-        self.model.die(member.slot)
+        self.model.end(member.slot)
         self.model.settle()
 
     @precondition(lambda self: self.members and self.model.by_key)
@@ -143,9 +143,9 @@ class StoringMachine(RuleBasedStateMachine):
         member = self.members[pick % len(self.members)]
         assert member.session.retire()
         assert not member.session.usable
-        self.owner.detach(member.slot)
+        self.owner.reap(member.slot)
         self.bury(member)
-        self.model.detach(member.slot)
+        self.model.end(member.slot)
         self.model.settle()
 
     @precondition(lambda self: self.model.by_key)
@@ -157,7 +157,7 @@ class StoringMachine(RuleBasedStateMachine):
             if self.members:
                 member = self.members[pick % len(self.members)]
                 self.bury(member)
-                self.model.die(member.slot)
+                self.model.end(member.slot)
         self.owner = None
         self.owner = self.memory.adopted(sum(1 << member.slot for member in [*self.members, self.watcher]))
         self.model.settle()

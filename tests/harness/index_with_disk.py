@@ -6,7 +6,7 @@ import numpy as np
 
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import read_page, write_page
-from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReserveOutcome, Session, WriteResult
+from pagetier.shm._core import KEY_BYTES, Owner, Pins, ReservedPages, ReserveOutcome, Session, WriteResult
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
@@ -57,6 +57,10 @@ class Place:
         entries, *_ = self.owner.start_writes(1 << 20, 100)
         self.owner.end_writes(entries, bytes([result]) * (len(entries) // 4))
         return ints(entries, 4)
+
+    def fetch(self, *names: str) -> ReservedPages:
+        """Asks for pages on disk."""
+        return self.owner.fetch(u32(self.slot), DAY_NS, b"".join(map(key, names)), u64(2**64 - 1))
 
     def evict_all(self) -> None:
         self.owner.evict(GEOMETRY.frames, 100)

@@ -16,7 +16,7 @@ from running_daemon import RunningDaemon
 
 FRAME = 4096
 ARENA = "256KiB"
-DISK = ("--disk-size", "16MiB", "--disk-environments", "1", "--disk-write", "through")
+DISK = ("--disk-size", "16MiB", "--disk-environments", "1", "--disk-write", "through", "--disk-store", "lmdb")
 KEYS = prompt(3, pages=6)
 
 

@@ -15,12 +15,14 @@ BLOCKS, LAYERS, HEADS, WIDTH, TOKENS = 24, 3, 2, 8, 16
 class FullAttentionSpec:
     block_size: int = TOKENS
     num_kv_heads: int = HEADS
+    dcp_sharded: bool = True
 
 
 @dataclass(frozen=True)
 class MLAAttentionSpec:
     block_size: int = TOKENS
     num_kv_heads: int = 1
+    tokens_per_state: int = 1
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@
 #define STORER 0 /* slots */
 #define READER 1
 #define NOBODY 7
-#define DEAD_WRITER 6
+#define ENDED_WRITER 6
 #define NOW 1 /* of the filling that is in the entry */
 #define OLD 2 /* of an earlier filling */
 #define LIVES 3 /* of daemons */
@@ -222,11 +222,11 @@ inline pt_settle(e)
     if
     :: state[e] == WRITING && gone[e] && !done[e] -> pt_change(e, WRITING, DOOMED, did)
     :: state[e] == WRITING && gone[e] && done[e] && PUBLISHES -> pt_change(e, WRITING, READABLE, did)
-    :: state[e] == WRITING && gone[e] && done[e] && !PUBLISHES && writer[e] == DEAD_WRITER ->
+    :: state[e] == WRITING && gone[e] && done[e] && !PUBLISHES && writer[e] == ENDED_WRITER ->
         pt_change(e, WRITING, DOOMED, did)
-    :: state[e] == WRITING && writer[e] != DEAD_WRITER && (!gone[e] || (done[e] && !PUBLISHES)) ->
+    :: state[e] == WRITING && writer[e] != ENDED_WRITER && (!gone[e] || (done[e] && !PUBLISHES)) ->
         pt_change(e, WRITING, DOOMED, did) /* expired */
-    :: state[e] == WRITING && writer[e] != DEAD_WRITER && gone[e] && done[e] && !PUBLISHES -> skip /* it waits */
+    :: state[e] == WRITING && writer[e] != ENDED_WRITER && gone[e] && done[e] && !PUBLISHES -> skip /* it waits */
     :: state[e] != WRITING
     fi;
     if
@@ -282,8 +282,8 @@ inline pt_reap(slot)
 #if MUTANT_slot_free_before_its_writers_are_marked
     atomic { new_client(slot) }
 #endif
-    let_go_of_part(slot, 0, DEAD_WRITER);
-    let_go_of_part(slot, 1, DEAD_WRITER);
+    let_go_of_part(slot, 0, ENDED_WRITER);
+    let_go_of_part(slot, 1, ENDED_WRITER);
     settle_open(0);
     settle_open(1);
 #if !MUTANT_slot_free_before_its_writers_are_marked
@@ -339,7 +339,7 @@ inline pt_adopt_entry(e)
     fi
 }
 
-#define MARK_OF_ADOPTED(slot) (MUTANT_finished_parts_of_the_dead_adopted -> slot : DEAD_WRITER)
+#define MARK_OF_ADOPTED(slot) (MUTANT_finished_parts_of_the_dead_adopted -> slot : ENDED_WRITER)
 
 inline pt_free_dead_slots(slot)
 {

@@ -2,13 +2,11 @@
  *
  * Processes: two ranks of one engine, which cut pages into the same two parts; one rank of an engine that cuts them in
  * another way, and whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end
- * while it is idle; another process gets the slot of the first rank. CASE_detach: the first rank detaches instead, another
- * process gets its slot, and may end, too.
+ * while it is idle: it died or detached. Another process gets the slot of the first rank.
  *
  * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
- * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap, pt_detach and
- * pt_release_unlisted_parts (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins
- * (pin.pml), the disk.
+ * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap and pt_release_unlisted_parts
+ * (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins (pin.pml), the disk.
  *
  * One entry is enough: its frames may belong to any page as soon as they are free, so their bytes are set to 0 then. A
  * filling is either the one that is in the entry now or an earlier one: there are no serials, so that the model is finite.
@@ -19,9 +17,10 @@
  *   3. A writer that publishes, or gets the result "stored", does so for its own page.
  *   4. An expired page is freed, unless a living process was granted a part and has not released it.
  *   5. A page that is handed to the eviction policy is in the dictionary.
- *   6. After a dead process was reaped, no page waits for parts if all parts that were granted belong to dead processes.
- *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have died and it is
- *      not complete: a writer that lives, or that detached after its part was done, keeps the page until it expires. */
+ *   6. After a process that has ended was reaped, no page waits for parts if all parts that were granted belong to such
+ *      processes.
+ *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have ended and it is
+ *      not complete: a writer that is attached keeps the page until it expires. */
 #define ENTRIES 1
 #include "lockword.pml"
 
@@ -29,8 +28,7 @@
 #define PART(rank) (rank == 1 -> 1 : 0)
 #define DIVISION(rank) (rank == 2 -> 1 : 0)
 #define NOBODY 7
-#define DEAD_WRITER 6
-#define DETACHED_WRITER 5
+#define ENDED_WRITER 6
 #define BOTH 3
 #define NOW 1 /* of the filling that is in the entry */
 #define OLD 2 /* of an earlier filling */
@@ -45,8 +43,7 @@ bool linked;     /* in the dictionary */
 /* The fate of the process that was granted each part, whatever writers[] says; whether the present process of a slot is
  * that process; and the parts that were granted to the other division. */
 #define LIVES 1
-#define DIED 2
-#define LEFT 3
+#define ENDED 2
 byte fate[2];
 bool granted_now[RANKS];
 byte other_cut;
@@ -54,9 +51,6 @@ byte other_cut;
 /* of each rank: the filling for which it was granted a part, 0: none; whether it waits for a response */
 byte mine[RANKS];
 bool asks[RANKS], dying[RANKS], dead[RANKS];
-#ifdef CASE_detach
-bool may_leave = true, left; /* the first rank */
-#endif
 
 /* ---- the ranks ---- */
 
@@ -91,9 +85,6 @@ proctype Rank(byte rank)
     {
         do
         :: break
-#ifdef CASE_detach
-        :: atomic { rank == 0 && may_leave -> may_leave = false; left = true; break }
-#endif
         :: asks[rank] = true;
             !asks[rank];
             if
@@ -113,9 +104,7 @@ proctype Rank(byte rank)
 
 /* One of the two ranks that make pages together, which are alike. The page of the third rank is never complete, whether it
  * dies or not. */
-#ifndef CASE_detach
 active proctype Death() { dying[0] = true }
-#endif
 
 /* ---- the daemon ---- */
 
@@ -176,10 +165,10 @@ inline pt_doom(what)
     linked = linked && !what /* pt_unlink */
 }
 
-/* ALL_DEAD: according to writers[]. ALL_DIED: in fact. */
-#define ONE_DEAD (writers[0] == DEAD_WRITER || writers[1] == DEAD_WRITER)
-#define ALL_DEAD ((writers[0] >= DEAD_WRITER && writers[1] >= DEAD_WRITER) || (MUTANT_one_dead_writer_dooms && ONE_DEAD))
-#define ALL_DIED ((!fate[0] || fate[0] == DIED) && (!fate[1] || fate[1] == DIED))
+/* ALL_MARKED: according to writers[]. ALL_ENDED: in fact. */
+#define ONE_MARKED (writers[0] == ENDED_WRITER || writers[1] == ENDED_WRITER)
+#define ALL_MARKED ((writers[0] >= ENDED_WRITER && writers[1] >= ENDED_WRITER) || (MUTANT_one_ended_writer_dooms && ONE_MARKED))
+#define ALL_ENDED ((!fate[0] || fate[0] == ENDED) && (!fate[1] || fate[1] == ENDED))
 
 inline pt_judge()
 {
@@ -191,10 +180,10 @@ inline pt_judge()
             pt_change(0, WRITING, READABLE, did);
             assert(!did || (content[0] == NOW && content[1] == NOW)) /* 1 */
         }
-    :: !(seen_gone & (BOTH ^ seen_done)) && (seen_gone != BOTH || MUTANT_whole_page_of_the_dead_doomed) && ALL_DEAD ->
+    :: !(seen_gone & (BOTH ^ seen_done)) && (seen_gone != BOTH || MUTANT_whole_page_of_the_ended_doomed) && ALL_MARKED ->
         atomic {
             pt_doom(did);
-            assert(!did || (ALL_DIED && done != BOTH)) /* 7 */
+            assert(!did || (ALL_ENDED && done != BOTH)) /* 7 */
         }
     :: expired -> pt_doom(did)
     :: else
@@ -254,52 +243,38 @@ inline pt_drop_page() { pt_change(0, READABLE, FREE, did); linked = false; pt_re
 inline pt_release_unlisted_parts(rank, part, mark)
 {
     if
-    :: opened && writers[part] == rank && !MUTANT_parts_of_the_dead_stay -> gone = gone | BIT(part); writers[part] = mark
+    :: opened && writers[part] == rank && !MUTANT_parts_of_the_ended_stay -> gone = gone | BIT(part); writers[part] = mark
     :: else
     fi
 }
 
 /* The process that had the slot is no longer one of the page's writers. */
-inline end_process(rank, what)
+inline end_process(rank)
 {
     mine[rank] = 0;
     dead[rank] = false;
-    fate[PART(rank)] = (granted_now[rank] -> what : fate[PART(rank)]);
+    fate[PART(rank)] = (granted_now[rank] -> ENDED : fate[PART(rank)]);
     granted_now[rank] = false
 }
 
-#define MARK_OF_DEAD(rank) (MUTANT_finished_parts_of_the_dead_stay -> rank : DEAD_WRITER)
-#define MARK_OF_LEFT(rank) (MUTANT_writers_that_detached_keep_their_slot -> rank : DETACHED_WRITER)
-#define MARK_OF_DETACHED(rank) (MUTANT_detaching_is_a_death -> DEAD_WRITER : MARK_OF_LEFT(rank))
+#define MARK_OF(rank) (MUTANT_finished_parts_of_the_ended_stay -> rank : ENDED_WRITER)
 
-/* The requests of the dead process are answered first: they were in the socket before. */
+/* The requests of the process that has ended are answered first: they were in the socket before. */
 inline pt_reap(rank)
 {
-    pt_release_unlisted_parts(rank, PART(rank), MARK_OF_DEAD(rank));
-    d_step { end_process(rank, DIED) }
+    pt_release_unlisted_parts(rank, PART(rank), MARK_OF(rank));
+    d_step { end_process(rank) }
     if
     :: opened -> pt_settle()
     :: else
     fi;
     atomic {
-        assert(!opened || !ALL_DIED); /* 6 */
+        assert(!opened || !ALL_ENDED); /* 6 */
         if
         :: dying[rank] -> dying[rank] = false; run Rank(rank)
         :: else
         fi
     }
-}
-
-/* A process detached: it no longer touches the memory. */
-inline pt_detach(rank)
-{
-    pt_release_unlisted_parts(rank, PART(rank), MARK_OF_DETACHED(rank));
-    d_step { end_process(rank, LEFT) }
-    if
-    :: opened -> pt_settle()
-    :: else
-    fi;
-    atomic { left = false; run Rank(rank) }
 }
 
 init
@@ -315,12 +290,7 @@ end:
     :: opened -> pt_settle()
     :: atomic { opened -> expired = true } pt_settle()
     :: state[0] == READABLE && !opened -> pt_drop_page()
-#ifdef CASE_detach
-    :: left && dead[0] && !asks[0] -> pt_detach(0)
-    :: !left && dead[0] && !asks[0] -> pt_reap(0)
-#else
     :: dead[0] && !asks[0] -> pt_reap(0)
-#endif
     :: dead[1] && !asks[1] -> pt_reap(1)
     :: dead[2] && !asks[2] -> pt_reap(2)
     od

@@ -134,9 +134,6 @@ def _start_server() -> None:
 
 def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
     """Executes the commands of a test in the process of one rank."""
-    from sglang_host_rank import HostRank  # the process of the tests does not import SGLang
-    from sglang_rank import Rank
-
     logging.basicConfig(filename=log, level=logging.INFO, force=True)
     target: Any = None
     os.environ.update(arguments.extra.pop("environment", {}))
@@ -144,7 +141,7 @@ def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
         while True:
             try:
                 if target is None:
-                    target = (HostRank if arguments.spec.layout else Rank)(arguments)
+                    target = _target(arguments)
                     answer = None
                 else:
                     name, values = pipe.recv()
@@ -155,3 +152,20 @@ def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
                 pipe.send((traceback.format_exc(), None))
             else:
                 pipe.send(("", answer))
+
+
+def _target(arguments: RankArguments) -> Any:
+    """Returns what executes the commands. The process of the tests does not import SGLang."""
+    match arguments.spec.layout:
+        case "":
+            from sglang_rank import Rank
+
+            return Rank(arguments)
+        case "kit":
+            from sglang_kit import Kit
+
+            return Kit(arguments)
+        case _:
+            from sglang_host_rank import HostRank
+
+            return HostRank(arguments)

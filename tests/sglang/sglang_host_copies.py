@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.pool_host import base, common
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
@@ -22,6 +23,8 @@ def install() -> None:
     for kind in (MHATokenToKVPoolHost, MLATokenToKVPoolHost):
         kind.load_to_device_per_layer = _load
         kind.backup_from_device_all_layer = _back_up
+    MambaPoolHost.load_to_device_per_layer = _load_states
+    MambaPoolHost.backup_from_device_all_layer = _back_up_states
 
 
 def _load(
@@ -36,6 +39,28 @@ def _back_up(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _i
     for host_buffer, layers in _buffers(self):
         for layer, tensor in enumerate(layers):
             host_buffer[_places(self, host, layer)] = tensor[device]
+
+
+def _load_states(
+    self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, layer_id: int, _io: str, *, is_draft: bool = False
+) -> None:
+    assert not is_draft
+    for host_buffer, layers in _states(self):
+        layers[layer_id][device] = host_buffer[host.cpu(), layer_id, 0]
+
+
+def _back_up_states(self: Any, _pool: Any, host: torch.Tensor, device: torch.Tensor, _io: str) -> None:
+    for host_buffer, layers in _states(self):
+        for layer, tensor in enumerate(layers):
+            host_buffer[host.cpu(), layer, 0] = tensor[device]
+
+
+def _states(pool: Any) -> list[tuple[torch.Tensor, Any]]:
+    """Returns the host's buffer and the device's layers of each state."""
+    return [
+        (pool.temporal_buffer, pool.temporal_device_layers),
+        *zip(pool.conv_buffer, pool.conv_device_layers, strict=True),
+    ]
 
 
 def _buffers(pool: Any) -> list[tuple[torch.Tensor, Any]]:

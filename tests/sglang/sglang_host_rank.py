@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 import sglang_host_copies
 from sglang_model import RankArguments, Restored
@@ -39,6 +40,7 @@ class HostRank(Rank):
         hit = int(self.cache.pop_prefetch_loaded_tokens(handle))
         found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens)))
         req.last_node, req.prefix_len = found.last_device_node, found.device_prefix_len
+        req.swa_host_hit_length, req.mamba_host_hit_length = found.swa_host_hit_length, found.mamba_host_hit_length
         loaded = 0
         if found.host_hit_length:
             params = InitLoadBackParams(
@@ -48,9 +50,14 @@ class HostRank(Rank):
             self.cache.ready_to_load_host_cache()
             self._until(lambda: not self.cache.ongoing_load_back)
         found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens)))
-        slots = self.cache.path_device_indices(found.last_device_node)
-        equal = len(slots) > 0 and self.pools.has(number, slots, len(slots))
-        return Restored(hit, loaded, equal, failed=False)
+        return Restored(hit, loaded, self._has(number, found.last_device_node), failed=False)
+
+    def copied(self) -> tuple[int, int]:
+        """Returns the pages that SGLang's metrics say were loaded, and those that were stored, since the last call."""
+        stats = self.controller.storage_backend.get_stats()
+        rates = (*stats.prefetch_bandwidth, *stats.backup_bandwidth)
+        assert all(rate > 0 for rate in rates) and len(rates) == len(stats.prefetch_pgs) + len(stats.backup_pgs)
+        return sum(stats.prefetch_pgs), sum(stats.backup_pgs)
 
     def pending(self) -> int:
         """Waits until nothing is being written to the host or to the store."""
@@ -74,6 +81,16 @@ class HostRank(Rank):
     def close(self) -> None:
         """Closes the store."""
         self.controller.storage_backend.close()
+
+    def _has(self, number: int, node: Any) -> bool:
+        """Returns whether the tree has the state of a prompt up to a node. False for the root."""
+        slots = self.cache.path_device_indices(node)
+        if not len(slots) or not self.pools.has(number, slots, len(slots)):
+            return False
+        if self.spec.kind != "mamba":
+            return True
+        snapshot = self.cache.tree_core.get_component_device_value(node, ComponentType.MAMBA)
+        return snapshot is not None and self.pools.has_snapshot(number, snapshot[0], len(slots))
 
     def _count_stored(self, insert: Callable[[], object]) -> int:
         insert()

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
+import unittest
 from collections.abc import MutableSequence
 from typing import Any
 from unittest.mock import MagicMock
@@ -42,3 +43,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 import_utils.is_torchvision_available()
 import_utils.is_torchvision_v2_available()
 sys.meta_path.insert(0, _Finder())
+# SGLang's helpers for tests of servers import datasets. Its fixtures use one name of them.
+sys.modules["sglang.test.test_utils"] = _helpers = types.ModuleType("sglang.test.test_utils")
+_helpers.CustomTestCase = unittest.TestCase  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ class Spec(msgspec.Struct, frozen=True):
         page: The number of tokens in a page.
         heads: KV heads of the whole model.
         ranks: The number of tensor-parallel ranks.
-        layout: The layout of HiCache's host pool; "" for the linker.
+        layout: The layout of HiCache's host pool; "" for the linker; "kit" for SGLang's own fixtures.
     """
 
     kind: str = "mha"
@@ -72,6 +72,12 @@ class Restored(msgspec.Struct, frozen=True):
     loaded: int
     equal: bool
     failed: bool
+
+
+def whole(spec: Spec, pages: int) -> list[Restored]:
+    """Returns the result of each rank if all pages of a prompt were loaded."""
+    tokens = pages * spec.page
+    return [Restored(tokens, tokens, equal=True, failed=False)] * spec.ranks
 
 
 def write_config(folder: Path, spec: Spec) -> Path:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
 
+import msgspec
 import torch
 import torch.distributed as dist
 from sglang import version
+from sglang.srt.managers import schedule_batch
+from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
 from sglang.srt.managers.schedule_batch import ReqKvInfo
+from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
     EvictParams,
@@ -24,7 +29,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cac
 from sglang.srt.runtime_context import get_context, get_parallel
 
 from sglang_model import WINDOW, RankArguments, Restored, prompt
-from sglang_pools import Pools
+from sglang_pools import SLOTS, Pools
 
 _WAIT_S: Final = 60.0
 
@@ -42,7 +47,7 @@ class Rank:
         group = dist.new_group(list(range(spec.ranks)), backend="gloo")
         self.args = get_context().override_server_args(**self._flags(arguments)).install()
         get_parallel().override_permanently(
-            tp_rank=rank, pp_rank=0, attn_tp_rank=rank, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
+            tp_rank=rank, pp_rank=0, dp_rank=0, attn_tp_rank=rank, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
         )
         self.waiting: dict[str, Any] = {}
         self.pools = Pools(spec, rank)
@@ -54,7 +59,9 @@ class Rank:
             tp_cache_group=group,
             sliding_window_size=WINDOW if spec.kind == "swa" else None,
             enable_mamba_extra_buffer=spec.kind == "mamba",
+            enable_kv_cache_events="publish" in arguments.extra,
         )
+        endpoint = arguments.extra.pop("publish", "")
         self._change(arguments.extra.pop("change", ""))
         runner = SimpleNamespace(forward_stream=None)
         worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
@@ -74,6 +81,14 @@ class Rank:
             )
         )
         self.linker: Any = self.cache.linker
+        self.publisher = SchedulerKvEventsPublisher(
+            kv_events_config=json.dumps({"publisher": "zmq", "endpoint": endpoint}) if endpoint else None,
+            tree_cache=self.cache,
+            send_metrics_from_scheduler=None,
+            max_running_requests=8,
+            max_total_num_tokens=SLOTS,
+            get_stats=lambda: None,
+        )
 
     def insert(self, number: int, pages: int) -> int:
         """Computes a prompt and inserts it into the tree. Returns the number of nodes that were stored."""
@@ -102,12 +117,12 @@ class Rank:
         """Loads what match_only() has found."""
         return self.finish(self.begin([self.waiting.pop(request)]))[0]
 
-    def queue_matched(self, request: str) -> None:
-        """Queues the load of what match_only() has found, and does not start it."""
+    def queue_matched(self, request: str) -> int:
+        """Queues the load of what match_only() has found, does not start it, and returns its tokens."""
         req = self.waiting[request]
         params = InitLoadBackParams(best_match_node=req.found.best_match_node, host_hit_length=req.hit, req=req)
         req.loaded = self.cache.init_load_back(params)[0]
-        assert req.loaded == req.hit
+        return int(req.loaded)
 
     def finish_queued(self, request: str) -> Restored:
         """Starts the batch of what queue_matched() has queued, and computes it."""
@@ -117,7 +132,14 @@ class Rank:
     def leave(self, rank: int) -> None:
         """Makes one rank leave the daemon, with which its pins end."""
         if self.rank == rank:
-            self.linker.cache_linker._transfers._client.close()
+            self.linker.cache_linker.transfers._client.close()
+
+    def find_at_most(self, rank: int, pages: int) -> None:
+        """Makes the lookups of one rank end after some pages."""
+        linker = self.linker.cache_linker
+        lookup = linker.lookup
+        if self.rank == rank:
+            linker.lookup = lambda *asked: [length for length in lookup(*asked) if length <= pages]
 
     def release(self, request: str) -> None:
         """Ends a request before its batch starts."""
@@ -168,7 +190,39 @@ class Rank:
     def poll(self) -> int:
         """Executes one step without a batch, and returns the number of offloads in progress."""
         self.cache.check_hicache_events()
+        self.publisher.publish_kv_events()
         return len(self.linker.pending_offloads)
+
+    def events(self) -> list[Any]:
+        """Returns the KV cache events since the last call, instead of publishing them."""
+        return [msgspec.to_builtins(event) for event in self.cache.take_events()]
+
+    def finish_request(
+        self, number: int, pages: int, reason: str, actions: dict[str, Any], session: str | None = None
+    ) -> None:
+        """Releases a request whose prompt was inserted, as SGLang does when it has ended.
+
+        Args:
+            number: The prompt.
+            pages: Its length in pages.
+            reason: The name of SGLang's reason for the end; "" if the request will go on.
+            actions: The payloads of kv_hints by the type of their action.
+            session: The ID of the request's session.
+        """
+        req = request_of(f"request-{number}", number)
+        req.full_untruncated_fill_ids = prompt(number, pages * self.spec.page)
+        req.finished_reason = getattr(schedule_batch, reason)("") if reason else None
+        req.priority, req.session_id = None, session
+        written = [
+            {"action_id": "1", "action_type": name, "action_version": "1", "payload": payload}
+            for name, payload in actions.items()
+        ]
+        req.kv_hints = decode_kv_hints_envelope({"protocol_version": "1", "message_id": "1", "actions": written})
+        self.cache.on_release(req, checkpointed=True)
+
+    def close_session(self, session: str) -> None:
+        """Ends a session."""
+        self.cache.release_radix_session(session)
 
     def pending(self) -> int:
         """Waits until no offload is in progress."""
@@ -192,6 +246,8 @@ class Rank:
                 pool.__class__ = type("UnknownPool", (type(pool),), {})
             case "pipeline":
                 self.params.pp_size = 2
+            case "decode":
+                get_parallel().override_permanently(attn_dcp_size=2)
             case "draft":
                 self.params.mtp_draft_device_pools = (object(),)
             case "layout":

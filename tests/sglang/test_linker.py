@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from sglang_engine import SglangEngine
-from sglang_model import WINDOW, Restored, Spec
+from sglang_model import WINDOW, Restored, Spec, whole
 
+pytest_plugins = ("sglang_daemon",)
 SPECS = [
     Spec(kind, page, ranks=ranks) for kind in ("mha", "mla", "swa", "mamba") for page in (1, 16, 64) for ranks in (1, 2)
 ]
 _PAGES = {1: 96, 16: 10, 64: 6}
 _WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module", name="shared_daemon")
-def _shared_daemon() -> Iterator[DiskDaemon]:
-    """Runs a daemon with a disk, which writes pages when they are evicted or saved."""
-    with DiskDaemon(1024, "256MiB") as running:
-        running.wait_open()
-        yield running
-
-
-@pytest.fixture
-def daemon(shared_daemon: DiskDaemon) -> Iterator[DiskDaemon]:
-    """Drops all pages after the test."""
-    yield shared_daemon
-    shared_daemon.drop_all_pages()
-
-
-def whole(spec: Spec, pages: int) -> list[Restored]:
-    """Returns the result of each rank if all pages of a prompt were loaded."""
-    tokens = pages * spec.page
-    return [Restored(tokens, tokens, equal=True, failed=False)] * spec.ranks
 
 
 def computed(spec: Spec) -> list[Restored]:
@@ -143,19 +121,21 @@ def test_pages_on_disk_are_read_for_the_next_lookup(daemon: DiskDaemon, kind: st
         assert eventually(lambda: engine.restore(1, 4) == whole(spec, 4), _WAIT_S)
 
 
-def test_pins_end_with_their_lease(daemon: DiskDaemon) -> None:
-    spec = Spec("mha", 16)
+@pytest.mark.parametrize(("kind", "ranks"), [("mha", 1), ("swa", 2), ("mamba", 2)])
+def test_pins_end_with_their_lease(daemon: DiskDaemon, kind: str, ranks: int) -> None:
+    spec = Spec(kind, 16, ranks=ranks)
     with SglangEngine(spec, daemon.socket, lease=2.0) as engine:
         engine.insert(1, 8)
         engine.reset()
-        assert engine.match_only("waiting", 1, 8) == [128]
-        assert sum(record.pins for record in daemon.slots()) == 8
-        assert eventually(lambda: not engine.poll()[0] and not sum(record.pins for record in daemon.slots()), _WAIT_S)
+        assert engine.match_only("waiting", 1, 8) == [128] * ranks
+        assert sum(record.pins for record in daemon.slots()) >= 8 * ranks
+        assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()), _WAIT_S)
         assert engine.load_matched("waiting") == whole(spec, 8), "the pages are still there"
 
 
+@pytest.mark.parametrize("stored_again", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, ranks: int) -> None:
+def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, ranks: int, stored_again: bool) -> None:
     spec = Spec("mha", 16, ranks=ranks)
     with SglangEngine(spec, daemon.socket, lease=1.0) as engine:
         engine.insert(1, 8)
@@ -163,6 +143,9 @@ def test_pages_that_are_gone_after_their_lease_are_computed(daemon: DiskDaemon, 
         engine.match_only("waiting", 1, 8)
         assert eventually(lambda: not any(engine.poll()) and not sum(record.pins for record in daemon.slots()), _WAIT_S)
         daemon.drop_all_pages()
+        if stored_again:
+            with SglangEngine(spec, daemon.socket) as other:
+                assert other.insert(1, 8) == [1] * ranks
         assert engine.load_matched("waiting") == [Restored(128, 0, equal=False, failed=False)] * ranks
 
 
@@ -199,7 +182,17 @@ def test_what_one_rank_lost_no_rank_loads(daemon: DiskDaemon) -> None:
         engine.reset()
         engine.match_only("waiting", 1, 8)
         engine.leave(1)
-        assert engine.load_matched("waiting") == [Restored(128, 0, equal=False, failed=False)] * 2
+        assert engine.queue_matched("waiting") == [0, 0]
+        assert engine.finish_queued("waiting") == [Restored(128, 0, equal=False, failed=False)] * 2
+
+
+def test_ranks_load_the_longest_prefix_that_all_of_them_have(daemon: DiskDaemon) -> None:
+    spec = Spec("mha", 16, ranks=2)
+    with SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 8)
+        engine.reset()
+        engine.find_at_most(1, 6)
+        assert engine.restore(1, 8) == whole(spec, 6)
 
 
 def test_a_request_that_is_cancelled_releases_its_pages(daemon: DiskDaemon) -> None:
@@ -208,7 +201,7 @@ def test_a_request_that_is_cancelled_releases_its_pages(daemon: DiskDaemon) -> N
         engine.insert(1, 8)
         engine.reset()
         engine.match_only("first", 1, 8)
-        engine.queue_matched("first")
+        assert engine.queue_matched("first") == [128]
         engine.release("first")
         engine.match_only("second", 1, 8)
         engine.reset()

@@ -72,7 +72,7 @@ def test_a_daemon_that_ends_or_hangs_between_two_steps_costs_pages_only(step: st
                 case "match":
                     engine.match_only("waiting", 1, _PAGES)
                 case "queue":
-                    engine.queue_matched("waiting")
+                    assert engine.queue_matched("waiting") == [128, 128]
                 case _:
                     assert engine.finish_queued("waiting") == _WHOLE
         is_sound(engine, engine.restore(1, _PAGES))
@@ -121,7 +121,10 @@ def test_without_a_daemon_sglang_serves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "line"),
     [
-        ({"sockets": "/tmp/x"}, "the known keys are socket, salt, name, weights, lease, disk_timeout, flush"),
+        (
+            {"sockets": "/tmp/x"},
+            "the known keys are socket, salt, name, weights, lease, disk_timeout, flush, events_lease",
+        ),
         ({"lease": "long"}, "Expected `float`"),
         ({"weights": ""}, 'set "weights" in linker_extra_config'),
     ],
@@ -138,6 +141,7 @@ def test_a_wrong_setting_is_one_line_in_the_log(tmp_path: Path, extra: dict[str,
         ("version", "SGLang 9.9 is not known: use SGLang 0.5.23"),
         ("pool", "the KV pool UnknownPool is not known"),
         ("pipeline", "pipeline parallelism is not supported yet"),
+        ("decode", "decode context parallelism is not supported yet"),
         ("draft", "draft models (EAGLE, MTP) are not supported yet"),
         ("layout", "the KV layout hnd is not known: unset SGLANG_USE_HND_KVCACHE"),
     ],

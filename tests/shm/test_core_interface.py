@@ -32,7 +32,7 @@ CLASSES = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
 ENUMERATIONS: list[tuple[type[Enum], str, str]] = [
     (ReserveOutcome, "core/daemon/answers.h", "enum pt_outcome"),
     (ChainKind, "core/daemon/answers.h", "enum pt_chain"),
-    (WriteRule, "core/daemon/owner.h", "enum pt_write_rule"),
+    (WriteRule, "core/daemon/disk_devices.h", "enum pt_write_rule"),
     (WriteResult, "core/daemon/write_behind.h", "enum pt_write_result"),
     (TierFlag, "core/common/layout.h", "enum { PT_TIER"),
     (EventReason, "core/common/layout.h", "enum pt_reason"),

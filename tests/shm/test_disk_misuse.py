@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
 from index_with_disk import FRAME, Place, ints, key, u32, u64
-from pagetier.shm._core import KEY_BYTES, SLOTS, ReserveOutcome, WriteResult, WriteRule
+from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, SLOTS, ReserveOutcome, WriteResult, WriteRule
 
 REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_open", (8, len(WriteRule))),
@@ -22,8 +22,13 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
     ("disk_damaged", (b"k" * (KEY_BYTES + 1),)),
     ("end_writes", (bytes(4), b"")),
     ("end_writes", (bytes(3), b"")),
-    ("fetch", (SLOTS, 1, b"")),
-    ("fetch", (0, 1, b"k")),
+    ("disk_open", (8, WriteRule.EVICTED, DISK_DEVICES)),
+    ("start_writes", (1, 1, DISK_DEVICES)),
+    ("fetch", (u32(SLOTS), 1, b"", u64(0))),
+    ("fetch", (u32(*[0] * (DISK_DEVICES + 1)), 1, b"", u64(*[0] * (DISK_DEVICES + 1)))),
+    ("fetch", (u32(0, 0), 1, b"", u64(0))),
+    ("fetch", (u32(0), 1, b"k", u64(0))),
+    ("devices", (bytes(1),)),
     ("sizes", (bytes(5),)),
     ("chains", (bytes(1),)),
 ]
@@ -31,7 +36,7 @@ REFUSED: list[tuple[str, tuple[object, ...]]] = [
 
 @pytest.mark.parametrize(("name", "arguments"), REFUSED)
 def test_invalid_arguments_are_rejected(disk: Place, name: str, arguments: tuple[object, ...]) -> None:
-    with pytest.raises(ValueError, match=r"no rule|no slot|no whole number|elements"):
+    with pytest.raises(ValueError, match=r"no rule|no such slot|no device|no whole number|elements"):
         getattr(disk.owner, name)(*arguments)
 
 
@@ -48,7 +53,7 @@ def test_no_call_works_before_the_adoption(place: Place) -> None:
         lambda: owner.frames_before_unwritten(1),
         lambda: owner.start_writes(1, 1),
         lambda: owner.end_writes(b"", b""),
-        lambda: owner.fetch(0, 1, b""),
+        lambda: owner.fetch(b"", 1, b"", b""),
         lambda: owner.sizes(b""),
         lambda: owner.chains(b""),
         lambda: owner.count_fetched(0, 0, 0),
@@ -65,6 +70,7 @@ numbers = st.lists(st.integers(0, 14) | st.integers(0, 2**32 - 1), max_size=6)
 
 def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
     """Returns random calls of a faulty daemon."""
+    devices = st.integers(0, 1)
     keys = names.map(lambda some: b"".join(map(key, some)))
     reports = st.lists(
         st.tuples(
@@ -76,9 +82,9 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
         max_size=8,
     )
     return st.one_of(
-        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.sampled_from(WriteRule))),
         st.tuples(st.just("disk_rule"), st.tuples(st.sampled_from(WriteRule))),
-        st.tuples(st.just("disk_close"), st.just(())),
+        st.tuples(st.just("disk_close"), st.tuples(devices)),
+        st.tuples(st.just("disk_open"), st.tuples(st.integers(0, 12), st.sampled_from(WriteRule), devices)),
         reports.map(
             lambda r: (
                 "disk_report",
@@ -87,13 +93,17 @@ def steps() -> st.SearchStrategy[tuple[str, tuple[Any, ...]]]:
                     u64(*(n for _, n, *_ in r)),
                     u32(*(n for *_, n, _ in r)),
                     u64(*(n for *_, n in r)),
+                    len(r) % 2,
                 ),
             )
         ),
-        st.tuples(st.just("disk_damaged"), st.tuples(keys)),
-        st.tuples(st.just("start_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20))),
+        st.tuples(st.just("disk_damaged"), st.tuples(keys, devices)),
+        st.tuples(st.just("start_writes"), st.tuples(st.integers(0, 20), st.integers(0, 20), devices)),
         numbers.map(lambda n: ("end_writes", (u32(*n), bytes(at % (len(WriteResult) + 1) for at in range(len(n)))))),
-        st.tuples(st.just("fetch"), st.tuples(st.just(0), st.sampled_from([1, DAY_NS]), keys)),
+        st.tuples(
+            st.just("fetch"),
+            st.tuples(st.just(u32(0, 0)), st.sampled_from([1, DAY_NS]), keys, st.sampled_from([u64(0, 0), u64(1, 3)])),
+        ),
         keys.map(lambda k: ("reserve", (0, 0, 0, 1, DAY_NS, k, u64(*[FRAME + len(k) % 3] * (len(k) // KEY_BYTES))))),
         st.tuples(st.just("evict"), st.tuples(st.integers(0, 8), st.integers(0, 9))),
         st.tuples(st.just("flush"), st.tuples(st.integers(-1, 3), st.integers(0, 5))),

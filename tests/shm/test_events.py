@@ -97,7 +97,29 @@ def test_a_reader_notices_changes_that_were_not_recorded(place: Place, change: s
 
 
 def test_nothing_is_recorded_without_readers(place: Place) -> None:
-    place.owner.detach(place.slot)
+    place.owner.reap(place.slot)
     place.owner.serve_events()
     other = place.memory.session(place.slot)
     assert other.read_events().result == EventsResult.OFF
+
+
+def test_the_disk_is_complete_when_each_open_device_is(place: Place) -> None:
+    owner, session = place.owner, place.session
+    owner.disk_open(100, WriteRule.THROUGH, 1)
+    assert not session.disk_complete
+    owner.disk_complete(1)
+    assert session.disk_complete
+    owner.disk_close(0)
+    assert session.disk_complete
+    owner.disk_complete(0)  # of a device that is closed
+    assert session.disk_complete
+    owner.disk_close(1)
+    assert not session.disk_complete
+
+
+def test_pages_of_one_device_are_events_while_another_one_is_opened(place: Place) -> None:
+    place.owner.disk_open(100, WriteRule.THROUGH, 1)
+    place.store("a")
+    place.session.read_events()
+    place.write()
+    assert [(one[0], one[1], one[2]) for one in listed(place.session.read_events())] == [(key("a"), DISK, 1)]

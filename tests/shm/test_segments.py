@@ -36,6 +36,16 @@ def test_segments_are_made_used_released_adopted_and_removed(segment_request: Se
     assert files(segment_request) == []
 
 
+def test_new_segments_have_memory_except_for_the_ring_of_events(segment_request: SegmentRequest) -> None:
+    """A daemon must not be killed by a full /dev/shm when it writes what lies after the ring."""
+    segments = take(segment_request)
+    after_ring = GEOMETRY.at_events + GEOMETRY.events_bytes
+    with path_of(segment_request, "index").open("rb") as index:
+        assert os.lseek(index.fileno(), 0, os.SEEK_HOLE) >= GEOMETRY.at_events
+        assert after_ring < os.lseek(index.fileno(), after_ring, os.SEEK_HOLE) == GEOMETRY.sizes[0]
+    segments.remove()
+
+
 def test_pages_outlive_the_daemon(segment_request: SegmentRequest) -> None:
     leave_pages(segment_request, 8)
     segments = take(segment_request)

@@ -91,7 +91,7 @@ def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: 
     config = load(file, {}, {})
     assert config.socket.parent == Path("/run/pagetier")
     assert paths(daemon)["/run/pagetier"] == "/run/pagetier"
-    assert config.disk.path is not None and str(config.disk.path).startswith("/var/lib/pagetier/")
+    assert str(config.disk.path[0]).startswith("/var/lib/pagetier/")
     program, *words = daemon["containers"][0]["command"]
     assert program == "pagetierd"
     with main.make_context(program, list(words)) as context:

@@ -111,7 +111,7 @@ def test_the_examples_are_valid_configurations(tmp_path: Path) -> None:
         assert load(file, {}, {}).arena.size == 1 << 30
         file.write_text(re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text))
         config = load(file, {}, {})
-        assert (config.disk.size, config.access.groups) == (100 << 30, (0,))
+        assert (config.disk.size, config.access.groups) == ((100 << 30,), (0,))
 
 
 def test_a_second_installation_keeps_the_configuration(tmp_path: Path) -> None:

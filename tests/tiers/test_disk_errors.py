@@ -19,7 +19,7 @@ from pagetier.tiers.disk import doubt
 from pagetier.tiers.disk.read_priority import Patience, Turns
 from pagetier.tiers.disk.tier import LocalTier
 from pagetier.tiers.lmdb import values
-from pagetier.tiers.lmdb.environment import LmdbEnvironment
+from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")

@@ -99,6 +99,14 @@ def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> Non
     tier.close()
 
 
+def test_what_a_file_system_has_no_room_for_takes_nothing_of_it(tmp_path: Path) -> None:
+    """Some file systems give all they have before they refuse the rest, and are full until then."""
+    with (tmp_path / "file").open("wb") as file:
+        assert disk_blocks.allocate(file.fileno(), 0, 1 << 50) == errno.ENOSPC
+        assert os.fstat(file.fileno()).st_blocks == 0
+        assert disk_blocks.allocate(file.fileno(), 0, 1 << 20) in {0, *disk_blocks.UNSUPPORTED}
+
+
 def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: LocalTier, tmp_path: Path) -> None:
     assert bytes_in(tmp_path) < 1 << 17
     for first in range(0, 400, 20):

@@ -17,8 +17,7 @@ from child_process import DIED, in_child
 from files_tier import fill, only, opened, slots_of
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.disk import environment as disk_environment
-from pagetier.tiers.frame_files import FilesTier, direct_files
-from pagetier.tiers.frame_files import environment as files_environment
+from pagetier.tiers.frame_files import FilesTier, direct_files, files_environment
 from tier_pages import keys_in, outcome_of, outcomes, outgoing, outgoings
 
 

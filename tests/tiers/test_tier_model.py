@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.stores import tier_of
+from pagetier.tiers.disk.tier import tier_of
 from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
 
 NUMBERS = st.integers(0, 30)

@@ -41,7 +41,7 @@ def test_a_file_that_was_cut_costs_the_pages_in_the_missing_part(tmp_path: Path)
         tier.write([], pages)
     os.truncate(tmp_path / "tier" / "0" / "frames.0", 59 * FRAME)
     with closing(opened(tmp_path)) as tier:
-        assert [outcome_of(tier, page) for page in pages] == [ReadOutcome.EXACT] * 19 + [ReadOutcome.DAMAGED]
+        assert [outcome_of(tier, page) for page in pages] == [ReadOutcome.EXACT] * 19 + [ReadOutcome.ABSENT]
         assert len(keys_in(tier)) == 19
         assert outcomes(tier, [*pages[:19], *fill(tier, 100)]) == {ReadOutcome.EXACT}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 from typing import Final
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _KEEP_SIZE: Final = 1
+_SECTOR: Final = 512  # bytes of st_blocks
 UNSUPPORTED: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 """Of file systems that cannot allocate."""
 # Allocated beyond the need, so that one call serves several transactions.
@@ -46,7 +48,17 @@ class PreallocatedBlocks:
 
 
 def allocate(descriptor: int, start: int, length: int, mode: int = _KEEP_SIZE) -> int:
-    """Allocates blocks, by default without changing the file's length. Returns the error number, or 0."""
+    """Allocates blocks, by default without changing the file's length.
+
+    What the file system has no room for is refused at once: otherwise it would be full for a moment before it fails.
+
+    Returns:
+        The error number, or 0.
+    """
+    file, system = os.fstat(descriptor), os.fstatvfs(descriptor)
+    limited = system.f_blocks > 0  # a tmpfs may have no limit
+    if limited and start + length - file.st_blocks * _SECTOR > system.f_bavail * system.f_frsize:
+        return errno.ENOSPC
     while _libc.fallocate(descriptor, mode, start, length):
         if (number := ctypes.get_errno()) != errno.EINTR:
             return number

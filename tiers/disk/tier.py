@@ -28,7 +28,8 @@ from pagetier.tiers.base import (
     TierState,
     Written,
 )
-from pagetier.tiers.disk import files, reader, writer
+from pagetier.tiers.capacity import Store
+from pagetier.tiers.disk import files, reader, saved_lookups, writer
 from pagetier.tiers.disk import writer as placement
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.read_priority import Turns
@@ -211,6 +212,14 @@ class LocalTier:
             self.distrust()
             raise DoubtError(str(error)) from error
 
+    def save_lookups(self, data: bytes) -> None:
+        """Keeps these bytes in the folder until take_lookups(), if they fit under the cap."""
+        saved_lookups.save(self._options.folder, data, self._options.cap_bytes)
+
+    def take_lookups(self) -> bytes | None:
+        """Returns the bytes that were kept, once; None if there are none."""
+        return saved_lookups.take(self._options.folder)
+
     def distrust(self) -> None:
         """Makes the next opening verify each environment."""
         with contextlib.suppress(OSError):  # the caller reports the failure to the next opening too
@@ -263,3 +272,14 @@ def _joined(shares: Sequence[Share], applied: Sequence[Applied], count: int) -> 
         undropped=next((done.undropped for done in applied if done.undropped), ""),
         disk_bytes=sum(done.disk_bytes for done in applied),
     )
+
+
+def tier_of(store: Store) -> type[LocalTier]:
+    """Returns the tier of a store. Only its libraries are loaded."""
+    if store == "files":
+        from pagetier.tiers.frame_files import FilesTier
+
+        return FilesTier
+    from pagetier.tiers.lmdb import LmdbTier
+
+    return LmdbTier

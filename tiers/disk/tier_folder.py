@@ -17,13 +17,13 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
-from pagetier.tiers.disk import files, recovery
+from pagetier.tiers.disk import files, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.records import FORMAT, READABLE, About
 from pagetier.tiers.disk.recovery import Journal, State
 
 _NEW: Final = "new"
-_OURS: Final = {"owner", "state", "state.tmp", "lost+found"}
+_OURS: Final = {"owner", "state", "state.tmp", saved_lookups.NAME, saved_lookups.BESIDE, "lost+found"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.tier import LocalTier
-from pagetier.tiers.frame_files.environment import FilesEnvironment
+from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 __all__ = ["FilesTier"]
 

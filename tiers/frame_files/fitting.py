@@ -17,7 +17,7 @@ from pagetier.tiers.disk.read_priority import Turns
 from pagetier.tiers.disk.records import Header
 
 if TYPE_CHECKING:
-    from pagetier.tiers.frame_files.environment import FilesEnvironment
+    from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 
 def is_needed(environment: FilesEnvironment) -> bool:

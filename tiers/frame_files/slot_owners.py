@@ -17,7 +17,7 @@ from pagetier.tiers.frame_files.page_record import CHECK_BYTES, check_of
 from pagetier.tiers.frame_files.record_count import RecordCount
 
 if TYPE_CHECKING:
-    from pagetier.tiers.frame_files.environment import FilesEnvironment
+    from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 _SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record, before 8 bytes of 0
 _SIZE: Final = 1
@@ -45,7 +45,7 @@ class _Rows(msgspec.Struct, frozen=True):
 
 
 def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
-    """Returns what all records say. There can be `slots` slots. Raises lmdb.Error."""
+    """Returns what all records say; those of slots beyond `slots` are wrong. Raises lmdb.Error."""
     owners = np.zeros(slots, np.uint64)
     wrong: list[bytes] = []
     losers: set[int] = set()

@@ -35,6 +35,17 @@ class SlotTable:
         self._change = threading.Condition()
 
     @property
+    def length(self) -> int:
+        """The number of slots."""
+        return len(self._owners)
+
+    def lengthen(self, length: int) -> None:
+        """Adds free slots at the end until there are so many. The memory is that of the files, not of the cap."""
+        with self._change:
+            if (more := length - len(self._owners)) > 0:
+                self._owners = np.concatenate((self._owners, np.zeros(more, np.uint32)))
+
+    @property
     def used(self) -> int:
         """The number of slots that belong to pages."""
         return self._owned - self._leaving

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.tier import LocalTier
-from pagetier.tiers.lmdb.environment import LmdbEnvironment
+from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 __all__ = ["LmdbTier"]
 

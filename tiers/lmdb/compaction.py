@@ -20,7 +20,7 @@ from pagetier.tiers.disk.records import frames_of
 from pagetier.tiers.lmdb import values
 
 if TYPE_CHECKING:
-    from pagetier.tiers.lmdb.environment import LmdbEnvironment
+    from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 _FOR_TREES: Final = 1.1
 _NO_TURNS: Final = Patience(Turns(), 0)  # no reads run while a tier is opened

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pagetier.tiers.capacity import DROPS, PAGE, LmdbShape
 
 if TYPE_CHECKING:
-    from pagetier.tiers.lmdb.environment import LmdbEnvironment
+    from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 # All in pages of the file. A path to a key and its frames has four levels in each of two trees, and beside each page a
 # neighbour, since pages are split and joined.

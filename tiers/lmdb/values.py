@@ -18,7 +18,7 @@ from pagetier.tiers.lmdb import free_space
 from pagetier.tiers.lmdb.frame_reader import page_after
 
 if TYPE_CHECKING:
-    from pagetier.tiers.lmdb.environment import LmdbEnvironment
+    from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 
 def store_together(environment: LmdbEnvironment, pages: Sequence[Outgoing], turns: Turns) -> None:

@@ -22,6 +22,8 @@ from pagetier.tiers.worker_protocol import (
     Leave,
     Opened,
     Read,
+    SavedLookups,
+    SaveLookups,
     StateReport,
     Stored,
     Sync,
@@ -42,7 +44,7 @@ class Worker:
         self._tier = tier
         self._memory = memory
         self._channel = channel
-        self._writes: queue.SimpleQueue[Write | Sync | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Write | Sync | SaveLookups | None] = queue.SimpleQueue()
         self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
         self._writer = threading.Thread(target=self._write_all, name="pagetier-write", daemon=True)
         self._broken = ""
@@ -50,6 +52,8 @@ class Worker:
     def report(self) -> None:
         """Reports the pages in the tier."""
         self._channel.send(Opened(self._tier.room, self._tier.state()))
+        if (lookups := self._tier.take_lookups()) is not None:
+            self._channel.send(SavedLookups(lookups))
         for part in self._tier.contents():
             self._channel.send(
                 InventoryPart(part.keys, part.sizes, part.stamps, part.spaces, part.table, part.histories)
@@ -77,7 +81,7 @@ class Worker:
 
     def _dispatch(self, command: Command) -> None:
         match command:
-            case Write() | Sync():
+            case Write() | Sync() | SaveLookups():
                 self._writes.put(command)
             case Read():
                 for task in read_tasks(command):
@@ -90,10 +94,19 @@ class Worker:
     def _write_all(self) -> None:
         while (command := self._writes.get()) is not None:
             try:
-                self._channel.send(self._write(command) if isinstance(command, Write) else self._sync(command))
+                self._do(command)
             except Exception as error:  # noqa: BLE001  py-lmdb raises SystemError, too: a thread must not end without a report
                 self._break(error)
                 return
+
+    def _do(self, command: Write | Sync | SaveLookups) -> None:
+        match command:
+            case Write():
+                self._channel.send(self._write(command))
+            case Sync():
+                self._channel.send(self._sync(command))
+            case SaveLookups():
+                self._tier.save_lookups(command.data)
 
     def _break(self, error: Exception) -> None:
         """Ends the worker after an unexpected failure; the next worker verifies the tier."""

@@ -8,8 +8,8 @@
     --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
         "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
 
-Only linker.py, storage.py and model.py import SGLang. The other modules recognise its objects by their attributes, so
-that they can be imported without SGLang.
+Only cache_hooks.py, linker.py, model.py and storage.py import SGLang. The other modules recognise its objects by their
+attributes, so that they can be imported without SGLang.
 """
 
 from importlib import import_module

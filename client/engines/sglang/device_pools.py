@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup
 

@@ -7,15 +7,18 @@ offload(), or their batches differ.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
 from pagetier.client.engines.sglang.device_pools import STATE
-from pagetier.client.engines.sglang.engine_log import log_unsupported
 from pagetier.client.engines.sglang.loads import LayerCounter
 from pagetier.client.engines.sglang.transfers import Transfers
+from pagetier.client.engines.unsupported import log_unsupported
+
+log = logging.getLogger("pagetier.sglang")
 
 
 class PagetierLinker(UnifiedCacheLinker):
@@ -27,6 +30,7 @@ class PagetierLinker(UnifiedCacheLinker):
         layer_done_counter: See LayerCounter.
         pools: The pools that are cached.
         forward_stream: The stream on which the model writes its caches.
+        transfers: All transfers; None if this engine is not supported.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class PagetierLinker(UnifiedCacheLinker):
         self.forward_stream = forward_stream
         self.layer_done_counter = LayerCounter()
         self.pools: dict[PoolName, Any] = {}
-        self._transfers: Transfers | None = None
+        self.transfers: Transfers | None = None
         try:
             from pagetier.client.engines.sglang.setup import open_transfers  # may fail with another version of SGLang
 
@@ -49,24 +53,24 @@ class PagetierLinker(UnifiedCacheLinker):
                 server_args, params, extra_config or {}, self.layer_done_counter, forward_stream
             )
         except Exception as error:  # noqa: BLE001  SGLang serves without a cache
-            log_unsupported(error)
+            log_unsupported(log, error)
             return
-        self._transfers = transfers
+        self.transfers = transfers
         self.pools = {PoolName(pool.name): pool.pool for pool in pools}
         if PoolName(STATE) in self.pools:
             params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
         """Returns the lengths in pages that can be restored."""
-        return self._transfers.lookup(rid, transfers) if self._transfers else []
+        return self.transfers.lookup(rid, transfers) if self.transfers else []
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
         """Queues a load. Returns False on all ranks if one of them cannot load all pages."""
-        return self._transfers is not None and self._transfers.load(rid, transfers)
+        return self.transfers is not None and self.transfers.load(rid, transfers)
 
     def start_layer_wise_loading(self) -> int:
         """Begins the queued loads."""
-        return self._transfers.start() if self._transfers else -1
+        return self.transfers.start() if self.transfers else -1
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Waits until a batch writes nothing any more, and returns whether all of its pages were loaded."""
@@ -74,29 +78,29 @@ class PagetierLinker(UnifiedCacheLinker):
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Removes a load that has not begun."""
-        return self._transfers is not None and self._transfers.cancel(rid)
+        return self.transfers is not None and self.transfers.cancel(rid)
 
     def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
         """Begins to store pages. Returns False only if this engine is not supported."""
-        if self._transfers is None:
+        if self.transfers is None:
             return False
-        self._transfers.offload(transfers)
+        self.transfers.offload(transfers)
         return True
 
     def num_completed_offloads(self) -> int:
         """Returns the number of results that pop_completed_offload() can return."""
-        return self._transfers.completed() if self._transfers else 0
+        return self.transfers.completed() if self.transfers else 0
 
     def pop_completed_offload(self) -> bool:
         """Returns whether the pages of the oldest offload are stored."""
-        return self._transfers is not None and self._transfers.pop()
+        return self.transfers is not None and self.transfers.pop()
 
     def reset(self) -> None:
         """Ends all transfers. SGLang calls it to empty its own cache; pages in pagetier stay."""
-        if self._transfers is not None:
-            self._transfers.reset()
+        if self.transfers is not None:
+            self.transfers.reset()
 
     def close(self) -> None:
         """Ends all transfers and leaves the daemon."""
-        if self._transfers is not None:
-            self._transfers.close()
+        if self.transfers is not None:
+            self.transfers.close()

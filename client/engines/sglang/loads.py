@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pagetier.client.async_copy.handles import LoadHandle
-from pagetier.client.engines.sglang.groups import EngineGroup
+from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.lookups import Hit
 from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread
 from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
-from pagetier.client.engines.sglang.groups import EngineGroup, by_pool, hashes_of
+from pagetier.client.engines.sglang.engine_groups import EngineGroup, by_pool, hashes_of
 from pagetier.client.engines.sglang.settings import LinkerSettings
-from pagetier.client.engines.vllm.prefetch import PendingPrefetch, PrefetchThread
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
-from pagetier.client.match import Match
+from pagetier.client.match import Match, MatchHandle
 
 _MOST_LENGTHS: Final = 64
 """The most lengths of a hybrid model that are looked up for one request."""
+_MOST_ENDED: Final = 64
+"""The most leases that are remembered after their end. The requests of older ones are computed."""
 
 
 class Hit(msgspec.Struct, frozen=True, eq=False):
@@ -38,6 +40,23 @@ class Hit(msgspec.Struct, frozen=True, eq=False):
             match.release()
 
 
+class _UnpinnedHit(msgspec.Struct, frozen=True, eq=False):
+    """The pages of a Hit, by their serials."""
+
+    pages: int
+    matches: tuple[MatchHandle, ...]
+
+
+_AnyHit = TypeVar("_AnyHit", Hit, _UnpinnedHit)
+
+
+class _EndedLease(msgspec.Struct, frozen=True, eq=False):
+    """What was promised to one request until its lease ended. It pins nothing."""
+
+    hashes: bytes
+    hits: tuple[_UnpinnedHit, ...]
+
+
 class _Lease(msgspec.Struct, eq=False):
     """What is promised to one request."""
 
@@ -49,6 +68,12 @@ class _Lease(msgspec.Struct, eq=False):
     def release(self) -> None:
         for hit in self.hits:
             hit.release()
+
+    def end(self) -> _EndedLease:
+        """Unpins the pages, and returns which they were."""
+        hits = tuple(_UnpinnedHit(hit.pages, tuple(match.to_handle() for match in hit.matches)) for hit in self.hits)
+        self.release()
+        return _EndedLease(self.hashes, hits)
 
 
 class Lookups:
@@ -75,6 +100,7 @@ class Lookups:
         self._settings = settings
         self._most = _MOST_LENGTHS if several_ranks else 1
         self._leases: dict[str, _Lease] = {}
+        self._ended: dict[str, _EndedLease] = {}
 
     def lookup(self, request: str, transfers: Sequence[Any]) -> list[int]:
         """Returns the lengths in pages that can be restored, pinned for the request. One rank returns the longest only.
@@ -87,6 +113,7 @@ class Lookups:
         pools = by_pool(transfers)
         hashes = hashes_of(pools[FULL].keys)
         before = self._leases.pop(request, None)
+        self._ended.pop(request, None)
         match = self._match(hashes, pools, counted=before is None)
         if before is None and not match.available_tokens:
             return []  # as for most prompts
@@ -102,20 +129,15 @@ class Lookups:
     def take(self, request: str, transfers: Sequence[Any]) -> Hit | None:
         """Returns the pages for a load of exactly these transfers, which the caller releases.
 
-        Pages whose lease has ended are looked up again. Returns None if they are gone.
+        They are the pages that the request's last lookup has found. After the end of its lease they are pinned again by
+        their serials. Returns None if one of them is gone, even if its key was stored again.
         """
         pools = by_pool(transfers)
-        hashes = hashes_of(pools[FULL].keys)
-        pages = len(pools[FULL].keys)
-        lease = self._leases.pop(request, None)
+        hashes, pages = hashes_of(pools[FULL].keys), len(pools[FULL].keys)
+        lease, ended = self._leases.pop(request, None), self._ended.pop(request, None)
         if lease is not None:
-            chosen = self._chosen(lease, hashes, pages)
-            for hit in lease.hits:
-                if hit is not chosen:
-                    hit.release()
-            if chosen is not None:
-                return chosen
-        return self._again(hashes, pools, pages)
+            return self._chosen(lease, hashes, pages)
+        return self._pinned_again(ended, hashes, pages) if ended is not None else None
 
     def expire(self) -> None:
         """Unpins the pages of leases that have ended."""
@@ -124,13 +146,16 @@ class Lookups:
             request, lease = next(iter(self._leases.items()))
             if lease.ends > now:
                 return
-            self._leases.pop(request).release()
+            self._ended[request] = self._leases.pop(request).end()
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.pop(next(iter(self._ended)))
 
     def release(self) -> None:
-        """Ends all leases."""
+        """Ends all leases, and forgets those that have ended."""
         for lease in self._leases.values():
             lease.release()
         self._leases.clear()
+        self._ended.clear()
 
     def _lengths(self, hits: Sequence[Hit]) -> list[int]:
         if len(self._groups) == 1 and self._most > 1:
@@ -158,25 +183,35 @@ class Lookups:
         return tuple(GroupKeys(_kind(group, pools), group.keys(hashes)) for group in self._groups)
 
     def _chosen(self, lease: _Lease, hashes: bytes, pages: int) -> Hit | None:
-        if not lease.hashes.startswith(hashes) or not all(map(self._is_mapped, lease.hits)):
+        """Returns the hit of a lease for a load, and releases all others."""
+        chosen = None
+        if lease.hashes.startswith(hashes) and all(map(self._is_mapped, lease.hits)):
+            chosen = self._of_length(lease.hits, pages)
+        for hit in lease.hits:
+            if hit is not chosen:
+                hit.release()
+        return chosen
+
+    def _pinned_again(self, lease: _EndedLease, hashes: bytes, pages: int) -> Hit | None:
+        """Returns the hit of a lease that has ended, or None if one of its pages is gone."""
+        chosen = self._of_length(lease.hits, pages) if lease.hashes.startswith(hashes) else None
+        if chosen is None:
             return None
-        if len(self._groups) == 1:
-            return next((hit for hit in lease.hits if hit.pages >= pages), None)
-        return next((hit for hit in lease.hits if hit.pages == pages), None)
+        hit = Hit(chosen.pages, tuple(map(self._client.adopt, chosen.matches)))
+        if all(len(found) == len(wanted) for found, wanted in zip(hit.matches, chosen.matches, strict=True)):
+            return hit
+        hit.release()
+        return None
+
+    def _of_length(self, hits: Iterable[_AnyHit], pages: int) -> _AnyHit | None:
+        """Returns the hit with which this prefix can be restored. One group alone needs no particular length."""
+        alone = len(self._groups) == 1
+        return next((hit for hit in hits if hit.pages == pages or (alone and hit.pages > pages)), None)
 
     def _is_mapped(self, hit: Hit) -> bool:
         """Returns whether the pages are in the segments that are mapped now."""
         session = self._client.session
         return session is not None and session.usable and all(match.session is session for match in hit.matches)
-
-    def _again(self, hashes: bytes, pools: Mapping[str, Any], pages: int) -> Hit | None:
-        """Returns the pages of a lease that has ended, if they are still there."""
-        found = self._match(hashes, pools, counted=False)
-        hit = Hit(found.tokens // self._groups[0].cache.page_tokens, _matches(found))
-        if hit.pages == pages:
-            return hit
-        hit.release()
-        return None
 
     def _request(self, match: Match | GroupMatch) -> PendingPrefetch | None:
         if self._prefetch is None:
@@ -192,10 +227,6 @@ def _kind(group: EngineGroup, pools: Mapping[str, Any]) -> Group:
     if group.name == WINDOW:
         return SlidingWindow(page_tokens, window=len(pools[WINDOW].keys) * page_tokens + 1)
     return Recurrent(page_tokens)
-
-
-def _matches(match: Match | GroupMatch) -> tuple[Match, ...]:
-    return match.matches if isinstance(match, GroupMatch) else (match,)
 
 
 def _grouped(match: Match | GroupMatch) -> GroupMatch:

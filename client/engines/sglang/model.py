@@ -9,11 +9,11 @@ import torch
 from sglang import version
 from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
-from sglang.srt.runtime_context import get_server_args
+from sglang.srt.runtime_context import get_parallel, get_server_args
 
 from pagetier.client.engines.sglang.device_pools import WINDOW
 from pagetier.client.engines.sglang.namespace import EngineFacts
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.kernels.layout.page_layout import Shard
 
 VERSION: Final = str(version.__version__)
@@ -90,6 +90,8 @@ def require_known(parallel: Any) -> None:
         raise UnsupportedError("pipeline parallelism is not supported yet")
     if parallel.attn_cp_size > 1:
         raise UnsupportedError("context parallelism is not supported yet")
+    if get_parallel().attn_dcp_size > 1:
+        raise UnsupportedError("decode context parallelism is not supported yet")
 
 
 def require_no_draft(params: Any) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from pagetier.client.engines.sglang.device_pools import DevicePool
-from pagetier.client.engines.vllm.namespace import ModelIdentity
-from pagetier.client.engines.vllm.weights import WeightsSource, source_of
+from pagetier.client.engines.sglang.device_pools import STATE, DevicePool
+from pagetier.client.engines.weights import ModelIdentity, WeightsSource, source_of
 from pagetier.client.keys import Namespace
 from pagetier.kernels.layout.transfer import PagedCache
 
@@ -75,13 +74,13 @@ def namespace_of(
         revision=_canonical_json(
             {"engine": ["sglang", facts.version], "config": _digest(model.hf_config), "weights": identity.weights}
         ),
-        dtype=str(getattr(pool.pool, "dtype", model.dtype)).removeprefix("torch."),
+        dtype=str(model.dtype if pool.name == STATE else pool.pool.dtype).removeprefix("torch."),
         page_tokens=pool.group.kind.page_tokens,
         group=_canonical_json(
             {
                 "pool": pool.name,
-                "kind": repr(pool.group.kind),
-                "layers": sorted(pool.layers),
+                "kind": type(pool.group.kind).__name__,
+                "layers": len(pool.layers),  # which ones follows from the configuration of the model
                 "kernels": [str(getattr(server, name, None)) for name in _KERNELS],
             }
         ),

@@ -53,14 +53,25 @@ class Offload:
 
 
 class Offloads:
-    """A queue of offloads. Their results are taken in the order in which they began, as SGLang requires."""
+    """A queue of offloads. Their results are taken in the order in which they began, as SGLang requires.
+
+    Attributes:
+        begun: The number of offloads so far.
+    """
 
     def __init__(self) -> None:
         self._pending: deque[Offload] = deque()
+        self.begun = 0
+
+    @property
+    def ended(self) -> int:
+        """The number of offloads whose results were taken."""
+        return self.begun - len(self._pending)
 
     def append(self, offload: Offload) -> None:
         """Adds the newest offload."""
         self._pending.append(offload)
+        self.begun += 1
 
     def completed(self) -> int:
         """Returns how many offloads have ended, up to the first one that has not."""

@@ -20,6 +20,7 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         disk_timeout: Seconds that the disk has for a prefetch.
         flush: Whether the engine still finds its pages after SGLang has emptied its cache: "keep", or "renew", since
             SGLang empties it when its weights are changed, and does not say so.
+        events_lease: Seconds for which pages stay announced to routers while there is no daemon.
     """
 
     socket: str = ""
@@ -29,6 +30,7 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease: float = 5.0
     disk_timeout: float = 10.0
     flush: Literal["renew", "keep"] = "renew"
+    events_lease: float = 30.0
 
 
 def read_settings(given: Mapping[str, Any]) -> LinkerSettings:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from secrets import token_hex
 from typing import Any, Final
 
 from pagetier.client.client import Client
-from pagetier.client.engines.sglang.device_pools import FULL, DevicePool, device_pools
-from pagetier.client.engines.sglang.engine_log import LinkerLog, describe_cache, log, log_rejected
-from pagetier.client.engines.sglang.groups import EngineGroup
-from pagetier.client.engines.sglang.host_pools import host_pool
-from pagetier.client.engines.sglang.identity import IdentifyingThread
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.file_digests import FileDigests, user_memory
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.cache_hooks import install_hooks, placement_events
+from pagetier.client.engines.sglang.device_pools import FULL, STATE, DevicePool, device_pools
+from pagetier.client.engines.sglang.engine_groups import EngineGroup, describe_cache
+from pagetier.client.engines.sglang.host_pools import host_pools
 from pagetier.client.engines.sglang.loads import LayerCounter
 from pagetier.client.engines.sglang.lookups import Lookups
 from pagetier.client.engines.sglang.model import (
@@ -23,7 +26,8 @@ from pagetier.client.engines.sglang.model import (
     require_no_draft,
     this_engine,
 )
-from pagetier.client.engines.sglang.namespace import namespace_of, weights_source
+from pagetier.client.engines.sglang.namespace import EngineFacts, namespace_of, weights_source
+from pagetier.client.engines.sglang.released_hints import ReleasedHints
 from pagetier.client.engines.sglang.settings import (
     LinkerSettings,
     StorageSettings,
@@ -31,12 +35,10 @@ from pagetier.client.engines.sglang.settings import (
     read_storage_settings,
 )
 from pagetier.client.engines.sglang.storage_pages import StoragePages
-from pagetier.client.engines.sglang.transfers import ServedGroups, Streams, Transfers
-from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
-from pagetier.client.engines.vllm.namespace import ModelIdentity
-from pagetier.client.engines.vllm.prefetch import PrefetchThread
-from pagetier.client.engines.vllm.weights import started_ns
+from pagetier.client.engines.sglang.transfers import RankServices, ServedGroups, Streams, Transfers
+from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.weights import ModelIdentity, started_ns
+from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.keys import Namespace
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registration import paged_cache_of
@@ -44,8 +46,12 @@ from pagetier.kernels.config.file import load_settings
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 
+log = logging.getLogger("pagetier.sglang")
+
 _ATTACH_S: Final = 1.0
 _IDENTIFY_S: Final = 5.0
+_LINKER_OPTION: Final = "linker_extra_config"
+_STORAGE_OPTION: Final = "--hicache-storage-backend-extra-config"
 
 
 def open_transfers(
@@ -77,18 +83,18 @@ def open_transfers(
     pools = device_pools(params, heads_of(facts.model))
     paged = [paged_cache_of(pool.group, ranks.shard) for pool in pools]
     source = weights_source(facts, settings.weights, started_ns())
-    weights = IdentifyingThread(source, FileDigests(user_memory()))
+    weights = WeightsThread([source], FileDigests(user_memory()), log, _LINKER_OPTION)
     own_salt = ranks.of_first(token_hex(16))
-    attachment_log = LinkerLog()
-    client = _client(settings, log_rejected if ranks.shard.rank else attachment_log.on_link)
+    attachment_log = AttachmentLog(log, _LINKER_OPTION)
+    client = _client(settings, attachment_log.on_rejected if ranks.shard.rank else attachment_log.on_link)
     prefetch = PrefetchThread(client)
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
     def opened(flushes: int) -> ServedGroups | None:
-        identity = weights.identity
-        if identity is None:
+        if not weights.ended:
             return None
+        identity = weights.identity
         shared = identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
         salt = settings.salt if shared else f"{own_salt} {flushes}"
         names = [namespace_of(facts, pool, own, identity, salt) for pool, own in zip(pools, paged, strict=True)]
@@ -99,22 +105,24 @@ def open_transfers(
         return ServedGroups(groups, Lookups(client, groups, first, settings, several_ranks=ranks.several))
 
     weights.wait(_IDENTIFY_S)
-    return Transfers(client, opened, prefetch, counter, ranks, _streams(paged[0].cache.device, forward_stream)), pools
+    streams = _streams(paged[0].cache.device, forward_stream)
+    services = _services(ranks.shard.rank, facts, params, client, settings, prefetch)
+    return Transfers(client, opened, services, counter, ranks, streams), pools
 
 
-def open_storage(config: Any, host: Any) -> StoragePages:
-    """Returns the pages of a host pool of SGLang's HiCache. They are those of the linker, whatever the host layout is.
+def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
+    """Returns the pages of the host pools of SGLang's HiCache. They are those of the linker in every host layout.
 
     Args:
         config: SGLang's HiCacheStorageConfig.
-        host: SGLang's host pool.
+        hosts: SGLang's host pools by the name of its PoolName.
 
     Returns:
         The pages.
 
     Raises:
         UnsupportedError: Something is not supported.
-        LayoutError: The tensors of the pool do not fit the model.
+        LayoutError: The tensors of a pool do not fit the model.
         ValueError: A setting is wrong.
     """
     settings = read_storage_settings(config.extra_config or {})
@@ -124,27 +132,44 @@ def open_storage(config: Any, host: Any) -> StoragePages:
         raise UnsupportedError(
             "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
         )
-    pool = host_pool(host, heads_of(facts.model)(FULL))
-    # Of latents all ranks have the same: the first one stores whole pages.
-    paged = paged_cache_of(pool.group, Shard() if config.is_mla_model else Shard(config.tp_rank, config.tp_size))
-    weights = IdentifyingThread(weights_source(facts, settings.weights, started_ns()), FileDigests(user_memory()))
-    attachment_log = LinkerLog()
-    client = _client(settings, log_rejected if config.tp_rank else attachment_log.on_link)
+    pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
+    paged = [paged_cache_of(pool.group, _storage_shard(config, pool)) for pool in pools]
+    source = weights_source(facts, settings.weights, started_ns())
+    weights = WeightsThread([source], FileDigests(user_memory()), log, _STORAGE_OPTION)
+    attachment_log = AttachmentLog(log, _STORAGE_OPTION)
+    client = _client(settings, attachment_log.on_rejected if config.tp_rank else attachment_log.on_link)
 
     @cache
-    def group_of(identity: ModelIdentity) -> EngineGroup:
-        (group,) = _groups(client, [pool], [paged], [namespace_of(facts, pool, paged, identity, settings.salt)])
-        attachment_log.opened(lambda: describe_cache(client.session, [group]))
-        return group
+    def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
+        names = [
+            namespace_of(facts, pool, own, identity, settings.salt) for pool, own in zip(pools, paged, strict=True)
+        ]
+        groups = _groups(client, pools, paged, names)
+        attachment_log.opened(lambda: describe_cache(client.session, groups))
+        return {group.name: group for group in groups}
 
-    def opened() -> EngineGroup | None:
-        identity = weights.identity
-        return group_of(identity) if identity is not None and identity.weights else None
+    def opened() -> Mapping[str, EngineGroup] | None:
+        return groups_of(weights.identity) if weights.ended and weights.identity.weights else None
 
     weights.wait(_IDENTIFY_S)
-    return StoragePages(
-        client, lambda: opened() if weights.identity and weights.identity.weights else None, settings.timeout
-    )
+    return StoragePages(client, opened, settings.timeout)
+
+
+def _services(
+    rank: int, facts: EngineFacts, params: Any, client: Client, settings: LinkerSettings, prefetch: PrefetchThread
+) -> RankServices:
+    """Returns what a rank does beside its transfers. On the first rank, SGLang's cache calls pagetier from now on."""
+    if rank:
+        return RankServices(prefetch)
+    install_hooks()
+    events = placement_events(client, settings.events_lease) if params.enable_kv_cache_events else None
+    by_priority = getattr(facts.server, "radix_eviction_policy", "") == "priority"
+    return RankServices(prefetch, events, ReleasedHints(prefetch, by_priority=by_priority))
+
+
+def _storage_shard(config: Any, pool: DevicePool) -> Shard:
+    """Returns the share of this rank. All ranks have the same latents, so that the first one stores whole pages."""
+    return Shard() if config.is_mla_model and pool.name != STATE else Shard(config.tp_rank, config.tp_size)
 
 
 def _groups(

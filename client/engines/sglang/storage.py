@@ -6,13 +6,17 @@ returned, so that each call has a time limit. No method raises an exception.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferResult
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
+from sglang.srt.observability.metrics_collector import StorageMetrics
 
-from pagetier.client.engines.sglang.engine_log import log, log_unsupported
-from pagetier.client.engines.sglang.storage_pages import StoragePages
+from pagetier.client.engines.sglang.storage_pages import Restorable, StoragePages
+from pagetier.client.engines.unsupported import log_unsupported
+
+log = logging.getLogger("pagetier.sglang")
 
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
@@ -28,17 +32,30 @@ class PagetierStorage(HiCacheStorage):
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         self._config = storage_config
+        self._hosts: dict[str, Any] = {}
         self._pages: StoragePages | None = None
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Opens the cache of the host pool. If it is not supported, one line in the log says why."""
+        """Takes the host pool of full attention."""
         super().register_mem_pool_host(mem_pool_host)
+        self._hosts[PoolName.KV.value] = mem_pool_host
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        """Takes the host pool of one layer group."""
+        super().register_mem_host_pool_v2(host_pool, host_pool_name)
+        self._hosts[str(host_pool_name)] = host_pool
+        if self._pages is not None:  # SGLang adds a pool at run time, which may be one that is not known
+            self.close()
+            self.on_host_pools_registered()
+
+    def on_host_pools_registered(self) -> None:
+        """Opens the cache of all host pools. If one is not supported, one line in the log says why."""
         try:
             from pagetier.client.engines.sglang.setup import open_storage  # may fail with another version of SGLang
 
-            self._pages = open_storage(self._config, mem_pool_host)
+            self._pages = open_storage(self._config, self._hosts)
         except Exception as error:  # noqa: BLE001  SGLang serves without a store
-            log_unsupported(error)
+            log_unsupported(log, error)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Returns how many pages, from the first on, are in memory or on disk."""
@@ -55,19 +72,24 @@ class PagetierStorage(HiCacheStorage):
         """Stores pages of the host pool, and returns which are stored, or are being stored by another process."""
         pages = self._pages
         none = [False] * len(keys)
-        return self._safely(none, pages.store, keys, host_indices, extra_info) if pages else none
+        return self._safely(none, pages.store, PoolName.KV.value, keys, host_indices, extra_info) if pages else none
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """Returns that nothing is there: models with several pools are cached by the linker only."""
-        return PoolTransferResult.empty()
+        """Returns the set of prefixes for which all pools have what they need, in memory or on disk."""
+        pages = self._pages
+        if pages is None:
+            return PoolTransferResult.empty()
+        found = self._safely(Restorable(), pages.restorable, keys, pool_transfers or (), extra_info)
+        by_pool = {PoolName(name): count for name, count in found.by_pool.items() if count}
+        return PoolTransferResult(max(found.lengths, default=0), by_pool, list(found.lengths))
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        """Loads nothing, see batch_exists_v2()."""
-        return {transfer.name: [False] * len(transfer.keys or ()) for transfer in transfers}
+        """Loads pages into the host pools, and returns which were loaded."""
+        return {transfer.name: self._load_pool(transfer) for transfer in transfers}
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        """Stores nothing, see batch_exists_v2()."""
-        return self.batch_get_v2(transfers, extra_info)
+        """Stores pages of the host pools, and returns which are stored, or are being stored by another process."""
+        return {transfer.name: self._store_pool(transfer, extra_info) for transfer in transfers}
 
     def exists(self, key: str) -> bool:
         """Returns whether a page is in memory or on disk."""
@@ -90,20 +112,44 @@ class PagetierStorage(HiCacheStorage):
         """Stores nothing, see get()."""
         return False
 
+    def get_stats(self) -> StorageMetrics:
+        """Returns what was copied since the last call, for SGLang's metrics."""
+        metrics, pages = StorageMetrics(), self._pages
+        while pages is not None and pages.loaded:
+            batch = pages.loaded.popleft()
+            metrics.prefetch_pgs.append(batch.pages)
+            metrics.prefetch_bandwidth.append(batch.rate)
+        while pages is not None and pages.stored:
+            batch = pages.stored.popleft()
+            metrics.backup_pgs.append(batch.pages)
+            metrics.backup_bandwidth.append(batch.rate)
+        return metrics
+
     def clear(self) -> None:
         """Drops the pages of this namespace from memory and disk, for all engines that share it."""
         if self._pages is not None:
             self._safely(None, self._pages.clear)
 
     def close(self) -> None:
-        """Leaves the daemon."""
+        """Leaves the daemon. SGLang calls it when the store is detached at run time."""
         pages, self._pages = self._pages, None
         if pages is not None:
             self._safely(None, pages.close)
 
+    def _load_pool(self, transfer: Any) -> list[bool]:
+        pages, keys = self._pages, transfer.keys or []
+        loaded = self._safely(0, pages.load_pool, transfer.name.value, keys, transfer.host_indices) if pages else 0
+        return [True] * loaded + [False] * (len(keys) - loaded)
+
+    def _store_pool(self, transfer: Any, extra: Any) -> list[bool]:
+        pages, keys = self._pages, transfer.keys or []
+        none = [False] * len(keys)
+        stored = (transfer.name.value, keys, transfer.host_indices, extra)
+        return self._safely(none, pages.store, *stored) if pages and keys else none
+
     def _safely(self, failed: _R, call: Callable[_P, _R], *arguments: _P.args, **named: _P.kwargs) -> _R:
         try:
             return call(*arguments, **named)
-        except Exception:  # noqa: BLE001  SGLang computes what it does not get
+        except Exception:
             log.exception("pagetier: %s failed, its pages are misses", getattr(call, "__name__", call))
             return failed

@@ -1,75 +1,206 @@
-"""Stores and loads pages of SGLang's host pool, without SGLang's classes."""
+"""Stores and loads pages of SGLang's host pools, without SGLang's classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from pagetier.client.client import Client
-from pagetier.client.engines.sglang.groups import EngineGroup, hashes_of
+from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.engines.sglang.engine_groups import EngineGroup, hashes_of
+from pagetier.client.group_match import GroupKeys
+from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Keys
+from pagetier.client.match import Match
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
-from pagetier.shm._core import KEY_BYTES
+from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Prompt
 
 _STORED: Final = frozenset((Outcome.STORED, Outcome.PRESENT, Outcome.PENDING))
+_TRAILING: Final = "trailing_pages"
+_MOST_BATCHES: Final = 4096  # between two reports
+
+Groups = Mapping[str, EngineGroup]
+
+
+class Restorable(msgspec.Struct, frozen=True):
+    """The prefixes that can be restored, in pages.
+
+    Attributes:
+        lengths: The length of each of them, ascending.
+        by_pool: The longest prefix for which each pool has what it needs.
+    """
+
+    lengths: tuple[int, ...] = ()
+    by_pool: Mapping[str, int] = {}
+
+
+class CopiedBatch(msgspec.Struct, frozen=True):
+    """Pages that one call has copied, and its rate in GB/s of this rank's bytes."""
+
+    pages: int
+    rate: float
 
 
 class StoragePages:
-    """The pages of one host pool. Thread-safe.
+    """The pages of all host pools. Thread-safe.
 
     Args:
         client: The client, which close() closes.
-        opened: Returns the group; None while the weights are not identified, and then nothing is cached.
+        opened: Returns the groups by the name of their pool; None while the weights are not identified, and then
+            nothing is cached.
         timeout: Seconds that a call may wait for daemon and disk.
+
+    Attributes:
+        loaded: The last calls that have loaded pages; the caller removes those that it has reported.
+        stored: The last calls that have stored pages.
     """
 
-    def __init__(self, client: Client, opened: Callable[[], EngineGroup | None], timeout: float) -> None:
+    def __init__(self, client: Client, opened: Callable[[], Groups | None], timeout: float) -> None:
         self._client, self._opened, self._timeout = client, opened, timeout
+        self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
+        self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
     def count(self, keys: Sequence[str], extra: Any) -> int:
         """Returns how many pages, from the first on, are in memory or on disk. Those on disk are read for load()."""
-        group = self._opened()
-        if group is None:
+        groups = self._opened()
+        if groups is None:
             return 0
-        with self._client.match(_keys(group, keys, extra)) as match:
-            if match.keys is not None and match.available_pages > len(match):
-                self._client.prefetch(match.keys[: match.available_pages], self._timeout)
-            return match.available_pages
+        asked = _keys(groups[FULL], keys, extra)
+        memory, available = self._available(asked)
+        self._read(asked[:available], memory)
+        return available
+
+    def restorable(self, keys: Sequence[str], transfers: Sequence[Any], extra: Any) -> Restorable:
+        """Returns the prefixes for which all pools have what they need, in memory or on disk.
+
+        Args:
+            keys: SGLang's hashes of the pages.
+            transfers: SGLang's transfers of the other pools. Their number of keys says how many pages at the end of a
+                prefix a pool needs, unless it needs all.
+            extra: SGLang's HiCacheStorageExtraInfo.
+        """
+        groups = self._opened()
+        if groups is None:
+            return Restorable()
+        asked = _keys(groups[FULL], keys, extra)
+        memory, pages = self._available(asked)
+        hashes, by_pool = hashes_of(keys[:pages]), {FULL: pages}
+        legal = np.ones(pages, bool)
+        for transfer in transfers:
+            located = self._located(groups[transfer.name.value].keys(hashes))
+            needed = max(1, len(transfer.keys or ())) if transfer.hit_policy == _TRAILING else pages
+            own = _whole_windows(located != 0, needed)
+            by_pool[transfer.name.value] = int(np.flatnonzero(own)[-1]) + 1 if own.any() else 0
+            legal &= own
+        lengths = (np.flatnonzero(legal) + 1).tolist()
+        if lengths:
+            self._read(asked[: lengths[-1]], memory)
+            self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
+        return Restorable(tuple(lengths), by_pool)
 
     def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
-        """Loads pages, and returns how many, from the first on."""
-        group = self._opened()
-        if group is None:
+        """Loads pages with full attention, and returns how many, from the first on."""
+        groups = self._opened()
+        if groups is None:
             return 0
+        group, began = groups[FULL], time.monotonic()
         with self._client.match(_keys(group, keys, extra)) as match:
-            return group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
+            pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
+        return _counted(self.loaded, group, pages, began)
 
-    def store(self, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:
+    def load_pool(self, name: str, keys: Sequence[str], indices: Any) -> int:
+        """Loads pages of any pool, and returns how many, from the first on. It does not count as a lookup."""
+        groups = self._opened()
+        if groups is None or not keys:
+            return 0
+        group, slots, began = groups[name], _slots(groups[name], indices), time.monotonic()
+        with self._found(group.keys(hashes_of(keys))) as match:
+            pages = group.cache.copies.load(match, slots.some(0, len(match)), 0, 0.0) if len(match) else 0
+        return _counted(self.loaded, group, pages, began)
+
+    def store(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:
         """Stores pages, and returns which are stored or are being stored by another process."""
-        group = self._opened()
-        if group is None:
+        groups = self._opened()
+        if groups is None:
             return [False] * len(keys)
+        group, began = groups[name], time.monotonic()
         result = group.cache.copies.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
+        _counted(self.stored, group, result.stored, began)
         return [code in _STORED for code in result.codes]
 
     def clear(self) -> None:
-        """Drops all pages of the namespace."""
-        group = self._opened()
-        if group is not None:
+        """Drops all pages of the namespaces."""
+        for group in (self._opened() or {}).values():
             self._client.flush(group.cache.namespace)
 
     def close(self) -> None:
         """Closes the client."""
         self._client.close()
 
+    def _available(self, keys: Keys) -> tuple[int, int]:
+        """Returns how many pages, from the first on, are in memory, and how many are in memory or on disk."""
+        with self._client.match(keys) as match:
+            return len(match), match.available_pages
+
+    def _read(self, keys: Keys, memory: int) -> None:
+        """Requests these pages if more of them than the first `memory` ones are to be read from disk."""
+        if len(keys) > memory:
+            self._client.prefetch(keys, self._timeout)
+
+    def _located(self, keys: Keys) -> npt.NDArray[np.uint8]:
+        """Returns the TierFlag of each page."""
+        session = self._client.session
+        return np.frombuffer(session.locate(keys.data) if session is not None else bytes(len(keys)), np.uint8)
+
+    def _read_windows(self, groups: Groups, hashes: bytes, transfers: Sequence[Any]) -> None:
+        """Requests the pages of other pools that the longest prefix needs and that are on disk only."""
+        for transfer in transfers:
+            needed = len(transfer.keys or ()) * KEY_BYTES if transfer.hit_policy == _TRAILING else 0
+            keys = groups[transfer.name.value].keys(hashes[-needed:])
+            if not (self._located(keys) & TierFlag.MEMORY).all():
+                self._client.prefetch(keys, self._timeout)
+
+    def _found(self, keys: Keys) -> Match:
+        """Returns the pages in memory, pinned, after those on disk were read."""
+        asked = (GroupKeys(FullAttention(keys.namespace.page_tokens), keys),)
+        found = self._client.find_groups(asked)
+        if found.available_tokens > found.tokens:
+            found.release()
+            self._client.prefetch_groups(found, self._timeout).wait(self._timeout)
+            found = self._client.find_groups(asked)
+        return found.matches[0]
+
+
+def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
+    """Adds a call that has copied pages to `batches`, and returns how many."""
+    if pages:
+        paged = group.cache.paged
+        nbytes = pages * paged.page.nbytes / paged.shard.parts
+        batches.append(CopiedBatch(pages, nbytes / max(1e-9, time.monotonic() - began) / 1e9))
+    return pages
+
+
+def _whole_windows(there: npt.NDArray[np.bool_], needed: int) -> npt.NDArray[np.bool_]:
+    """Returns for each prefix whether its last `needed` pages are there, or all if it is shorter."""
+    sums = np.concatenate(([0], np.cumsum(there)))
+    ends = np.arange(1, len(there) + 1)
+    begins = np.maximum(0, ends - needed)
+    return np.asarray(sums[ends] - sums[begins] == ends - begins)
+
 
 def _keys(group: EngineGroup, hashes: Sequence[str], extra: Any) -> Keys:
     """Returns the keys of pages. SGLang names the pages before them if `hicache_storage_pass_prefix_keys` is set."""
     keys = group.keys(hashes_of(hashes))
     before = getattr(extra, "prefix_keys", None)
-    if not before:
+    if not before or not keys.prompts:
         return keys
     last = group.keys(hashes_of(before[-1:])).data[-KEY_BYTES:]
     return Keys(keys.namespace, keys.data, (Prompt(0, last, len(before)),))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from pagetier.client.async_copy.handles import StoreHandle
 from pagetier.client.client import Client
-from pagetier.client.engines.sglang.groups import EngineGroup, by_pool, hashes_of
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.engines.sglang.engine_groups import EngineGroup, by_pool, hashes_of
 from pagetier.client.engines.sglang.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
 from pagetier.client.engines.sglang.lookups import Lookups
 from pagetier.client.engines.sglang.offloads import Offload, Offloads
-from pagetier.client.engines.vllm.prefetch import PrefetchThread
+from pagetier.client.engines.sglang.placement_events import PlacementEvents
+from pagetier.client.engines.sglang.released_hints import ReleasedHints
 from pagetier.kernels.layout.slot_map import slot_map
 
 log = logging.getLogger("pagetier.sglang")
@@ -55,6 +58,20 @@ class Streams(msgspec.Struct, frozen=True, eq=False):
     current: Callable[[], object] | None
 
 
+class RankServices(msgspec.Struct, frozen=True, eq=False):
+    """What a rank does beside its transfers. The first rank announces pages and passes on hints for all.
+
+    Attributes:
+        prefetch: The thread that requests pages on disk and sends hints.
+        events: Announces pages to routers; None if this rank publishes nothing.
+        hints: Passes on what is known of sessions; None if another rank does so.
+    """
+
+    prefetch: PrefetchThread
+    events: PlacementEvents | None = None
+    hints: ReleasedHints | None = None
+
+
 class Transfers:
     """All transfers of one rank. The scheduler's thread calls all methods; none raises an exception.
 
@@ -62,7 +79,7 @@ class Transfers:
         client: The client of this rank, which close() closes.
         opened: Returns the groups and lookups; None while the weights are not identified, and then nothing is cached.
             Its argument is how often SGLang has emptied its own cache.
-        prefetch: The thread that requests pages on disk.
+        services: What this rank does beside its transfers.
         counter: The counter of SGLang's pools.
         ranks: The ranks of the engine.
         streams: The engine's streams.
@@ -72,14 +89,15 @@ class Transfers:
         self,
         client: Client,
         opened: Callable[[int], ServedGroups | None],
-        prefetch: PrefetchThread,
+        services: RankServices,
         counter: LayerCounter,
         ranks: Agreeing,
         streams: Streams,
     ) -> None:
-        self._client, self._open, self._prefetch = client, opened, prefetch
+        self._client, self._open, self._prefetch = client, opened, services.prefetch
         self._flushes = 0
         self._counter, self._ranks, self._streams = counter, ranks, streams
+        self._events, self._hints = services.events, services.hints
         self._opened: ServedGroups | None = None
         self._queued: dict[str, QueuedLoad] = {}
         self._offloads = Offloads()
@@ -135,9 +153,45 @@ class Transfers:
             opened.lookups.expire()
         return self._offloads.completed()
 
+    def with_placement_events(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Returns SGLang's events and those of pagetier. SGLang asks in every step, also when it is idle."""
+        if self._events is None:
+            return events
+        try:
+            opened = self._ready()
+            return self._events.added_to(events, opened.groups[0].cache.namespace.digest if opened else b"")
+        except Exception:
+            log.exception("pagetier: pages cannot be announced")
+            return events
+
+    def released(self, request: Any, hashes: Callable[[], bytes]) -> None:
+        """Passes on what is known of the session of a request that SGLang has released.
+
+        Args:
+            request: SGLang's Req.
+            hashes: Returns SGLang's hashes of all full pages of the request, 32 bytes each.
+        """
+        try:
+            hints, opened = self._hints, self._ready()
+            said = hints.hints_of(request) if hints is not None else ()
+            if hints is not None and opened is not None and (said or request.session_id is not None):
+                keys = tuple(group.keys(hashes()) for group in opened.groups)
+                hints.released(keys, said, request.session_id, self._offloads.begun)
+                hints.stored(self._offloads.ended)
+        except Exception:
+            log.exception("pagetier: hints cannot be passed on")
+
+    def session_closed(self, session: str) -> None:
+        """Says that a session is over."""
+        if self._hints is not None:
+            self._hints.closed(session)
+
     def pop(self) -> bool:
         """Returns whether the pages of the oldest offload are stored."""
-        return self._offloads.pop()
+        stored = self._offloads.pop()
+        if self._hints is not None:
+            self._hints.stored(self._offloads.ended)
+        return stored
 
     def reset(self) -> None:
         """Ends all transfers, so that SGLang can use its memory for other content. Stored pages stay."""
@@ -168,7 +222,10 @@ class Transfers:
         """Returns the load of a request, or None if not all of its pages are there."""
         try:
             opened = self._ready()
-            return _prepared(opened, request, transfers) if opened else None
+            prepared = _prepared(opened, request, transfers) if opened else None
+            if opened is not None and prepared is not None:
+                self._pass_on(opened, by_pool(transfers))
+            return prepared
         except Exception:
             log.exception("pagetier: a load cannot be prepared, its request is computed")
             return None
@@ -178,7 +235,13 @@ class Transfers:
         if opened is None:
             return Offload(None)
         pools, after = by_pool(transfers), self._streams.event()
+        self._pass_on(opened, pools)
         return Offload([_store(group, pools[group.name], after) for group in opened.groups if group.name in pools])
+
+    def _pass_on(self, opened: ServedGroups, pools: Mapping[str, Any]) -> None:
+        """Lets the pages of full attention be announced."""
+        if self._events is not None and FULL in pools:
+            self._events.passed(opened.groups[0].cache.namespace.digest, hashes_of(pools[FULL].keys))
 
 
 def _prepared(opened: ServedGroups, request: str, transfers: Sequence[Any]) -> QueuedLoad | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from pagetier.client.engines.vllm.file_digests import ChangedError, FileDigests
-from pagetier.client.engines.vllm.weights import UnidentifiedError, WeightsSource, files_of, identify
+from pagetier.client.engines.file_digests import ChangedError, FileDigests
+from pagetier.client.engines.weights import UnidentifiedError, WeightsSource, files_of, identify
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -31,9 +31,9 @@ class _Identified(msgspec.Struct, frozen=True):
 class Adapters:
     """The adapters of an engine. Called by the scheduler's thread; files are read by a thread of its own.
 
-    An adapter is identified by the files in its folder, as a model is. They must be older than the engine, because it
-    may have loaded others before they were changed, and they are compared again for each request. Pages of an adapter
-    that is not identified, or not yet, are not shared with other engines.
+    An adapter is identified by the files in its folder, as a model is. Folder, files and links must be older than the
+    engine, because it may have loaded others before they were changed, and the files are compared again for each
+    request. Pages of an adapter that is not identified, or not yet, are not shared with other engines.
 
     Args:
         digests: Determines the digests of files.
@@ -72,6 +72,7 @@ class Adapters:
     def _identify(self, folder: Path) -> _Identified:
         try:
             statuses = _statuses_of(folder)
+            _require_unchanged(folder, self._since)
             source = WeightsSource(folder.name, path=folder, since=self._since)
             return _Identified(identify([source], self._digests), statuses)
         except (UnidentifiedError, ChangedError, OSError) as error:
@@ -82,6 +83,14 @@ class Adapters:
 def private_name(engine: str, adapter: Any) -> list[object]:
     """Returns a name that no other engine gives to an adapter. `engine` is a text that is unique to this engine."""
     return [engine, adapter.lora_int_id, adapter.lora_name, str(getattr(adapter, "lora_path", ""))]
+
+
+def _require_unchanged(folder: Path, since: int) -> None:
+    """Raises UnidentifiedError if the folder or a file was changed, renamed or linked elsewhere after `since`."""
+    # A link into the hub's cache may lead to other files by now than those that the engine has loaded.
+    for path in (folder, folder.resolve(), *files_of(folder)):
+        if path.lstat().st_ctime_ns > since:
+            raise UnidentifiedError(f"{path} was changed after this engine was started")
 
 
 def _statuses_of(folder: Path) -> Statuses:

@@ -9,14 +9,14 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
-from pagetier.client.engines.vllm.agreed_shapes import agreed_shapes
-from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata
-from pagetier.client.engines.vllm.engine_log import log_unsupported, route_logs
+from pagetier.client.engines.unsupported import reported_as_unsupported
+from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata, agreed_shapes
+from pagetier.client.engines.vllm.engine_log import route_logs
 from pagetier.client.engines.vllm.messages import StepCommands
 from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
-from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape
+from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
-from pagetier.client.engines.vllm.rank_share import ranks_of, share_of
+from pagetier.client.engines.vllm.rank_share import prefill_ranks, ranks_of, share_of
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
@@ -31,6 +31,7 @@ from pagetier.client.engines.vllm.setup import (
     warn_of_switch,
 )
 from pagetier.client.engines.vllm.worker import Finished, WorkerHalf
+from pagetier.client.engines.weights import ModelIdentity
 
 log = logging.getLogger("vllm.pagetier")
 
@@ -67,7 +68,10 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         self._unsent: list[ShapesMetadata] = []
         self._finished: Finished | None = None
 
-    supports_sleep_mode = False  # sleep takes the cache away from under stores; read from 0.33 on
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """False: sleep takes the cache away from under stores. vLLM calls it from 0.33 on."""
+        return False
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -80,18 +84,16 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
         """Opens the worker's half for the engine's cache."""
         if self._off:
             return
-        try:
+        with reported_as_unsupported(log):
             require_failure_reports(self._groups, by_request=_BY_REQUEST)
             self._worker = open_worker(self._config, self._groups, kv_caches, self._settings)
-        except Exception as error:  # noqa: BLE001 - an unexpected model must not prevent vLLM from starting
-            log_unsupported(error)
-            return
-        self._shapes = shapes_of(self._config, self._groups, self._worker)
-        self._unsent = [ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)]
+            self._shapes = shapes_of(self._config, self._groups, self._worker)
+            self._unsent = [ShapesMetadata(self._shapes, share_of(self._config.parallel_config).division)]
 
     def get_handshake_metadata(self) -> ShapesMetadata | None:
-        """Returns the page shapes for the scheduler, or None if nothing is cached."""
-        return next(iter(self._unsent), None)
+        """Returns the page shapes for the scheduler, or None if they come with this worker's first message."""
+        # vLLM has one place for the handshakes of the ranks that divide the computation of a prompt.
+        return next(iter(self._unsent), None) if prefill_ranks(self._config.parallel_config) == 1 else None
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
@@ -101,10 +103,8 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Receives the commands of the step.
 
-        On the CPU loads begin here, because 0.32 calls start_load_kv after the forward pass.
-
-        There the pass is complete by then, and the loads would be reported one step later. On a GPU the pass has only
-        been enqueued, and a load delays nothing.
+        On the CPU loads begin here: 0.32 calls start_load_kv after the forward pass, which is complete there by then,
+        so that the loads would be reported one step later. On a GPU the pass has only been enqueued.
         """
         super().bind_connector_metadata(connector_metadata)
         self._use_identity(connector_metadata.identity)
@@ -187,24 +187,23 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     set_xfer_handshake_metadata_pp_aware = set_xfer_handshake_metadata  # of several pipeline stages, from 0.32 on
 
     def _open_scheduler(self, shapes: tuple[PageShape, ...]) -> None:
-        try:
+        with reported_as_unsupported(log):
             self._pending = open_scheduler(self._config, self._groups, shapes, self._pool, self._settings)
-        except Exception as error:  # noqa: BLE001 - see register_kv_caches()
-            log_unsupported(error)
-            return
-        self._pending.wait(_IDENTIFY_S)
-        self._open_if_identified()
+            self._pending.wait(_IDENTIFY_S)
+            self._open_if_identified()
 
     def _open_if_identified(self) -> None:
         """Opens the scheduler's half once the weights are identified. Until then nothing is loaded and stored."""
         if (pending := self._pending) is None or not pending.ready:
             return
         self._pending, self._identity = None, pending.identity
-        try:
+        with reported_as_unsupported(log):
             self._scheduler = pending.open()
-        except Exception as error:  # noqa: BLE001 - see register_kv_caches()
-            pending.close()
-            log_unsupported(error)
+
+    def on_new_request(self, request: Any) -> None:
+        """Reads pages on disk while a request waits for its turn."""
+        if self._scheduler is not None and self._directions.loads:
+            self._scheduler.arrived(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many more tokens can be loaded, and whether the load is asynchronous.

@@ -1,9 +1,15 @@
-"""Counts hits, stored pages and failed loads for vLLM's own metrics."""
+"""Counts lookups, stored pages and failed loads for vLLM's own metrics and the daemon."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Final
+
+import msgspec
+
+from pagetier.client.client import Client
+from pagetier.client.engines.vllm.request_state import LoadedTokens, Tracked
+from pagetier.client.group_match import GroupMatch
 
 HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",
@@ -34,3 +40,39 @@ class ConnectorCounters:
         """Returns the counts that are not 0, and resets them."""
         counts, self._counts = self._counts, Counter()
         return {name: count for name, count in counts.items() if count}
+
+
+class LookupCounts:
+    """Counts the results of lookups for the daemon and for vLLM, once for each request.
+
+    A request is matched several times: after the disk was asked, when its pins were released because it waited too
+    long, when it was preempted, when its load failed. It counts once, when it was loaded or begins without a load.
+    Tokens that vLLM had in its own cache do not count.
+    """
+
+    def __init__(self, client: Client, counters: ConnectorCounters) -> None:
+        self._client, self._counters = client, counters
+
+    def record(self, tracked: Tracked, match: GroupMatch, begins: int) -> None:
+        """Records what the first match after `begins` tokens has found, before any of it is read from disk."""
+        if tracked.lookup is None:
+            self._client.sample_lookup(match)
+            tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=begins + match.lookup.memory_tokens)
+        if tracked.from_memory < 0:
+            tracked.from_memory = begins + match.tokens
+
+    def count(self, tracked: Tracked, taken: LoadedTokens) -> None:
+        """Counts the lookup of a request that has loaded these tokens, unless it was counted before."""
+        if tracked.counted or tracked.lookup is None:
+            return
+        tracked.counted = True
+        missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
+        self._client.count_lookup(
+            msgspec.structs.replace(
+                tracked.lookup,
+                memory_tokens=taken.from_memory,
+                disk_tokens=taken.tokens - taken.from_memory,
+                missed_tokens=missed,
+            )
+        )
+        self._counters.hit(taken.tokens, taken.from_memory)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.request_hints import CALLS_TOOL, CUT_OFF, HintReader, RequestHints
 from pagetier.client.engines.vllm.counters import ConnectorCounters
-from pagetier.client.engines.vllm.prefetch import PrefetchThread
-from pagetier.client.engines.vllm.request_hints import HintReader, RequestHints
 from pagetier.client.engines.vllm.request_state import Tracked
 from pagetier.client.hints import Hint
 
+log = logging.getLogger("vllm.pagetier")
+
 _LENGTH: Final = "FINISHED_LENGTH_CAPPED"
 _STOPPED: Final = "FINISHED_STOPPED"
-_TOOL_S: Final = 60.0
 _WAITING: Final = 1024  # requests that have ended and whose last pages are being stored
 
 
@@ -22,12 +25,12 @@ class FinishedHints:
 
     def __init__(self, thread: PrefetchThread, counters: ConnectorCounters) -> None:
         self._thread = thread
-        self._reader = HintReader(counters)
+        self._reader = HintReader(log, partial(counters.add, "wrong_hints", 1))
         self._waiting: dict[str, tuple[Tracked, tuple[Hint, ...]]] = {}
 
     def read(self, request: Any) -> RequestHints:
         """Returns what a request says itself; see HintReader.read()."""
-        return self._reader.read(request)
+        return self._reader.read(request, request.request_id)
 
     def finished(self, tracked: Tracked, *, stores: bool) -> None:
         """Passes on the hints of a request that has ended; those of one that still `stores` wait for stored()."""
@@ -55,14 +58,10 @@ class FinishedHints:
 
 
 def finish_hints(request: Any) -> tuple[Hint, ...]:
-    """Returns what the reason says for which a request has ended; nothing for most.
-
-    A request that was cut off at its limit is rarely continued. One that ended at a stop token or text of the caller,
-    such as the end of a tool call, returns when the tool has ended.
-    """
+    """Returns what the reason says for which a request has ended; nothing for most."""
     status = getattr(getattr(request, "status", None), "name", "")
     if status == _LENGTH:
-        return (Hint.over(),)
+        return CUT_OFF
     if status == _STOPPED and getattr(request, "stop_reason", None) is not None:
-        return (Hint.returns_within(_TOOL_S),)
+        return CALLS_TOOL
     return ()

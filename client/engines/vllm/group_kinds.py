@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
-from pagetier.shm.errors import PagetierError
-
-
-class UnsupportedError(PagetierError):
-    """A model or a setting whose state is not cached. The message is logged."""
 
 
 def kind_of(spec: Any) -> Group:
@@ -35,6 +31,12 @@ def kind_of(spec: Any) -> Group:
             raise UnsupportedError(f"layers with a {other} are not supported")
 
 
+def has_latents(spec: Any) -> bool:
+    """Returns whether all layers of a group have latent attention (MLA), whose one head all ranks have."""
+    inner = (getattr(spec, "kv_cache_specs", None) or {"": spec}).values()
+    return all(type(one).__name__ == "MLAAttentionSpec" for one in inner)
+
+
 def _common(kinds: list[Group], spec: Any) -> Group:
     if any(kind != kinds[0] for kind in kinds):
         raise UnsupportedError(f"a group has layers of several kinds: {type(spec).__name__}")
@@ -45,8 +47,10 @@ def _check(spec: Any) -> None:
     name = type(spec).__name__
     if not getattr(spec, "prefix_cacheable", True) or getattr(spec, "prefix_replay_tokens", 0) > 0:
         raise UnsupportedError(f"layers with a {name} take no part in prefix caching")
+    if name != "MambaSpec" and getattr(spec, "tokens_per_state", 1) != 1:
+        raise UnsupportedError(f"layers with a {name} of {spec.tokens_per_state} tokens a state are not supported")
     if name == "MambaSpec" and _mode(spec) not in ("align", "all"):
-        raise UnsupportedError("recurrent state requires --enable-prefix-caching --mamba-cache-mode align (or all)")
+        raise UnsupportedError("recurrent state requires --enable-prefix-caching --mamba-cache-mode align")
     if has_every_state(spec) and int(getattr(spec, "num_speculative_blocks", 0)):
         raise UnsupportedError("recurrent state with drafts requires --mamba-cache-mode align")
 

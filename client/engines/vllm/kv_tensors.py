@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError, kind_of
+from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of
 from pagetier.client.groups import Recurrent
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
@@ -45,8 +46,7 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
         raise UnsupportedError(
             f"vLLM specifies blocks of {spec.block_size} tokens, its tensors have blocks of {cache.block_tokens}"
         )
-    latent = "MLA" in type(spec).__name__
-    return _whole(cache, spec.block_size, shard, 1 if latent else model_heads)
+    return _whole(cache, spec.block_size, shard, 1 if has_latents(spec) else model_heads)
 
 
 def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:

@@ -19,10 +19,12 @@ import msgspec
 
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.rank_share import ContextShare
+from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.keys import Namespace
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_ORIGIN: Final = ("_name_or_path", "_commit_hash", "transformers_version")
+_TUNING: Final = "attn_temperature_tuning"
+_NOT_READ: Final = ("_name_or_path", "_commit_hash", "transformers_version", _TUNING)
 _CONV_LAYOUT: Final = "VLLM_SSM_CONV_STATE_LAYOUT"
 _SHUFFLED: Final = "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT"
 
@@ -43,18 +45,6 @@ class PageShape(msgspec.Struct, frozen=True):
     backends: tuple[str, ...] = ()
     layers: tuple[str, ...] = ()
     context: ContextShare = ContextShare()
-
-
-class ModelIdentity(msgspec.Struct, frozen=True):
-    """Which weights an engine has.
-
-    Attributes:
-        weights: The identity of the weights; "" if they cannot be identified, and then the salt is a random text.
-        title: The name of the model for people.
-    """
-
-    weights: str = ""
-    title: str = ""
 
 
 def namespace_of(config: Any, group: Any, shape: PageShape, identity: ModelIdentity, salt: str) -> Namespace:
@@ -131,7 +121,18 @@ def _revision(config: Any, weights: str) -> dict[str, object]:
 
 
 def _digest(model: Any) -> str:
-    return sha256(_canonical_json(_settings(model.hf_config)).encode()).hexdigest()
+    settings = [_settings(model.hf_config), _temperature_tuning(model)]
+    return sha256(_canonical_json(settings).encode()).hexdigest()
+
+
+def _temperature_tuning(model: Any) -> object:
+    """Returns whether Llama 4 scales queries by their position.
+
+    vLLM takes it from the generation settings. It writes it into the configuration of the processes that load the
+    model, and the scheduler is another one, so what the configuration says of it is not used.
+    """
+    read = getattr(model, "try_get_generation_config", dict)
+    return {**read(), **(getattr(model, "override_generation_config", None) or {})}.get(_TUNING, False)
 
 
 def _state(group: Any) -> list[str]:
@@ -182,14 +183,14 @@ def _hashes(cache: Any) -> list[str]:
 
 
 def _settings(config: Any) -> Any:
-    """Returns the settings without those that say where they were read from."""
-    return _without_origin(config.to_dict() if hasattr(config, "to_dict") else dict(vars(config)))
+    """Returns the settings without those that say where they were read from, or that are not read from here."""
+    return _without_others(config.to_dict() if hasattr(config, "to_dict") else dict(vars(config)))
 
 
-def _without_origin(value: Any) -> Any:
+def _without_others(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {str(name): _without_origin(inner) for name, inner in value.items() if name not in _ORIGIN}
+    return {str(name): _without_others(inner) for name, inner in value.items() if name not in _NOT_READ}
 
 
 def _canonical_json(settings: object) -> str:

@@ -1,17 +1,22 @@
 """Determines the share of a model's state that a rank of vLLM has.
 
 Tensor parallelism divides heads: its ranks store parts of the same pages. Pipeline parallelism divides layers, and
-context parallelism tokens: a division of the ranks is those that have the same layers and tokens, and each division has
-groups of its own, with pages and keys of its own. A hit needs the pages of all divisions.
+decode context parallelism tokens: a division of the ranks is those that have the same layers and tokens, and each
+division has groups of its own, with pages and keys of its own. A hit needs the pages of all divisions.
+
+Prefill context parallelism divides the computation only: each rank gathers the state of all tokens. vLLM (0.32) has it
+for latent attention only, whose one head all ranks have anyway, so that its ranks are further tensor ranks here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError
+from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.vllm.group_kinds import has_latents, kind_of
 from pagetier.client.groups import FullAttention, Group
 from pagetier.kernels.layout.page_layout import Shard
 
@@ -41,35 +46,55 @@ class RankShare(msgspec.Struct, frozen=True):
 def share_of(parallel: Any) -> RankShare:
     """Returns the share of the rank with this ParallelConfig.
 
-    vLLM numbers ranks by pipeline stage, then by tensor rank; decode context parallelism divides the tensor ranks.
-
-    Raises:
-        UnsupportedError: Ranks have copies of the same state.
+    vLLM numbers ranks by pipeline stage, then by prefill rank, then by tensor rank. Decode context parallelism divides
+    the ranks of a stage, and counts the prefill ranks of each tensor rank first.
     """
-    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        raise UnsupportedError("prefill context parallelism is not supported")
     tensor, context = int(parallel.tensor_parallel_size), _contexts(parallel)
-    stage, rank = divmod(int(parallel.rank) % ranks_of(parallel), tensor)
+    stage, rank = divmod(int(parallel.rank) % ranks_of(parallel), tensor * prefill_ranks(parallel))
+    place = rank % tensor * prefill_ranks(parallel) + rank // tensor
     interleave = int(getattr(parallel, "cp_kv_cache_interleave_size", None) or 1)
-    tokens = ContextShare(rank % context, context, interleave if context > 1 else 1)
-    return RankShare(stage * context + tokens.rank, Shard(rank // context, tensor // context), tokens)
+    tokens = ContextShare(place % context, context, interleave if context > 1 else 1)
+    ranks = tensor * prefill_ranks(parallel) // context
+    return RankShare(stage * context + tokens.rank, Shard(place // context, ranks), tokens)
 
 
 def ranks_of(parallel: Any) -> int:
     """Returns the number of ranks of an engine with this ParallelConfig."""
-    return int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    return int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size) * prefill_ranks(parallel)
 
 
-def kind_in(kind: Group, context: ContextShare) -> Group:
+def prefill_ranks(parallel: Any) -> int:
+    """Returns the number of ranks that divide the computation of a prompt."""
+    return int(getattr(parallel, "prefill_context_parallel_size", 1))
+
+
+def check_prefill(parallel: Any, specs: Iterable[Any]) -> None:
+    """Raises UnsupportedError unless all ranks that divide the computation of a prompt have the same state."""
+    if prefill_ranks(parallel) == 1:
+        return
+    if not hasattr(parallel, "pcp_shard_decode_requests"):
+        raise UnsupportedError("--prefill-context-parallel-size needs vLLM 0.32 or later")
+    if not all(map(has_latents, specs)):
+        raise UnsupportedError(
+            "--prefill-context-parallel-size is supported for latent attention (MLA) only: leave it out, or divide"
+            " the ranks by --tensor-parallel-size"
+        )
+
+
+def kind_in(spec: Any, context: ContextShare) -> Group:
     """Returns the kind of a group whose blocks have only the tokens of some ranks: a page has the tokens of all.
 
     Raises:
-        UnsupportedError: The group is not of full attention, so that vLLM does not divide its tokens.
+        UnsupportedError: vLLM does not divide the tokens of this group.
     """
+    kind = kind_of(spec)
     if context.ranks == 1:
         return kind
-    if not isinstance(kind, FullAttention):
-        raise UnsupportedError("context parallelism of layers without full attention is not supported")
+    if not isinstance(kind, FullAttention) or not getattr(spec, "dcp_sharded", True):
+        raise UnsupportedError(
+            "--decode-context-parallel-size is supported for models and drafts whose layers are all divided by it:"
+            " leave it out"
+        )
     return FullAttention(kind.page_tokens * context.ranks)
 
 

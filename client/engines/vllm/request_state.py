@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.vllm.prefetch import PendingPrefetch
-from pagetier.client.engines.vllm.request_hints import NOTHING, RequestHints
+from pagetier.client.engines.prefetch_thread import PendingPrefetch
+from pagetier.client.engines.request_hints import NOTHING, RequestHints
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import Group, Recurrent, grain_of
 from pagetier.client.keys import Keys, Namespace

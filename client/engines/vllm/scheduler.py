@@ -10,16 +10,16 @@ from typing import Any, Final
 import msgspec
 
 from pagetier.client.client import Client
+from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.vllm.adapters import Adapters, private_name
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
-from pagetier.client.engines.vllm.counters import ConnectorCounters
+from pagetier.client.engines.vllm.counters import ConnectorCounters, LookupCounts
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.load_planner import load_command
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
-from pagetier.client.engines.vllm.prefetch import PrefetchThread
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PagedGroup, PinnedHit, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
@@ -44,6 +44,7 @@ class SchedulerHalf:
 
     Attributes:
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
+        pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
     """
 
@@ -67,8 +68,22 @@ class SchedulerHalf:
         self._private = PrivateNamespaces(client, private)
         self.counters, self.announcer = ConnectorCounters(), announcer
         self._hints = FinishedHints(self._prefetches, self.counters)
+        self._lookups = LookupCounts(client, self.counters)
         self.gpu_pages: GpuPages | None = None
+        self.pool: Any = None
         self.adapters: Adapters | None = None
+
+    def arrived(self, request: Any) -> None:
+        """Requests the pages of a new request that are on disk, so that they are read while it waits for its turn."""
+        session, skips = self._client.session, getattr(request, "skip_reading_prefix_cache", False)
+        tracked = self._track(request)
+        if session is None or not session.disk_bytes or skips or not tracked.said.prefetch:
+            return
+        match = self._client.find_groups(tracked.keys_after(0), limit=request.num_tokens - 1)
+        if match.available_tokens > match.tokens and not self._is_on_gpu(tracked, match.available_tokens):
+            self._prefetches.submit(match, max(self._disk_timeout, _DISK_S))
+            self._lookups.record(tracked, match, 0)
+        match.release()
 
     def matched(self, request: Any, computed: int) -> int | None:
         """Returns how many tokens can be loaded after the `computed` ones, or None if vLLM must ask again later."""
@@ -114,7 +129,7 @@ class SchedulerHalf:
             if external == tracked.offered:
                 self._arriving.add(tracked, found.tokens)
         elif not external:
-            self._count(tracked, NO_TOKENS)
+            self._lookups.count(tracked, NO_TOKENS)
 
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
@@ -144,7 +159,7 @@ class SchedulerHalf:
         for request in requests:
             if (tracked := self._tracked.get(request)) is not None:
                 if tracked.taken.tokens:
-                    self._count(tracked, tracked.taken)
+                    self._lookups.count(tracked, tracked.taken)
                 tracked.loaded()
                 self._arriving.end_load(request)
                 if tracked.request.is_finished():
@@ -237,27 +252,6 @@ class SchedulerHalf:
             msgspec.structs.replace(group, namespace=with_adapter(group.namespace, name)) for group in self._groups
         )
 
-    def _count(self, tracked: Tracked, taken: LoadedTokens) -> None:
-        """Counts the result of a request's lookup, for the daemon and for vLLM.
-
-        A request is matched several times: after the disk was asked, when its pins were released because it waited too
-        long, when it was preempted, when its load failed. It counts once, when it was loaded or begins without a load.
-        Tokens that vLLM had in its own cache do not count.
-        """
-        if tracked.counted or tracked.lookup is None:
-            return
-        tracked.counted = True
-        missed = max(0, tracked.lookup.asked_tokens - tracked.computed - taken.tokens)
-        self._client.count_lookup(
-            msgspec.structs.replace(
-                tracked.lookup,
-                memory_tokens=taken.from_memory,
-                disk_tokens=taken.tokens - taken.from_memory,
-                missed_tokens=missed,
-            )
-        )
-        self.counters.hit(taken.tokens, taken.from_memory)
-
     def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
         """Returns the pinned pages of a request, or None while it waits for the disk."""
         # What was not stored because vLLM's own cache has it is no miss.
@@ -270,11 +264,7 @@ class SchedulerHalf:
         tracked.release_hit()
         match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1 - begins)
         tokens = begins + match.tokens
-        if tracked.lookup is None:
-            memory = begins + match.lookup.memory_tokens
-            tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=memory)
-        if tracked.from_memory < 0:
-            tracked.from_memory = tokens
+        self._lookups.record(tracked, match, begins)
         on_disk = begins + match.available_tokens > max(tokens, computed)
         if tracked.prefetch is None and on_disk and tracked.said.prefetch:
             self._ask_disk(tracked, match)
@@ -284,6 +274,12 @@ class SchedulerHalf:
         from_memory = min(tokens, tracked.from_memory)
         tracked.found = PinnedHit(match, tokens, from_memory, time.monotonic(), begins)
         return tracked.found
+
+    def _is_on_gpu(self, tracked: Tracked, tokens: int) -> bool:
+        """Returns whether vLLM's own cache has the page before `tokens`; True if that is not known."""
+        group, hashes = tracked.groups[0], tracked.request.block_hashes
+        at = tokens // group.kind.page_tokens - 1
+        return group.hashes != 1 or self.pool is None or self.pool.get_cached_block(hashes[at], [0]) is not None
 
     def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
         """Requests the pages on disk, also if the request does not wait for them: the next one finds them in memory."""

@@ -8,32 +8,38 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from secrets import token_hex
-from typing import Any
+from typing import Any, Final
 
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.file_digests import FileDigests, user_memory
+from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.adapters import Adapters
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
-from pagetier.client.engines.vllm.draft_model import draft_model_of
-from pagetier.client.engines.vllm.engine_log import AttachmentLog, describe_cache, log_rejected
-from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
+from pagetier.client.engines.vllm.draft_model import draft_model_of, weights_sources
+from pagetier.client.engines.vllm.engine_log import describe_cache
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
+from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_events import Announcer, prefix_cache_resets
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
-from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of
-from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler, WeightsThread
-from pagetier.client.engines.vllm.rank_share import kind_in, share_of
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of
+from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
+from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings, directions_of
-from pagetier.client.engines.vllm.weights import sources_of, started_ns
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing
+from pagetier.client.engines.weights import ModelIdentity, started_ns
+from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.keys import Namespace
 from pagetier.client.reconnect import LinkEvent
 from pagetier.kernels.layout.transfer import PagedCache
 
 log = logging.getLogger("vllm.pagetier")
+
+_OPTION: Final = "kv_connector_extra_config"
 
 
 def require_recompute(transfer: Any) -> None:
@@ -97,14 +103,17 @@ def open_worker(config: Any, groups: Any, tensors: Mapping[str, LayerCache], set
     _check(config)
     share = share_of(config.parallel_config)
     heads = config.model_config.get_total_num_kv_heads()
-    client = _client(settings, log_rejected)
-    rank_groups = []
+    check_prefill(config.parallel_config, [group.kv_cache_spec for group in groups.kv_cache_groups])
+    caches = []
     for group in groups.kv_cache_groups:
         spec, names = group.kv_cache_spec, group.layer_names
-        kind_in(kind_of(spec), share.context)
+        kind_in(spec, share.context)
         if not names:
             raise UnsupportedError("a pipeline stage without layers of one of the model's kinds is not supported")
-        cache = paged_cache([tensors[name] for name in names], spec, share.heads, heads)
+        caches.append(paged_cache([tensors[name] for name in names], spec, share.heads, heads))
+    client = _client(settings, AttachmentLog(log, _OPTION).on_rejected)
+    rank_groups = []
+    for group, cache in zip(groups.kv_cache_groups, caches, strict=True):
         namespace = namespace_of(config, group, _shape(config, group, cache), ModelIdentity(), "")
         rank_groups.append(RankGroup(cache, namespace, open_copier(client, cache)))
     first = share.division * len(rank_groups)
@@ -135,9 +144,9 @@ def open_scheduler(
         UnsupportedError: The model has a group of an unknown kind.
     """
     kinds = [kind_of(group.kv_cache_spec) for group in groups.kv_cache_groups]
-    sources = sources_of(config, settings.weights, started_ns())
-    weights = WeightsThread(sources, FileDigests(user_memory()))
-    attachment_log = AttachmentLog()
+    sources = weights_sources(config, settings.weights, started_ns())
+    weights = WeightsThread(sources, FileDigests(user_memory()), log, _OPTION)
+    attachment_log = AttachmentLog(log, _OPTION)
     client = _client(settings, attachment_log.on_link)
 
     def opened(identity: ModelIdentity) -> SchedulerHalf:
@@ -149,6 +158,7 @@ def open_scheduler(
         divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
         announcer = None if divided else _announcer(config, groups, client, pool, settings)
         half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
             half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
         if settings.store == "on_eviction":
@@ -180,7 +190,7 @@ def _paged_groups(
     strong = str(getattr(config.cache_config, "prefix_caching_hash_algo", "")).startswith("sha256")
     paged = []
     for group, shape, namespace in zip(cycle(groups.kv_cache_groups), shapes, namespaces, strict=False):
-        kind = kind_in(kind_of(group.kv_cache_spec), shape.context)
+        kind = kind_in(group.kv_cache_spec, shape.context)
         volatile = int(getattr(group, "is_eagle_group", False))
         hashes, every = kind.page_tokens // hash_tokens, has_every_state(group.kv_cache_spec)
         paged.append(PagedGroup(kind, namespace, hashes, strong, volatile, every_state=every))
@@ -195,7 +205,7 @@ def _announcer(config: Any, groups: Any, client: Client, pool: Any, settings: Co
     if not directions_of(config.kv_transfer_config, settings).loads:
         return None
     specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
-    return Announcer(client, specs, settings.events_lease, prefix_cache_resets(pool))
+    return Announcer(LocationChanges(client, settings.events_lease), specs, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:

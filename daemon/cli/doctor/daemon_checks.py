@@ -12,7 +12,7 @@ from pagetier.daemon.cli.connect import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.host.capacity import geometry_of, serves, short_index
+from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -119,8 +119,12 @@ def _integrity(daemon: Daemon) -> Iterator[Result]:
 
 
 def _with_disk_of(snapshot: Snapshot, config: Config) -> Config:
-    """Returns the configuration with the larger of the disk's configured and current size."""
-    return replaced(config, {"disk.size": max(config.disk.size, snapshot.disk.cap)})
+    """Returns the configuration with the larger of the disk's configured and current devices."""
+    if snapshot.disk.cap <= config.disk.total_size:
+        return config
+    devices = snapshot.disk.devices
+    paths, sizes = (Path(device.folder) for device in devices), (device.cap for device in devices)
+    return replaced(config, {"disk.path": tuple(paths), "disk.size": tuple(sizes)})
 
 
 def _described(geometry: Geometry) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.render import synced
-from pagetier.daemon.config.room import room_of_disk
+from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.config.room import room_of_device
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.status import DiskReport, Phase, Standing
+from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -21,12 +23,17 @@ _UNITS = "etc/systemd/system"
 
 
 def check_service_may_write(config: Config, host: Host) -> Iterator[Result]:
-    """Checks whether an installed service may write to the disk tier's folder: it may write only to its own folders."""
-    path, own = config.disk.path, Path("/var/lib") / config.name
+    """Checks whether an installed service may write to the disk tier's folders: it may write only to its own."""
+    for path in config.disk.path:
+        yield from _check_service_may_write(config, path, host)
+
+
+def _check_service_may_write(config: Config, path: Path, host: Host) -> Iterator[Result]:
+    own = Path("/var/lib") / config.name
     tenant = config.name.removeprefix("pagetier").removeprefix("-")
     kind = "pagetierd@" if tenant else "pagetierd"
     units = host.root / _UNITS
-    if path is None or path.is_relative_to(own) or not (units / f"{kind}.service").exists():
+    if path.is_relative_to(own) or not (units / f"{kind}.service").exists():
         return
     service = kind + tenant
     if not any(_allows(text, path) for text in _texts(units, {f"{kind}.service", f"{service}.service"})):
@@ -61,18 +68,23 @@ _CLOSE = 0.05
 
 def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
     """Checks the configured disk tier. snapshot: of the daemon; None if none answers."""
-    if config.disk.path is None:
+    if not config.disk.path:
         if snapshot is not None and snapshot.disk.standing is not Standing.NONE:
             yield from _standing(snapshot.disk)
         else:
             yield ok("disk", "no disk tier is configured (disk.path and disk.size)")
         return
-    if snapshot is None or snapshot.disk.standing is not Standing.OPEN:  # an open tier proves that its daemon may write
-        yield _folder(config.disk.path)
+    reports = {device.folder: device for device in snapshot.disk.devices} if snapshot is not None else {}
+    for device in config.disk.devices:
+        report = reports.get(str(device.path))
+        if report is None or report.standing is not Standing.OPEN:  # an open device proves that its daemon may write
+            yield _folder(device.path)
     yield from check_service_may_write(config, host)
-    yield _file_system(config.disk.path, host)
-    in_use = snapshot.disk.file_bytes if snapshot is not None else _taken(config.disk.path)
-    yield _room(config, host, in_use)
+    for device in config.disk.devices:
+        report = reports.get(str(device.path))
+        yield _file_system(device.path, host)
+        in_use = report.file_bytes if report is not None else _taken(device.path)
+        yield _room(device, config.arena.frame_size, host, in_use)
     if snapshot is not None:
         yield from _standing_of(snapshot)
 
@@ -104,9 +116,8 @@ def _file_system(path: Path, host: Host) -> Result:
     return ok("disk system", f"{there} is {kind}")
 
 
-def _room(config: Config, host: Host, in_use: int) -> Result:
-    path, size = config.disk.path, config.disk.size
-    assert path is not None
+def _room(device: DeviceOptions, frame: int, host: Host, in_use: int) -> Result:
+    path, size = device.path, device.size
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     stat = host.statvfs(there)
     free = stat.f_bavail * stat.f_frsize
@@ -114,10 +125,11 @@ def _room(config: Config, host: Host, in_use: int) -> Result:
         return ok(
             "disk room",
             f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
-            f" {room_of_disk(config)}",
+            f" {room_of_device(device, frame)}",
         )
     fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
-    return problem("disk room", f"{format_size(free)} free, but {format_size(size - in_use)} more are needed: {fits}")
+    needed = f"{format_size(free)} free, but {format_size(size - in_use)} more are needed"
+    return problem("disk room", f"{path}: {needed}: {fits}")
 
 
 def _taken(path: Path) -> int:
@@ -128,14 +140,10 @@ def _taken(path: Path) -> int:
 
 
 def _standing(disk: DiskReport) -> Iterator[Result]:
-    if disk.standing is Standing.DOWN:
-        yield problem("disk tier", f"down: {disk.trouble}")
-    elif disk.trouble:
-        yield problem("disk tier", disk.trouble)
-    elif disk.standing is Standing.NONE:
-        yield problem("disk tier", "the daemon runs without a disk tier: it was started with another configuration")
+    if disk.several:
+        yield from map(_standing_of_device, disk.devices)
     else:
-        yield ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
+        yield _standing_of_tier(disk)
     if disk.damaged:
         yield warning(
             "disk pages", f"{counted(disk.damaged, 'page')} failed verification by checksum: the device may be failing"
@@ -145,6 +153,23 @@ def _standing(disk: DiskReport) -> Iterator[Result]:
     if disk.disk_total and disk.disk_free < _CLOSE * disk.disk_total:
         yield warning("disk room", f"less than 5 % of the file system is free: {format_size(disk.disk_free)}")
     yield from _budget(disk)
+
+
+def _standing_of_tier(disk: DiskReport) -> Result:
+    if disk.standing is Standing.DOWN:
+        return problem("disk tier", f"down: {disk.trouble}")
+    if disk.trouble:
+        return problem("disk tier", disk.trouble)
+    if disk.standing is Standing.NONE:
+        return problem("disk tier", "the daemon runs without a disk tier: it was started with another configuration")
+    return ok("disk tier", f"{disk.standing.value}, found {disk.opened or 'not yet'}; {synced(disk)}")
+
+
+def _standing_of_device(device: DeviceReport) -> Result:
+    if device.standing is Standing.DOWN or device.trouble:
+        return problem("disk device", f"{device.folder} is {device.standing.value}: {device.trouble}")
+    found = f"found {device.opened or 'not yet'}"
+    return ok("disk device", f"{device.folder} is {device.standing.value}, {found}; {synced(device)}")
 
 
 def _budget(disk: DiskReport) -> Iterator[Result]:

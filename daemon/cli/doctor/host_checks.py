@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.common.huge_page_report import FEW_REMEDY, HugePageReport
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.host.capacity import fit, need_of
+from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
 from pagetier.shm.segment_files import survey

@@ -17,9 +17,9 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from pagetier.daemon.cli.render import age, count, synced
+from pagetier.daemon.cli.render import age, count, device_line, quota_cells, synced
 from pagetier.daemon.cli.top.history import MINUTES, History
-from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
 from pagetier.shm.units import counted, format_size
 
@@ -28,6 +28,7 @@ _LEAST_WIDTH = 60
 _BESIDE_BAR, _BESIDE_SPARKS, _BESIDE_NAME = 50, 40, 60  # columns of the text beside them
 _LEFT_OUT = 12  # columns of the ages and pins of clients, which a narrow screen leaves out
 _HEAD = 8
+_QUOTA_NAME = 24
 
 
 class Charset(msgspec.Struct, frozen=True):
@@ -73,6 +74,7 @@ def screen(history: History, place: ScreenContext) -> Group:
         Text(),
         *_rates(history, place.width),
         *_left(history, place.width),
+        *_quotas(snapshot, place.width),
         Text(),
     ]
     room = max(1, place.lines - len(lines) - 2)
@@ -107,6 +109,10 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     well = disk.standing is Standing.OPEN and not disk.trouble
     text = f"{disk.standing.value}: {disk.trouble}" if disk.trouble else f"{disk.standing.value}, {synced(disk)}"
     yield _cut(Text(f"{'':7}{text}", style="dim" if well else "red"), place.width)
+    for device in disk.devices if disk.several else ():
+        line = f"{'':7}{device_line(device, snapshot.daemon.frame_bytes)}"
+        well = device.standing is Standing.OPEN and not device.trouble
+        yield _cut(Text(line, style="dim" if well else "red"), place.width)
 
 
 def _tier(name: str, tier: PageTier, style: str, place: ScreenContext) -> Text:
@@ -172,6 +178,18 @@ def _left(history: History, width: int) -> Iterator[Text]:
     if given_up or stores.expired or now.tiers.disk.evictions:
         disk = count(now.tiers.disk.evictions)
         yield _row(width, "", **{"from disk": disk, "abandoned": count(given_up), "expired": count(stores.expired)})
+
+
+def _quotas(snapshot: Snapshot, width: int) -> Iterator[Text]:
+    tiers = ["memory"] if snapshot.disk.standing is Standing.NONE else ["memory", "disk"]
+    for at, tenant in enumerate(snapshot.tenants):
+        cells = [f"{tier} {' '.join(quota_cells(getattr(tenant, tier))[1:])}" for tier in tiers]
+        name = Text(tenant.quota)
+        name.truncate(_QUOTA_NAME, overflow="ellipsis", pad=True)
+        line = Text.assemble(
+            (f"{'' if at else 'quotas':<9}", "bold"), f"{name.plain} ", "  ".join(f"{cell:<20}" for cell in cells)
+        )
+        yield _cut(line, width)
 
 
 def _row(width: int, title: str, **cells: str) -> Text:

@@ -6,13 +6,14 @@
 #include "../common/dict.h"
 
 #define PT_LOCATE_RETRIES 100u
+#define PT_REFILLED 0x80u /* no tier */
 
 /* Compares a key that the daemon may be overwriting. */
 static inline bool pt_same_words(pt_entry *e, const uint8_t *key)
 {
     pt_a64 *words = (pt_a64 *)e->key;
     for (int i = 0; i < (int)(PT_KEY_BYTES / 8); i++)
-        if (atomic_load_explicit(&words[i], memory_order_relaxed) != pt_key_word(key, i))
+        if (atomic_load_explicit(&words[i], memory_order_acquire) != pt_key_word(key, i))
             return false;
     return true;
 }
@@ -26,11 +27,17 @@ static inline uint8_t pt_tiers_now(const pt_view *v, uint32_t entry)
     return (state == PT_READABLE ? PT_TIER_MEMORY : 0) | (disk ? PT_TIER_DISK : 0);
 }
 
-/* Returns the same; 0 if it is another page. */
+/* Returns the same; 0 if it is another page, and PT_REFILLED if the entry may have become another one in between. Without
+ * the serial a page that is being written would count as there, because the page before it in the entry was: if its writer
+ * gives up, no event follows. */
 static inline uint8_t pt_locate_entry(const pt_view *v, uint32_t entry, const uint8_t *key)
 {
+    pt_entry *e = &v->entries[entry];
+    uint64_t serial = atomic_load_explicit((pt_a64 *)&e->serial, memory_order_acquire);
+    if (!pt_same_words(e, key))
+        return 0;
     uint8_t tiers = pt_tiers_now(v, entry);
-    return pt_same_words(&v->entries[entry], key) ? tiers : 0;
+    return atomic_load_explicit((pt_a64 *)&e->serial, memory_order_relaxed) == serial ? tiers : PT_REFILLED;
 }
 
 static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const uint8_t *key)
@@ -48,9 +55,8 @@ static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const
     return 0;
 }
 
-/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the entry may become another page
- * at this time; but then the page has left or come, and an event that is not read yet says so. A miss is believed as in
- * pt_find. */
+/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the page may leave or come at this
+ * time; then an event that is not read yet says so. A miss is believed as in pt_find. */
 static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
 {
     for (uint32_t attempt = 0; attempt < PT_LOCATE_RETRIES; attempt++) {
@@ -59,6 +65,8 @@ static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
         pt_a32 *version = &buckets[pt_home(v, key)].version;
         uint32_t before = atomic_load_explicit(version, memory_order_acquire);
         uint8_t tiers = pt_locate_scan(v, buckets, key);
+        if (tiers == PT_REFILLED)
+            continue;
         if (tiers || (atomic_load_explicit(version, memory_order_relaxed) == before &&
                       atomic_load_explicit(&v->header->dictionary, memory_order_relaxed) == dictionary))
             return tiers;

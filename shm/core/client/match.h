@@ -140,9 +140,8 @@ typedef struct {
     uint32_t count, reach;
 } pt_matched;
 
-/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, which falls from head to tail. Then
- * finds how far the prefix continues in memory or on disk. */
-static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
+/* Does what pt_match does. The caller holds the lock. */
+static inline void pt_match_locked(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
 {
     const pt_view *v = &s->view;
     pt_bucket *buckets = pt_buckets_now(v);
@@ -151,7 +150,6 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
     uint32_t at = 0;
     for (uint32_t i = 0; i < 2 * PT_AHEAD && i < count; i++)
         pt_prefetch(&buckets[pt_home(v, keys + i * (uint64_t)PT_KEY_BYTES)]);
-    pthread_mutex_lock(&s->lock);
     for (; at < count; at++) {
         pt_prefetch_ahead(s, buckets, keys, at, count);
         found = pt_find(s, keys + at * (uint64_t)PT_KEY_BYTES);
@@ -167,6 +165,14 @@ static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, 
     if (at < count && found.where == PT_ON_ITS_WAY)
         to->reach = pt_reach_on(s, keys, at, count, now, to->entries);
     pt_count_bounded(s);
+}
+
+/* Pins the longest prefix of `count` keys that is readable, and stamps its recency, which falls from head to tail. Then
+ * finds how far the prefix continues in memory or on disk. */
+static inline void pt_match(pt_session *s, const uint8_t *keys, uint32_t count, pt_matched *to)
+{
+    pthread_mutex_lock(&s->lock);
+    pt_match_locked(s, keys, count, to);
     pthread_mutex_unlock(&s->lock);
 }
 

@@ -23,12 +23,18 @@ static inline uint64_t pt_key_word(const uint8_t *key, int i)
     return word;
 }
 
-/* Writes the key of an entry. A reader that has not pinned the entry may compare it at this time (pt_locate). */
+/* Writes the key of an entry, and its serial, which is unique to the filling. A reader that has not pinned the entry may
+ * compare both at this time (pt_locate); one that sees either of them sees that the entry was free before. */
 static inline void pt_put_key(pt_entry *e, const uint8_t *key)
 {
     pt_a64 *words = (pt_a64 *)e->key;
     for (int i = 0; i < (int)(PT_KEY_BYTES / 8); i++)
-        atomic_store_explicit(&words[i], pt_key_word(key, i), memory_order_relaxed);
+        atomic_store_explicit(&words[i], pt_key_word(key, i), memory_order_release);
+}
+
+static inline void pt_put_serial(pt_entry *e, uint64_t serial)
+{
+    atomic_store_explicit((pt_a64 *)&e->serial, serial, memory_order_release);
 }
 
 static inline bool pt_same_key(const uint8_t *a, const uint8_t *b) { return memcmp(a, b, PT_KEY_BYTES) == 0; }

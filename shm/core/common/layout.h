@@ -39,10 +39,9 @@
 #define PT_WINDOW 8u /* buckets in which an entry may be stored, counted from its home */
 #define PT_NONE 0xffffffffu /* no entry, no frame */
 #define PT_NO_WRITER 0xffu
-#define PT_DEAD_WRITER 0xfeu /* in place of a slot: the writer died; its part is useful only if another writer lives */
-#define PT_DETACHED_WRITER 0xfdu /* in place of a slot: the writer detached */
+#define PT_ENDED_WRITER 0xfeu /* in place of a slot: the writer died or detached; its part is useful only if another writer lives */
 #define PT_NAME_BYTES 56u
-#define PT_STATUS_BYTES 2048u
+#define PT_STATUS_BYTES 2816u
 #define PT_LEARNED_BYTES (512u << 10) /* room for what the eviction policy learned; whole pages */
 #define PT_RESERVE_LIMIT (4ull << 20) /* of the bytes of each reserved place */
 
@@ -94,7 +93,7 @@ typedef struct {
     bool in_memory : 1;
     bool named : 1; /* a page named it as its parent in this life */
     uint8_t lasts; /* the hint of its class holds for 2 to the power of so many seconds after `seen` */
-    uint8_t spare;
+    uint8_t tenant; /* for which its frames count (daemon/tenants.h) */
 } pt_history;
 _Static_assert(sizeof(pt_history) == 40, "with the lists of the policies a page costs at most 96 bytes");
 
@@ -145,7 +144,8 @@ typedef struct {
     uint32_t window; /* tokens, for a sliding window group; otherwise 0 */
     uint8_t group; /* kind of the group: full attention, sliding window, recurrent */
     uint8_t used;
-    uint8_t pad[10];
+    uint8_t tenant; /* the number that the daemon which runs has given to its quota; 0: none */
+    uint8_t pad[9];
     char name[PT_NAME_BYTES];
 } pt_space;
 _Static_assert(sizeof(pt_space) == 192, "a namespace is three cache lines");
@@ -219,6 +219,7 @@ typedef struct {
     pt_a32 closed; /* the daemon was stopped for good: processes should unmap the memory */
     pt_a32 pin_frames; /* limit of the frames that one attachment may pin at once; its matches end there; 0: no limit */
     pt_a32 fleet_breaker; /* reserved: engines do not ask the fleet while it is not 0 */
+    pt_a32 sample_threshold; /* processes leave the keys below it in their rings (samples.h); 0: none */
     /* The cache lines that the daemon writes with every request. */
     _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of the lists */
     uint32_t free_entries, free_frames, open_entries;
@@ -231,7 +232,7 @@ typedef struct {
      * or has changed, the text was written at the same time and is not valid. */
     pt_a64 events_head; /* number of events that were recorded */
     pt_a64 events_epoch; /* odd while events are recorded; changes whenever there may be changes that were not */
-    pt_a32 disk_complete; /* the disk tier is open, and its worker has reported all pages */
+    pt_a32 disk_complete; /* the disk tier is open, and all pages on its devices were reported */
     uint32_t spare_word;
     uint64_t spare[13];
     pt_a32 status_version;

@@ -13,6 +13,7 @@ static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
         pt_space *have = &v->spaces[s];
         if (have->used && !memcmp(have->digest, wanted->digest, PT_KEY_BYTES)) {
             have->used_ns = wanted->used_ns;
+            have->tenant = have->listed ? have->tenant : wanted->tenant;
             return s;
         }
         if (!have->used || (!have->listed && spare == PT_NONE))

@@ -23,8 +23,9 @@ typedef struct {
     pt_lock *locks;
     uint8_t *arena;
     /* Copied from the header after it was checked, so that a damaged header cannot lead the process outside of its mappings. */
-    uint64_t frame_bytes;
+    uint64_t frame_bytes, at_samples, samples_bytes, curve_bytes;
     uint32_t entry_count, frame_count, bucket_mask, event_count;
+    uint8_t *curve; /* curve_bytes */
 } pt_view;
 
 typedef struct {
@@ -54,13 +55,6 @@ static inline uint32_t pt_bucket_count(uint32_t entries)
     while ((uint64_t)buckets * 2 < entries)
         buckets *= 2;
     return buckets;
-}
-
-/* The geometry of new segments. The ring has room for four events of each page. */
-static inline pt_geometry pt_geometry_of(uint64_t frame_bytes, uint32_t frames, uint32_t entries, uint32_t spaces)
-{
-    uint64_t events = entries < PT_EVENTS / 4 ? 4 * (uint64_t)entries : PT_EVENTS;
-    return (pt_geometry){frame_bytes, frames, entries, spaces, {.events = pt_round_up(events * sizeof(pt_event))}};
 }
 
 /* Fills in the fields of a header that follow from the geometry: counts, sizes, offsets. */
@@ -144,6 +138,10 @@ static inline pt_view pt_view_of(void *index, void *locks, void *arena)
         .locks = (pt_lock *)((uint8_t *)locks + PT_AT_LOCKS),
         .arena = arena,
         .frame_bytes = h->frame_bytes,
+        .at_samples = h->at_samples,
+        .samples_bytes = h->reserves.samples,
+        .curve_bytes = h->reserves.curve,
+        .curve = at + h->at_curve,
         .entry_count = h->entries,
         .frame_count = h->frames,
         .bucket_mask = h->buckets - 1,

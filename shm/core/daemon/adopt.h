@@ -11,6 +11,14 @@
 #include "flush.h"
 #include "../common/entry_checksum.h"
 
+/* Returns the geometry of new segments, with all places that this build uses. The ring has room for four events of each page. */
+static inline pt_geometry pt_geometry_of(uint64_t frame_bytes, uint32_t frames, uint32_t entries, uint32_t spaces)
+{
+    uint64_t events = entries < PT_EVENTS / 4 ? 4 * (uint64_t)entries : PT_EVENTS;
+    pt_reserves reserves = {pt_round_up(events * sizeof(pt_event)), PT_CURVE_BYTES, PT_SAMPLES_BYTES};
+    return (pt_geometry){frame_bytes, frames, entries, spaces, reserves};
+}
+
 /* Formats new segments; all their bytes are zero. The magic is written last, so that half-formatted segments are not
  * recognized. */
 static inline void pt_format(void *index, void *locks, const pt_geometry *g, uint64_t id, const char *build)
@@ -40,6 +48,7 @@ static inline void pt_forget_derived(pt_owner *o)
     h->free_entry = h->free_frame = h->open_first = h->open_last = PT_NONE;
     h->free_entries = h->free_frames = h->open_entries = 0;
     h->pages = h->bytes = h->used_frames = 0;
+    memset(o->tenants.frames, 0, sizeof o->tenants.frames);
     h->disk_frames = h->disk_used_frames = h->disk_pages = h->disk_bytes = 0;
     h->status_bytes = 0;
     pt_stop_events(&o->view); /* the daemon before may have died between a change and its event */
@@ -52,6 +61,7 @@ static inline void pt_forget_derived(pt_owner *o)
     for (uint32_t i = 0; i < h->spaces; i++) {
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
+        s->tenant = 0;
         s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
         s->used_ns = s->used_ns < now ? s->used_ns : now; /* a damaged time in the future would keep the namespace forever */
     }
@@ -98,8 +108,7 @@ static inline void pt_release_dead_parts(const pt_view *v, uint32_t entry, uint6
     for (uint32_t part = 0; part < e->parts; part++)
         if (e->writers[part] != PT_NO_WRITER && (e->writers[part] >= PT_SLOTS || !(alive >> e->writers[part] & 1))) {
             pt_part_abandon(v, entry, part);
-            if (e->writers[part] != PT_DETACHED_WRITER)
-                e->writers[part] = PT_DEAD_WRITER;
+            e->writers[part] = PT_ENDED_WRITER;
         }
 }
 
@@ -113,6 +122,8 @@ static inline bool pt_adopt_entry(pt_owner *o, const pt_adoption *a, uint32_t en
     if (state == PT_FREE || state > PT_DOOMED || !pt_sound(v, e) || !pt_claim_chain(v, entry, a->seen))
         return false;
     v->header->used_frames += e->frame_count;
+    v->histories[entry].tenant = 0; /* until the quotas are set */
+    o->tenants.frames[0] += e->frame_count;
     e->marks = 0;
     e->chain = 0;
     pt_put_tiers(e, 0);
@@ -208,7 +219,7 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
  *   1. Reset all derived data, and clear the dictionary that is not in use.
  *   2. Clear the pins of dead processes. Only then a page can be judged by its lock word.
  *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page:
- *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_DEAD_WRITER, and it goes to the
+ *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_ENDED_WRITER, and it goes to the
  *      open list. A page that was only on disk is doomed. All others become free entries.
  *   4. Accept what is known of the uses of these pages, where it can be true, and put the frames that no page claimed on the
  *      free list.

@@ -34,12 +34,12 @@ typedef struct {
     uint32_t part, parts, division;
     uint64_t now, expires_ns;
     uint32_t chain; /* the run number of the pages that are granted */
-    uint64_t most_frames; /* limit of the frames that a fetch may be granted; 0: no limit */
     enum pt_chain chain_kind; /* how the pages depend on each other */
     pt_prompt *prompts; /* ascending from page 0; NULL: one prompt, and the page before it is not known */
     uint32_t prompt_count;
     uint8_t hint, lasts; /* what is known of the session of all pages, as in pt_said */
     bool keep; /* the pages are to be kept: none is left out */
+    uint32_t refused; /* pages after those of the batch that are refused: they only count as missed (curve/missed.h) */
 } pt_request;
 
 typedef struct {

@@ -52,9 +52,9 @@ static inline void pt_release_unlisted_parts(pt_owner *o, uint32_t slot, pt_list
     }
 }
 
-/* Releases all parts of a process that is about to lose its slot, and records in their entries whether it died or detached
- * (`became`). Otherwise the next process of the slot would be taken for their writer. */
-static inline void pt_end_writer(pt_owner *o, uint32_t slot, uint8_t became)
+/* Releases all parts of a process that is about to lose its slot, and records in their entries that it has ended. Otherwise
+ * the next process of the slot would be taken for their writer. */
+static inline void pt_end_writer(pt_owner *o, uint32_t slot)
 {
     const pt_view *v = &o->view;
     for (uint32_t entry = v->header->open_first; entry != PT_NONE; entry = v->entries[entry].list_next) {
@@ -62,7 +62,7 @@ static inline void pt_end_writer(pt_owner *o, uint32_t slot, uint8_t became)
         for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
             if (e->writers[part] == slot) {
                 pt_part_abandon(v, entry, part);
-                e->writers[part] = became;
+                e->writers[part] = PT_ENDED_WRITER;
                 PT_POINT("writer.ended");
             }
     }
@@ -96,14 +96,18 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Releases everything that the process of a slot has, and clears the pins of slots that are not taken: only a process that
- * has ended can have set those, and they would keep their pages forever. The order matters: the process is replaced as a
- * writer in all open entries, and the entries that this dooms are settled, before the slot becomes free. */
-static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint64_t now)
+/* Frees the slot of a process that died or detached, and releases everything that it had. The caller guarantees that the
+ * process cannot touch the memory any more. Its pages that are not complete are doomed, unless another of their writers is
+ * attached.
+ *
+ * Also clears the pins of slots that are not taken: only a process that has ended can have set those, and they would keep
+ * their pages forever. The order matters: the process is replaced as a writer in all open entries, and the entries that
+ * this dooms are settled, before the slot becomes free. */
+static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
 {
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));
     PT_POINT("reap.unpinned");
-    pt_end_writer(o, slot, became);
+    pt_end_writer(o, slot);
     PT_POINT("reap.parted");
     pt_settle_all(o, now);
     PT_POINT("reap.settled");
@@ -114,10 +118,3 @@ static inline void pt_free_slot(pt_owner *o, uint32_t slot, uint8_t became, uint
     PT_POINT("reap.freed");
     o->view.header->counters.deaths++;
 }
-
-/* Frees the slot of a dead process. The caller guarantees that the process cannot touch the memory any more. */
-static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DEAD_WRITER, now); }
-
-/* Frees the slot of a living process that detached, and so does not touch the memory any more. The parts that it finished
- * wait for the parts of other ranks until they expire. */
-static inline void pt_detach(pt_owner *o, uint32_t slot, uint64_t now) { pt_free_slot(o, slot, PT_DETACHED_WRITER, now); }

@@ -5,10 +5,11 @@
 #pragma once
 
 #include "events.h"
+#include "turns.h"
 
 /* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap
  * holds nevertheless, because the worker enforces it, too. */
-static inline void pt_drop_later(pt_disk *d, const uint8_t *key)
+static inline void pt_drop_later(pt_device *d, const uint8_t *key)
 {
     if (d->drop_count == d->drop_room) {
         uint32_t room = d->drop_room ? 2 * d->drop_room : 64;
@@ -21,21 +22,40 @@ static inline void pt_drop_later(pt_disk *d, const uint8_t *key)
     memcpy(d->drops + (size_t)d->drop_count++ * PT_KEY_BYTES, key, PT_KEY_BYTES);
 }
 
+/* Returns the device that a page is on, or is being written to. */
+static inline pt_device *pt_device_of(pt_owner *o, uint32_t entry)
+{
+    return &o->disk.devices[o->view.histories[entry].device % PT_DEVICES];
+}
+
+/* Records that the page is on the device that its history names. */
 static inline void pt_put_on_disk(pt_owner *o, uint32_t entry, uint64_t tick)
 {
-    pt_enter_disk(&o->view, &o->view.entries[entry]);
+    pt_entry *e = &o->view.entries[entry];
+    pt_device *d = pt_device_of(o, entry);
+    pt_enter_disk(&o->view, e);
+    d->pages++;
+    d->bytes += e->size;
+    d->used_frames += pt_frames_for(&o->view, e->size);
+    d->used_of[pt_tenant_of(o, entry)] += pt_frames_for(&o->view, e->size);
     PT_POINT("ondisk.counted");
-    o->kind->add(o->on_disk, entry, tick);
-    if (atomic_load_explicit(&o->view.header->disk_complete, memory_order_relaxed))
+    o->kind->add(d->listed[pt_tenant_of(o, entry)], entry, tick);
+    if (d->complete)
         pt_came(o, entry, PT_TIER_DISK, PT_EVENT_WRITTEN);
 }
 
 /* Records that the page is no longer on disk. */
 static inline void pt_take_off_disk(pt_owner *o, uint32_t entry)
 {
-    o->kind->remove(o->on_disk, entry);
+    pt_entry *e = &o->view.entries[entry];
+    pt_device *d = pt_device_of(o, entry);
+    o->kind->remove(d->listed[pt_tenant_of(o, entry)], entry);
     PT_POINT("offdisk.unlisted");
-    pt_leave_disk(&o->view, &o->view.entries[entry]);
+    d->pages--;
+    d->bytes -= e->size;
+    d->used_frames -= pt_frames_for(&o->view, e->size);
+    d->used_of[pt_tenant_of(o, entry)] -= pt_frames_for(&o->view, e->size);
+    pt_leave_disk(&o->view, e);
     pt_left(o, entry, PT_TIER_DISK);
 }
 
@@ -44,7 +64,7 @@ static inline void pt_drop_from_disk(pt_owner *o, uint32_t entry)
 {
     pt_take_off_disk(o, entry);
     PT_POINT("offdisk.counted");
-    pt_drop_later(&o->disk, o->view.entries[entry].key);
+    pt_drop_later(pt_device_of(o, entry), o->view.entries[entry].key);
 }
 
 /* What is known about a page on disk. */
@@ -53,6 +73,7 @@ typedef struct {
     uint64_t size;
     uint32_t space;
     uint64_t tick;
+    uint8_t device;
 } pt_stored;
 
 /* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees that the
@@ -67,13 +88,15 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     PT_POINT("ondisk.taken");
     pt_entry *e = &v->entries[entry];
     pt_put_key(e, page->key);
-    e->serial = v->header->next_serial++;
+    pt_put_serial(e, v->header->next_serial++);
     e->size = page->size;
     e->space = page->space;
     e->parts = 1;
     e->division = 0;
     e->chain = 0;
     atomic_store_explicit(&v->locks[entry].parts, 0, memory_order_relaxed);
+    o->view.histories[entry].device = page->device;
+    pt_join_tenant(o, entry);
     pt_stamp(o, entry, page->tick);
     PT_POINT("ondisk.filled");
     pt_put_state(&v->locks[entry].word, PT_ON_DISK);
@@ -101,19 +124,29 @@ static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* Evicts the coldest page from the disk. Returns false if no page can be evicted. A page that is being read from disk, or
- * whose entry a reader has pinned, stays. */
-static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
+/* Does the same for a page that the disk evicts. */
+static inline bool pt_free_evicted(pt_owner *o, uint32_t entry)
 {
-    uint64_t listed, tick;
+    o->absence = PT_EVICTED_FROM_DISK;
+    bool freed = pt_free_on_disk(o, entry);
+    o->absence = PT_DROPPED;
+    return freed;
+}
+
+/* Evicts the coldest page from a device, of those that the quotas let go. Returns false if no page can be evicted. A page that is
+ * being read from disk, or whose entry a reader has pinned, stays. */
+static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, uint64_t now)
+{
+    uint64_t tick;
     for (uint32_t patience = 64; patience;) {
-        uint32_t entry = o->kind->coldest(o->on_disk, &listed);
+        pt_candidate c = pt_first_on_disk(o, d, need, UINT64_MAX);
+        uint32_t entry = c.entry;
         if (entry == PT_NONE)
             return false;
         pt_entry *e = &o->view.entries[entry];
         uint64_t bytes = e->size;
-        if ((tick = pt_true_tick(o, entry, now)) > listed) {
-            o->kind->used(o->on_disk, entry, tick);
+        if ((tick = pt_true_tick(o, entry, now)) > c.tick) {
+            o->kind->used(c.list, entry, tick);
             continue;
         }
         bool gone = false;
@@ -125,7 +158,7 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
             gone = true;
             break;
         case PT_ON_DISK:
-            gone = pt_free_on_disk(o, entry);
+            gone = pt_free_evicted(o, entry);
             break;
         default:
             break;
@@ -136,21 +169,42 @@ static inline bool pt_disk_evict_one(pt_owner *o, uint64_t now)
             o->view.header->counters.disk_evicted_bytes += bytes;
             return true;
         }
-        o->kind->used(o->on_disk, entry, now);
+        o->kind->used(c.list, entry, now);
         patience--;
     }
     return false;
 }
 
-/* Returns whether the disk has room for `frames` more frames. Evicts pages from the disk if necessary: this is the disk's
- * own eviction at its cap. */
-static inline bool pt_disk_make_room(pt_owner *o, uint32_t frames, uint64_t now)
+/* Returns how many frames of a device may leave for a tenant, at most: its own, and what others have above their minimum. Pages that
+ * cannot leave at this time, because they are being read or stored, count as well. */
+static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, uint32_t tenant)
 {
-    const pt_header *h = o->view.header;
-    if (o->disk.ordered_frames + frames > h->disk_frames)
-        return false; /* too large for the disk, or no room until the writes in progress have ended */
-    while (h->disk_used_frames + o->disk.ordered_frames + frames > h->disk_frames)
-        if (!pt_disk_evict_one(o, now))
+    uint64_t frames = d->used_of[tenant];
+    for (uint32_t other = 0; d->listed[0] && other < o->tenants.count; other++) {
+        pt_candidate c = pt_coldest_of(o, d->listed[other]);
+        if (other == tenant || c.entry == PT_NONE || pt_turn_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
+            continue;
+        uint64_t spare = pt_frames_on(d, other) - pt_least_frames(o->tenants.quotas[other].disk, d->frames);
+        frames += spare < d->used_of[other] ? spare : d->used_of[other];
+    }
+    return frames;
+}
+
+/* Returns whether a device has room for `frames` more frames of a tenant. Evicts pages from it if necessary: this is the disk's
+ * own eviction at its cap, or at the tenant's maximum. None leaves once it is clear that there will not be enough. */
+static inline bool pt_disk_make_room(pt_owner *o, pt_device *d, uint32_t tenant, uint32_t frames, uint64_t now)
+{
+    uint64_t most = pt_most_after(pt_frames_on(d, tenant), frames, pt_most_frames(o->tenants.quotas[tenant].disk, d->frames));
+    if (d->ordered_of[tenant] + frames > most)
+        return false; /* too large for the tenant, or no room until the writes in progress have ended */
+    for (;;) {
+        bool own_only = pt_frames_on(d, tenant) + frames > most;
+        uint64_t taken = d->used_frames + d->ordered_frames + frames;
+        if (!own_only && taken <= d->frames)
+            return true;
+        if (taken > d->frames + pt_frames_to_gain(o, d, tenant))
+            return false; /* the same for the device */
+        if (!pt_disk_evict_one(o, d, (pt_need){tenant, own_only}, now))
             return false;
-    return true;
+    }
 }

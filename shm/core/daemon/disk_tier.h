@@ -33,44 +33,13 @@ static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
     }
 }
 
-/* Closes the tier with everything that it contained: its worker died, or never existed. */
-static inline void pt_disk_close(pt_owner *o, uint64_t now)
+/* Considers all pages for writing, also those that were excluded before. */
+static inline void pt_reconsider_all(pt_owner *o, uint64_t now)
 {
-    o->disk.open = false;
-    o->disk.drop_count = 0;
-    o->disk.ordered_frames = 0;
-    atomic_store_explicit(&o->view.header->disk_complete, 0, memory_order_relaxed);
-    pt_stop_events(&o->view); /* it would be an event for each page */
-    PT_POINT("close.begun");
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
-        pt_disk_forget(o, entry, now);
-    PT_POINT("close.forgotten");
-    o->view.header->disk_frames = 0;
-    PT_POINT("close.done");
-    pt_settle_all(o, now);
-}
-
-/* Records that all pages of the tier were reported, which was done without events: readers have to locate all pages again. */
-static inline void pt_disk_complete(pt_owner *o)
-{
-    atomic_store_explicit(&o->view.header->disk_complete, 1, memory_order_relaxed);
-    pt_stop_events(&o->view);
-}
-
-/* Opens a tier with room for `frames` frames. It is empty until its worker reports pages. A tier that was open before is
- * closed first. */
-static inline void pt_disk_open(pt_owner *o, uint64_t frames, enum pt_write_rule rule, uint64_t now)
-{
-    if (o->disk.open)
-        pt_disk_close(o, now);
-    o->view.header->disk_frames = frames;
-    PT_POINT("open.sized");
-    o->disk.open = true;
-    o->disk.rule = rule;
-    o->disk.drop_count = 0;
-    PT_POINT("open.empty");
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SKIPPED;
         pt_relist(o, entry, now);
+    }
 }
 
 /* Changes the write rule. Pages that were excluded from writing before are considered again. */
@@ -78,19 +47,70 @@ static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64
 {
     o->disk.rule = rule;
     PT_POINT("rule.set");
-    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
-        o->view.entries[entry].marks &= (uint8_t)~PT_MARK_SKIPPED;
-        pt_relist(o, entry, now);
-    }
+    pt_reconsider_all(o, now);
 }
 
-/* Reduces the capacity of the tier by `frames`, because it has less room than it reported. Evicts the pages that no longer
- * fit. */
-static inline void pt_disk_shrink(pt_owner *o, uint64_t frames, uint64_t now)
+/* Closes a device with everything that it contained: its worker died, or never existed. The other devices keep their pages. */
+static inline void pt_disk_close(pt_owner *o, uint32_t device, uint64_t now)
 {
-    pt_header *h = o->view.header;
-    h->disk_frames -= frames < h->disk_frames ? frames : h->disk_frames;
-    while (h->disk_used_frames + o->disk.ordered_frames > h->disk_frames && pt_disk_evict_one(o, now))
+    pt_device *d = &o->disk.devices[device];
+    d->open = d->complete = false;
+    d->frames = 0;
+    d->drop_count = 0;
+    d->ordered_frames = 0;
+    memset(d->ordered_of, 0, sizeof d->ordered_of);
+    pt_disk_measure(&o->disk, o->view.header);
+    pt_stop_events(&o->view); /* it would be an event for each page */
+    PT_POINT("close.begun");
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
+        const pt_entry *e = &o->view.entries[entry];
+        bool written = pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED;
+        if (written ? pt_device_of(o, entry) == d : !o->disk.open)
+            pt_disk_forget(o, entry, now);
+        else
+            pt_relist(o, entry, now); /* it may be too large for the devices that are left */
+    }
+    PT_POINT("close.forgotten");
+    pt_settle_all(o, now);
+}
+
+/* Records that all pages on a device were reported, which was done without events: readers have to locate all pages again. */
+static inline void pt_disk_complete(pt_owner *o, uint32_t device)
+{
+    o->disk.devices[device].complete = o->disk.devices[device].open;
+    pt_disk_measure(&o->disk, o->view.header);
+    pt_stop_events(&o->view);
+}
+
+/* Opens a device with room for `frames` frames. It is empty until its worker reports pages. If it was open before, it is
+ * closed first. Returns false if memory is short. */
+static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t frames, enum pt_write_rule rule, uint64_t now)
+{
+    pt_device *d = &o->disk.devices[device];
+    if (d->open)
+        pt_disk_close(o, device, now);
+    if (!pt_policies_begin(o->kind, o->view.entry_count, o->tenants.count, d->listed))
+        return false;
+    d->frames = frames;
+    d->open = true;
+    d->complete = false;
+    d->drop_count = 0;
+    pt_disk_measure(&o->disk, o->view.header);
+    PT_POINT("open.sized");
+    o->disk.rule = rule;
+    PT_POINT("open.empty");
+    pt_reconsider_all(o, now);
+    return true;
+}
+
+/* Reduces the capacity of a device by `frames`, because it has less room than it reported. Evicts the pages that no longer
+ * fit. */
+static inline void pt_disk_shrink(pt_owner *o, uint32_t device, uint64_t frames, uint64_t now)
+{
+    pt_device *d = &o->disk.devices[device];
+    d->frames -= frames < d->frames ? frames : d->frames;
+    pt_disk_measure(&o->disk, o->view.header);
+    while (d->used_frames + d->ordered_frames > d->frames && pt_disk_evict_one(o, d, (pt_need){PT_EVERYBODY, false}, now))
         ;
     PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
@@ -110,7 +130,7 @@ static inline pt_sum pt_unwritten(pt_owner *o)
         pt_entry *e = &o->view.entries[entry];
         if (pt_true_state(o, entry) != PT_READABLE || pt_tiers(e) & PT_TIER_DISK)
             continue;
-        bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, e);
+        bool wanted = e->marks & PT_MARK_ORDERED || pt_wants_writing(o, entry);
         sum.pages += wanted;
         sum.bytes += wanted ? e->size : 0;
         sum.skipped += !wanted;
@@ -118,38 +138,47 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     return sum;
 }
 
-/* Adds one page that the tier reports. Returns false if the index has no room for it, or if the tier contains too much:
- * then the caller has to drop the page from the disk. Its tick may come from another boot: a tick in the future counts as
+/* Adds one page that a device reports. Returns false if the index has no room for it, if the device contains too much, or if
+ * the page is on another device: then the caller has to drop the page from this one. Its tick may come from another boot: a tick in the future counts as
  * now. */
 static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
 {
     pt_view *v = &o->view;
+    pt_device *d = &o->disk.devices[page->device];
+    if (!d->open)
+        return false;
     uint32_t entry = pt_dict_find(v, pt_dict_in_force(v), page->key);
     uint64_t tick = page->tick < now ? page->tick : now;
     pt_entry *e = &v->entries[entry];
     if (entry != PT_NONE && e->size != page->size)
         return false;
     if (entry != PT_NONE && (pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_ORDERED))
-        return true; /* known already, or being written: a drop would arrive after the write */
-    if (!pt_disk_make_room(o, pt_frames_for(v, page->size), now))
+        return pt_device_of(o, entry) == d; /* known already, or being written: a drop would arrive after the write */
+    uint32_t tenant = v->spaces[page->space].tenant;
+    if (!pt_disk_make_room(o, d, tenant, pt_frames_for(v, page->size), now))
         return false;
-    if (entry == PT_NONE && v->header->free_entry == PT_NONE && !pt_evict_wholly(o, now))
+    o->tenants.need = (pt_need){tenant, false};
+    bool room = entry != PT_NONE || v->header->free_entry != PT_NONE || pt_evict_wholly(o, now);
+    o->tenants.need = PT_NO_NEED;
+    if (!room)
         return false; /* the pages that were reported before are colder */
     if (entry == PT_NONE)
-        return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick});
+        return pt_make_on_disk(o, &(pt_stored){page->key, page->size, page->space, tick, page->device});
+    v->histories[entry].device = page->device;
     pt_put_on_disk(o, entry, tick);
     PT_POINT("report.known");
     pt_relist(o, entry, now);
     return true;
 }
 
-/* Drops a page from the disk, whatever its state. Returns false if it was not on disk. */
-static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
+/* Drops a page from a device, whatever its state. Returns false if it was not there. */
+static inline bool pt_disk_drop(pt_owner *o, uint32_t device, const uint8_t *key, uint64_t now)
 {
+    pt_device *d = &o->disk.devices[device];
     uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
-    if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK))
+    if (entry == PT_NONE || !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK) || pt_device_of(o, entry) != d)
         return false;
-    pt_drop_later(&o->disk, key);
+    pt_drop_later(d, key);
     PT_POINT("drop.noted");
     o->leaves = PT_EVENT_LOST;
     pt_disk_forget(o, entry, now);
@@ -160,7 +189,7 @@ static inline bool pt_disk_drop(pt_owner *o, const uint8_t *key, uint64_t now)
 
 /* Drops a page that turned out to be damaged on disk, or missing. The caller guarantees that its bytes in the arena are
  * never published. */
-static inline void pt_disk_damaged(pt_owner *o, const uint8_t *key, uint64_t now)
+static inline void pt_disk_damaged(pt_owner *o, uint32_t device, const uint8_t *key, uint64_t now)
 {
-    o->view.header->counters.disk_damaged += pt_disk_drop(o, key, now);
+    o->view.header->counters.disk_damaged += pt_disk_drop(o, device, key, now);
 }

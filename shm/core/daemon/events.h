@@ -2,8 +2,9 @@
  * it never waits for (tests/models/orders/event_order.pml).
  *
  * An event is recorded after the change, so that a reader that reads it finds the page as it was then or later. The epoch is
- * odd while changes are recorded. It is raised after changes that were not: when there was no reader, when the disk tier
- * closed or was reported, and when a daemon takes the segments over, because the one before may have died between a change and its record. */
+ * odd while changes are recorded. It is raised after changes that were not: when there was no reader, when a device of
+ * the disk tier closed or was reported, and when a daemon takes the segments over, because the one before may have died between
+ * a change and its record. */
 #pragma once
 
 #include "owner.h"

@@ -24,7 +24,7 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
     PT_POINT("evict.left");
     pt_left(o, entry, PT_TIER_MEMORY);
     if (stays) {
-        pt_chain_put(&o->view, e);
+        pt_free_frames(o, entry);
         PT_POINT("evict.ondisk");
     } else {
         pt_unlink(o, entry);
@@ -35,6 +35,15 @@ static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
     return true;
 }
 
+/* Evicts a page from the arena. Returns false while it is pinned. */
+static inline bool pt_drop_evicted(pt_owner *o, uint32_t entry)
+{
+    o->absence = PT_EVICTED_FROM_MEMORY;
+    bool dropped = pt_drop_page(o, entry);
+    o->absence = PT_DROPPED;
+    return dropped;
+}
+
 static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
 {
     pt_daemon_counts *counters = &o->view.header->counters;
@@ -43,24 +52,13 @@ static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
     counters->disk_lost += lost;
 }
 
-typedef struct {
-    pt_policy *list;
-    uint32_t entry;
-    uint64_t tick;
-} pt_candidate;
-
-static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
+/* Returns the coldest page of those whose turn it is. But a page that still has to be written to disk stays in favour of one
+ * that loses nothing by its eviction, if that one is at least half as cold. */
+static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t before, uint64_t now)
 {
-    pt_candidate c = {list, PT_NONE, UINT64_MAX};
-    c.entry = o->kind->coldest(list, &c.tick);
-    return c;
-}
-
-/* Returns the coldest page. But a page that still has to be written to disk stays in favour of one that loses nothing by
- * its eviction, if that one is at least half as cold. */
-static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t now)
-{
-    pt_candidate ready = pt_coldest_of(o, o->ready), unwritten = pt_coldest_of(o, o->unwritten);
+    pt_candidate ready = pt_first_in_memory(o, o->ready, before), unwritten = pt_first_in_memory(o, o->unwritten, before);
+    if (ready.turn != unwritten.turn)
+        return ready.turn < unwritten.turn ? ready : unwritten;
     if (unwritten.entry == PT_NONE || ready.tick <= unwritten.tick)
         return ready;
     if (ready.entry == PT_NONE || ready.tick > now)
@@ -74,8 +72,8 @@ static inline pt_candidate pt_next_to_leave(pt_owner *o, uint64_t before, uint64
     pt_cadence_is_full(o);
     uint32_t entry = pt_cadence_chooses(o) ? pt_least_leaf(o, before, now).entry : PT_NONE;
     if (entry != PT_NONE)
-        return (pt_candidate){o->ready, entry, pt_true_tick(o, entry, now)};
-    return pt_least_recently_used(o, now);
+        return (pt_candidate){o->ready[pt_tenant_of(o, entry)], entry, PT_LEAVES, pt_true_tick(o, entry, now)};
+    return pt_least_recently_used(o, before, now);
 }
 
 static inline void pt_note_use(pt_owner *o, uint32_t entry, uint64_t tick)
@@ -120,10 +118,11 @@ static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, 
     pt_prefetch_rest(o, &o->view.entries[c.entry]);
     uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
     uint32_t before_it = pt_used_alike(o->cadence, c.entry);
-    if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_page(o, c.entry)) {
+    bool lost = c.list == o->unwritten[pt_tenant_of(o, c.entry)];
+    if (tick <= c.tick && pt_true_state(o, c.entry) == PT_READABLE && pt_drop_evicted(o, c.entry)) {
         if (o->cadence)
             pt_begin_run(o->cadence, before_it);
-        pt_count_evicted(o, bytes, c.list == o->unwritten);
+        pt_count_evicted(o, bytes, lost);
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
     }
@@ -162,13 +161,31 @@ static inline bool pt_end_leases(pt_owner *o, uint64_t now)
     return true;
 }
 
+/* Lets all pages of the tenant that has its maximum go that are kept. Returns false if there are none, or if it already found
+ * none at this time. */
+static inline bool pt_end_own_keeps(pt_owner *o, uint64_t now)
+{
+    bool ended = false;
+    if (o->tenants.keeps_checked_ns == now)
+        return false;
+    for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
+        if (pt_tenant_of(o, entry) == o->tenants.need.tenant && pt_is_kept(o, entry, now)) {
+            pt_cadence_unkeep(o->cadence, entry, pt_frames_for(&o->view, o->view.entries[entry].size));
+            ended = true;
+        }
+    o->tenants.keeps_checked_ns = ended ? 0 : now;
+    if (ended)
+        pt_list_truly(o, now);
+    return ended;
+}
+
 /* Lets some pages go that are kept, the oldest keeps first, because nothing else can be evicted. Returns false if no page is
  * kept. An eighth of all is so many that not each store walks all entries. */
 static inline bool pt_end_keeps(pt_owner *o, uint64_t now)
 {
     uint64_t frames = o->cadence ? pt_kept_frames(&o->cadence->kept, now) : 0;
-    if (!frames)
-        return false;
+    if (!frames || o->tenants.need.own_only)
+        return frames && pt_end_own_keeps(o, now);
     pt_keep_at_most(&o->cadence->kept, frames - (frames + 7) / 8, now);
     pt_list_truly(o, now);
     return true;
@@ -194,8 +211,31 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
 /* Evicts the page that was offered, or another one if it is in use by now. Returns false if there is none. */
 static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t now)
 {
-    pt_candidate c = {o->ready, offer->entry, pt_true_tick(o, offer->entry, now)};
+    pt_policy *list = o->ready[pt_tenant_of(o, offer->entry)];
+    pt_candidate c = {list, offer->entry, PT_LEAVES, pt_true_tick(o, offer->entry, now)};
     return pt_evict_candidate(o, c, now, now, now) == PT_EVICTED || pt_evict_one(o, now, now);
+}
+
+static inline enum pt_turn pt_turn_wholly(const pt_owner *o, const pt_device *d, uint32_t entry)
+{
+    enum pt_turn disk = pt_turn_on_disk(o, d, entry, o->tenants.need);
+    enum pt_turn memory = pt_list_of(o, entry) ? pt_turn_in_memory(o, entry) : disk;
+    return disk > memory ? disk : memory;
+}
+
+/* Returns the page of all devices that should leave its device first, and the arena if it is there too. */
+static inline pt_candidate pt_first_of_devices(const pt_owner *o, uint64_t before)
+{
+    pt_candidate first = {NULL, PT_NONE, PT_STAYS, UINT64_MAX};
+    for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++) {
+        for (uint32_t tenant = 0; d->listed[0] && tenant < o->tenants.count; tenant++) {
+            pt_candidate c = pt_coldest_of(o, d->listed[tenant]);
+            if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_wholly(o, d, c.entry)) == PT_STAYS)
+                continue;
+            first = pt_first(first, c);
+        }
+    }
+    return first;
 }
 
 /* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it
@@ -203,14 +243,14 @@ static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t n
 static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
 {
     for (;;) {
-        pt_candidate c = pt_coldest_of(o, o->on_disk);
-        if (c.entry == PT_NONE || c.tick >= now)
+        pt_candidate c = pt_first_of_devices(o, now);
+        if (c.entry == PT_NONE)
             return false;
         uint64_t bytes = o->view.entries[c.entry].size, tick = pt_true_tick(o, c.entry, now);
         bool listed = pt_list_of(o, c.entry);
         bool may_go = tick <= c.tick && !pt_is_kept(o, c.entry, now) &&
                       pt_true_state(o, c.entry) == (listed ? PT_READABLE : PT_ON_DISK);
-        if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_on_disk(o, c.entry)) {
+        if (may_go && (!listed || pt_drop_page(o, c.entry)) && pt_free_evicted(o, c.entry)) {
             PT_POINT("wholly.evicted");
             o->view.header->counters.disk_evicted++;
             o->view.header->counters.disk_evicted_bytes += bytes;
@@ -218,8 +258,19 @@ static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
                 pt_count_evicted(o, bytes, false);
             return true;
         }
-        o->kind->used(o->on_disk, c.entry, tick > c.tick ? tick : now);
+        o->kind->used(c.list, c.entry, tick > c.tick ? tick : now);
     }
+}
+
+/* Frees an entry: evicts a page wholly, or one that is not on disk. Returns false if there is none. */
+static inline bool pt_free_some_entry(pt_owner *o, uint64_t now)
+{
+    enum pt_try_evict got = PT_WARMER;
+    if (pt_evict_wholly(o, now))
+        return true;
+    while (got == PT_WARMER)
+        got = pt_evict_candidate(o, pt_first_in_memory(o, o->unwritten, now), now, now, now);
+    return got == PT_EVICTED;
 }
 
 /* Evicts until `frames` frames are free, at most `limit` pages. Returns how many pages it evicted. */
@@ -228,5 +279,20 @@ static inline uint32_t pt_evict_until(pt_owner *o, uint32_t frames, uint32_t lim
     uint32_t evicted = 0;
     while (evicted < limit && o->view.header->free_frames < frames && pt_evict_one(o, now, now))
         evicted++;
+    return evicted;
+}
+
+/* Evicts pages of tenants that have more than their maximum, because it was changed; at most `limit` pages. Returns how many
+ * pages it evicted. */
+static inline uint32_t pt_trim(pt_owner *o, uint32_t limit, uint64_t now)
+{
+    uint32_t evicted = 0;
+    for (uint32_t tenant = 1; tenant < o->tenants.count; tenant++) {
+        o->tenants.need = (pt_need){tenant, true};
+        o->tenants.keeps_checked_ns = 0;
+        while (evicted < limit && pt_is_above(o, tenant) && pt_evict_one(o, now, now))
+            evicted++;
+    }
+    o->tenants.need = PT_NO_NEED;
     return evicted;
 }

@@ -12,8 +12,9 @@ typedef bool pt_see(void *context, uint32_t entry);
 
 typedef struct {
     const char *name;
-    /* Returns NULL if memory is short. `entries` is one more than the largest entry that is ever listed. */
-    pt_policy *(*create)(uint32_t entries);
+    /* Returns NULL if memory is short. `entries` is one more than the largest entry that is ever listed. A policy with a
+     * sibling shares memory with it, and is destroyed before it; an entry is listed by at most one of them. */
+    pt_policy *(*create)(uint32_t entries, pt_policy *sibling);
     void (*destroy)(pt_policy *);
     /* The caller guarantees that the entry is not listed. */
     void (*add)(pt_policy *, uint32_t entry, uint64_t tick);
@@ -25,6 +26,7 @@ typedef struct {
     uint32_t (*coldest)(const pt_policy *, uint64_t *tick);
     /* Calls `see` for the entries that are listed with a tick before `before`, in no order, until `see` returns false. */
     void (*walk)(const pt_policy *, uint64_t before, pt_see *see, void *context);
+    /* Returns whether this policy or a sibling lists the entry. */
     bool (*lists)(const pt_policy *, uint32_t entry);
     uint32_t (*count)(const pt_policy *);
     /* Returns what is wrong with the policy's own memory, or NULL. */

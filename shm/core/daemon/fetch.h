@@ -4,8 +4,31 @@
 #include "disk_tier.h"
 #include "reserve.h"
 
-/* Responds to one key. `granted` is the number of frames that this fetch was granted so far. */
-static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uint8_t *key, uint64_t granted)
+/* The worker of a device, and the limit of the frames that one fetch may be granted for it. */
+typedef struct {
+    uint32_t slot;
+    uint64_t most_frames, granted;
+} pt_reader;
+
+/* Grants frames for a page on disk to the worker of its device. */
+static inline pt_answer pt_fetch_from_disk(pt_owner *o, const pt_request *r, pt_reader *readers, uint32_t entry)
+{
+    pt_device *d = pt_device_of(o, entry);
+    pt_reader *reader = &readers[d - o->disk.devices];
+    pt_request for_worker = *r;
+    if (!d->open)
+        return pt_answer_with(o, PT_ABSENT, PT_NONE);
+    if (reader->granted + pt_frames_for(&o->view, o->view.entries[entry].size) > reader->most_frames)
+        return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
+    for_worker.slot = reader->slot;
+    pt_answer answer = pt_refill(o, &for_worker, entry);
+    if (answer.outcome == PT_GRANTED)
+        reader->granted += o->view.entries[entry].frame_count;
+    return answer;
+}
+
+/* Responds to one key. */
+static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, pt_reader *readers, const uint8_t *key)
 {
     uint32_t entry = pt_find_settled(o, key, r->now);
     if (entry != PT_NONE)
@@ -15,29 +38,24 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, const uin
         case PT_WRITING:
             return pt_answer_with(o, PT_PENDING, entry);
         case PT_ON_DISK:
-            if (r->most_frames && granted + pt_frames_for(&o->view, o->view.entries[entry].size) > r->most_frames)
-                return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
-            return o->disk.open ? pt_refill(o, r, entry) : pt_answer_with(o, PT_ABSENT, PT_NONE);
+            return pt_fetch_from_disk(o, r, readers, entry);
         default: /* other states are not in the dictionary */
             break;
         }
     return pt_answer_with(o, PT_ABSENT, PT_NONE);
 }
 
-/* Responds to a chain of keys, head first. r->slot is the slot of the disk worker, which is granted the pages that it has
- * to read. Pages after the first one that is absent or rejected are useless without it, and get the same answer. */
-static inline void pt_fetch(pt_owner *o, const pt_request *r, const uint8_t *keys, uint32_t count, pt_answer *answers)
+/* Responds to a chain of keys, head first. `readers` has the worker of each device, which is granted the pages that it has to
+ * read. Pages after the first one that is absent or rejected are useless without it, and get the same answer. */
+static inline void pt_fetch(pt_owner *o, const pt_request *r, pt_reader *readers, const uint8_t *keys, uint32_t count, pt_answer *answers)
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
-    uint64_t granted = 0;
     o->settled = false;
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("fetch.stamped");
     for (uint32_t i = 0; i < count; i++) {
-        answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, keys + i * (uint64_t)PT_KEY_BYTES, granted) : lost;
+        answers[i] = lost.outcome == PT_GRANTED ? pt_fetch_one(o, r, readers, keys + i * (uint64_t)PT_KEY_BYTES) : lost;
         PT_POINT("fetch.answered");
-        if (answers[i].outcome == PT_GRANTED)
-            granted += o->view.entries[answers[i].entry].frame_count;
         if (answers[i].outcome == PT_ABSENT || answers[i].outcome == PT_REFUSED_FULL)
             lost = answers[i];
         if (answers[i].entry != PT_NONE)

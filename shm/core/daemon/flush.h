@@ -58,6 +58,43 @@ static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t ti
     return done;
 }
 
+/* Overwrites frames that were just freed and that no process can read or write any more. The chain of a freed entry is gone, so
+ * `frames` has what it was. */
+static inline void pt_overwrite(const pt_view *v, const uint32_t *frames, uint32_t count)
+{
+    for (uint32_t i = 0; v->arena && i < count; i++)
+        memset(v->arena + frames[i] * v->frame_bytes, 0, v->frame_bytes);
+}
+
+/* Removes one page from all tiers and overwrites its bytes in memory. Returns whether it has left them. `frames` has room for
+ * every frame of the arena. */
+static inline bool pt_forget_page(pt_owner *o, uint32_t entry, uint32_t *frames, uint64_t now)
+{
+    const pt_entry *e = &o->view.entries[entry];
+    uint32_t count = 0;
+    for (uint32_t frame = e->first_frame; count < e->frame_count; frame = o->view.frames[frame].next)
+        frames[count++] = frame;
+    if (!pt_flush_counted(o, entry, PT_TIER_MEMORY | PT_TIER_DISK, now))
+        return false;
+    pt_overwrite(&o->view, frames, count);
+    return true;
+}
+
+/* Removes pages from all tiers and overwrites their bytes in memory. Pages in use stay; they are counted in `kept`. Returns
+ * false if memory is short. */
+static inline bool pt_forget(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, pt_flushed *done)
+{
+    uint32_t *frames = malloc((size_t)o->view.frame_count * sizeof *frames);
+    pt_settle_all(o, now);
+    for (uint32_t i = 0; frames && i < count; i++) {
+        uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), keys + (size_t)i * PT_KEY_BYTES);
+        if (entry != PT_NONE)
+            *(pt_forget_page(o, entry, frames, now) ? &done->dropped : &done->kept) += 1;
+    }
+    free(frames);
+    return frames;
+}
+
 /* Removes the pages of one namespace (PT_NONE: of all) from `tiers`. Pages in use stay; they are counted in `kept`. */
 static inline pt_flushed pt_flush(pt_owner *o, uint32_t space, uint8_t tiers, uint64_t now)
 {

@@ -36,14 +36,15 @@ static inline void pt_idle_used(pt_owner *o, uint64_t used)
     o->idle.stage = PT_IDLE_NONE;
 }
 
-/* Chooses the namespace with the oldest known use. Returns false if that use is not before `before`. */
+/* Chooses the namespace with the oldest known use, of those without which their tenants keep their minimum. Returns false if
+ * that use is not before `before`. */
 static inline bool pt_idle_choose(pt_owner *o, uint64_t before, uint32_t *budget)
 {
     const pt_view *v = &o->view;
     pt_idle next = {.stage = PT_IDLE_NONE, .since = before};
     uint32_t s = 0;
     for (; s < v->header->spaces && v->spaces[s].used; s++)
-        if (v->spaces[s].listed && v->spaces[s].used_ns < next.since)
+        if (v->spaces[s].listed && v->spaces[s].used_ns < next.since && pt_tenant_spares(o, &v->spaces[s]))
             next = (pt_idle){PT_IDLE_WALK, s, v->spaces[s].first, 0, 0, v->spaces[s].used_ns, 0};
     o->idle = next;
     *budget -= s / PT_IDLE_RECORDS < *budget ? s / PT_IDLE_RECORDS : *budget;

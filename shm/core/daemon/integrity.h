@@ -31,7 +31,10 @@ typedef struct {
     pt_findings *found;
     uint8_t *frame_seen; /* frames that are in a chain or on the free list */
     uint8_t *entry_seen; /* bits: PT_SEEN_* */
-    uint64_t disk_frames, ordered_frames;
+    struct {
+        uint64_t frames, ordered_frames, pages, used_of[PT_TENANTS], ordered_of[PT_TENANTS];
+    } devices[PT_DEVICES];
+    uint64_t tenant_frames[PT_TENANTS];
 } pt_check;
 
 enum { PT_SEEN_FREE = 1, PT_SEEN_OPEN = 2, PT_SEEN_SPACE = 4, PT_SEEN_DICTIONARY = 8 };
@@ -165,22 +168,40 @@ static void pt_check_tiers(pt_check *c, uint32_t entry, enum pt_state state)
     if (in_memory != !!(tiers & PT_TIER_MEMORY) || (state == PT_ON_DISK && !on_disk) ||
         ((state == PT_FREE || state == PT_DOOMED) && tiers))
         pt_finding(c->found, "entry %u: state %u contradicts its tiers %x", entry, (unsigned)state, tiers);
-    if (on_disk != c->owner->kind->lists(c->owner->on_disk, entry))
-        pt_finding(c->found, "entry %u: its disk flag and the disk's list disagree", entry);
+    uint32_t device = c->v->histories[entry].device % PT_DEVICES;
+    for (uint32_t d = 0; d < PT_DEVICES; d++)
+        if ((on_disk && d == device) != pt_device_lists(&c->owner->disk.devices[d], c->owner->kind, entry))
+            pt_finding(c->found, "entry %u: its disk flag and the list of device %u disagree", entry, d);
     if (marks & PT_MARK_ORDERED && (state != PT_READABLE || on_disk || pt_list_of(c->owner, entry)))
         pt_finding(c->found, "entry %u: being written out in state %u, tiers %x", entry, (unsigned)state, tiers);
-    c->ordered_frames += marks & PT_MARK_ORDERED ? c->v->entries[entry].frame_count : 0;
-    c->disk_frames += on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
+    uint64_t ordered = marks & PT_MARK_ORDERED ? c->v->entries[entry].frame_count : 0;
+    uint64_t used = on_disk ? pt_frames_for(c->v, c->v->entries[entry].size) : 0;
+    uint32_t tenant = pt_tenant_of(c->owner, entry) % PT_TENANTS;
+    c->devices[device].ordered_frames += ordered;
+    c->devices[device].ordered_of[tenant] += ordered;
+    c->devices[device].frames += used;
+    c->devices[device].used_of[tenant] += used;
+    c->devices[device].pages += on_disk;
 }
 
-/* Checks whether each writer of an open entry has its slot or is marked as dead or detached. Otherwise the next process of
+/* Checks whether each writer of an open entry has its slot or is marked as ended. Otherwise the next process of
  * the slot would be taken for the writer. */
 static void pt_check_writers(pt_check *c, uint32_t entry, uint64_t taken)
 {
     const pt_entry *e = &c->v->entries[entry];
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
-        if (e->writers[part] < PT_SLOTS ? !(taken >> e->writers[part] & 1) : e->writers[part] < PT_DETACHED_WRITER)
+        if (e->writers[part] < PT_SLOTS ? !(taken >> e->writers[part] & 1) : e->writers[part] < PT_ENDED_WRITER)
             pt_finding(c->found, "entry %u: part %u is written by slot %u, which is not taken", entry, part, e->writers[part]);
+}
+
+/* Checks the tenant of a page: it is that of its namespace while the namespace has the page. */
+static void pt_check_tenant(pt_check *c, uint32_t entry, enum pt_state state)
+{
+    uint32_t tenant = pt_tenant_of(c->owner, entry), count = c->owner->tenants.count;
+    bool named = state == PT_WRITING || state == PT_READABLE || state == PT_ON_DISK;
+    if (tenant >= count || (named && tenant != c->v->spaces[c->v->entries[entry].space].tenant))
+        pt_finding(c->found, "entry %u: tenant %u of %u is not that of its namespace", entry, tenant, count);
+    c->tenant_frames[tenant % PT_TENANTS] += c->v->entries[entry].frame_count;
 }
 
 static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
@@ -201,6 +222,7 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
         pt_finding(c->found, "entry %u: free, and has %u frames", entry, c->v->entries[entry].frame_count);
     if (state != PT_FREE)
         pt_check_chain(c, entry);
+    pt_check_tenant(c, entry, state);
     if (c->v->entries[entry].on_list == PT_LIST_OPEN)
         pt_check_writers(c, entry, taken);
 }
@@ -228,12 +250,57 @@ static void pt_check_frames(pt_check *c)
 static void pt_check_disk(pt_check *c)
 {
     const pt_header *h = c->v->header;
-    if (c->disk_frames != h->disk_used_frames || c->ordered_frames != c->owner->disk.ordered_frames)
-        pt_finding(c->found, "%lu frames are on disk and %lu are being written, the header says %lu and %lu", (unsigned long)c->disk_frames,
-                   (unsigned long)c->ordered_frames, (unsigned long)h->disk_used_frames,
-                   (unsigned long)c->owner->disk.ordered_frames);
-    if (c->owner->disk.open && h->disk_used_frames + c->owner->disk.ordered_frames > h->disk_frames)
-        pt_finding(c->found, "the disk has room for %lu frames, and more are used or reserved", (unsigned long)h->disk_frames);
+    uint64_t frames = 0;
+    for (uint32_t i = 0; i < PT_DEVICES; i++) {
+        const pt_device *d = &c->owner->disk.devices[i];
+        frames += d->used_frames;
+        if (c->devices[i].frames != d->used_frames || c->devices[i].ordered_frames != d->ordered_frames || c->devices[i].pages != d->pages)
+            pt_finding(c->found, "device %u has %lu pages in %lu frames and %lu are being written, its record says %lu, %lu and %lu", i,
+                       (unsigned long)c->devices[i].pages, (unsigned long)c->devices[i].frames,
+                       (unsigned long)c->devices[i].ordered_frames, (unsigned long)d->pages, (unsigned long)d->used_frames,
+                       (unsigned long)d->ordered_frames);
+        if (d->used_frames + d->ordered_frames > d->frames)
+            pt_finding(c->found, "device %u has room for %lu frames, and more are used or reserved", i, (unsigned long)d->frames);
+    }
+    if (frames != h->disk_used_frames)
+        pt_finding(c->found, "%lu frames are on the devices, the header says %lu", (unsigned long)frames, (unsigned long)h->disk_used_frames);
+}
+
+static void pt_check_tenants(pt_check *c)
+{
+    for (uint32_t tenant = 0; tenant < PT_TENANTS; tenant++) {
+        bool same = c->tenant_frames[tenant] == c->owner->tenants.frames[tenant];
+        for (uint32_t i = 0; i < PT_DEVICES; i++) {
+            const pt_device *d = &c->owner->disk.devices[i];
+            same = same && c->devices[i].used_of[tenant] == d->used_of[tenant] && c->devices[i].ordered_of[tenant] == d->ordered_of[tenant];
+        }
+        if (!same)
+            pt_finding(c->found, "tenant %u: its frames in memory or on a device were counted wrongly", tenant);
+    }
+}
+
+typedef struct {
+    pt_check *check;
+    uint32_t tenant;
+} pt_list_check;
+
+static bool pt_check_listed(void *context, uint32_t entry)
+{
+    const pt_list_check *l = context;
+    if (pt_tenant_of(l->check->owner, entry) != l->tenant)
+        pt_finding(l->check->found, "entry %u: it is on a list of tenant %u", entry, l->tenant);
+    return true;
+}
+
+/* Checks the policies of all tenants for the same pages. */
+static void pt_check_policies(pt_check *c, pt_policy *const *of_tenants)
+{
+    for (uint32_t tenant = 0; tenant < PT_TENANTS && of_tenants[tenant]; tenant++) {
+        const char *wrong = c->owner->kind->check(of_tenants[tenant]);
+        c->owner->kind->walk(of_tenants[tenant], UINT64_MAX, pt_check_listed, &(pt_list_check){c, tenant});
+        if (wrong)
+            pt_finding(c->found, "%s", wrong);
+    }
 }
 
 static void pt_check_histories(pt_check *c)
@@ -258,12 +325,10 @@ static void pt_check_all(pt_check *c)
 {
     pt_check_histories(c);
     pt_check_cadence(c);
-    pt_policy *lists[] = {c->owner->ready, c->owner->unwritten, c->owner->on_disk};
-    for (int i = 0; i < 3; i++) {
-        const char *wrong = c->owner->kind->check(lists[i]);
-        if (wrong)
-            pt_finding(c->found, "%s", wrong);
-    }
+    pt_check_policies(c, c->owner->ready);
+    pt_check_policies(c, c->owner->unwritten);
+    for (uint32_t i = 0; i < PT_DEVICES; i++)
+        pt_check_policies(c, c->owner->disk.devices[i].listed);
     pt_check_lists(c);
     pt_check_spaces(c);
     pt_check_dictionary(c);
@@ -271,13 +336,14 @@ static void pt_check_all(pt_check *c)
         pt_check_entry(c, entry, pt_taken_slots(c->v));
     pt_check_frames(c);
     pt_check_disk(c);
+    pt_check_tenants(c);
 }
 
 /* Writes what is wrong to `found`. Returns false if memory is short. */
 static inline bool pt_check_integrity(pt_owner *o, pt_findings *found)
 {
     pt_view *v = &o->view;
-    pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1), 0, 0};
+    pt_check c = {o, v, found, calloc(v->frame_count, 1), calloc(v->entry_count, 1), {{0}}, {0}};
     bool able = c.frame_seen && c.entry_seen;
     found->count = 0;
     if (able)

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,6 +16,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+
+/* Bytes that are allocated by one system call. A call for each frame of 4 KiB would take longer than a store's other work. */
+#define PT_LAZY_STEP (256u << 10)
 
 typedef struct {
     uint8_t *taken; /* one byte per frame: 1 if its memory is allocated; NULL: the whole arena is allocated */
@@ -34,21 +38,31 @@ static inline void pt_lazy_end(pt_lazy *l)
     *l = (pt_lazy){0};
 }
 
-/* Allocates the memory of one frame; false if there is none. An allocated frame costs only one comparison. The kernel
- * follows the advice about this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
-static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
+/* Allocates the memory of some frames in a row; false if there is none for all of them. The kernel follows the advice about
+ * this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
+static inline bool pt_lazy_populate(pt_lazy *l, const pt_view *v, uint32_t first, uint32_t frames)
 {
     int failed;
-    if (l->taken[frame])
-        return true;
-    uint8_t *at = v->arena + frame * v->frame_bytes;
+    uint8_t *at = v->arena + first * v->frame_bytes;
     uint64_t before = (uintptr_t)at % (uintptr_t)sysconf(_SC_PAGESIZE); /* in a page that begins in another frame */
     do
-        failed = madvise(at - before, before + v->frame_bytes, MADV_POPULATE_WRITE);
+        failed = madvise(at - before, before + frames * v->frame_bytes, MADV_POPULATE_WRITE);
     while (failed && errno == EINTR);
-    l->lacks = failed;
-    l->taken[frame] = !failed;
+    if (!failed)
+        memset(l->taken + first, 1, frames);
     return !failed;
+}
+
+/* Allocates the memory of one frame, with that of its neighbours if frames are small; false if there is none. An allocated
+ * frame costs only one comparison. */
+static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
+{
+    if (l->taken[frame])
+        return true;
+    uint32_t together = v->frame_bytes < PT_LAZY_STEP ? (uint32_t)(PT_LAZY_STEP / v->frame_bytes) : 1;
+    uint32_t first = frame / together * together, left = v->frame_count - first;
+    l->lacks = !pt_lazy_populate(l, v, first, together < left ? together : left) && !pt_lazy_populate(l, v, frame, 1);
+    return !l->lacks;
 }
 
 /* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller guarantees that so

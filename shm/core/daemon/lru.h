@@ -18,7 +18,8 @@ _Static_assert(sizeof(pt_lru_item) == 12, "with the list of its leaves a page co
 
 struct pt_policy {
     uint32_t count, entries;
-    uint32_t *place; /* position of each entry in the heap, PT_NONE if it is not listed */
+    bool is_sibling; /* another policy owns `place` */
+    uint32_t *place; /* position of each entry in its heap, PT_NONE if it is not listed */
     pt_lru_item *memory, *heap; /* the heap begins at the fourth item, so that the children of half the items share a cache line */
 };
 
@@ -66,24 +67,27 @@ static inline void pt_lru_move(pt_policy *p, uint32_t at, pt_lru_item item)
 static void pt_lru_destroy(pt_policy *p)
 {
     free(p->memory);
-    free(p->place);
+    if (!p->is_sibling)
+        free(p->place);
     free(p);
 }
 
-static pt_policy *pt_lru_create(uint32_t entries)
+static pt_policy *pt_lru_create(uint32_t entries, pt_policy *sibling)
 {
     pt_policy *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
     p->entries = entries;
-    p->place = malloc(entries * sizeof *p->place);
+    p->is_sibling = sibling;
+    p->place = sibling ? sibling->place : malloc(entries * sizeof *p->place);
     p->memory = aligned_alloc(64, (entries / 16 + 2) * 16 * sizeof *p->memory);
     if (!p->place || !p->memory) {
         pt_lru_destroy(p);
         return NULL;
     }
     p->heap = p->memory + 3;
-    memset(p->place, 0xff, entries * sizeof *p->place);
+    if (!sibling)
+        memset(p->place, 0xff, entries * sizeof *p->place);
     return p;
 }
 

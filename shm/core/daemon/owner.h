@@ -13,23 +13,9 @@
 #include "../common/lists.h"
 #include "../client/publish.h"
 #include "cadence/cadence.h"
-#include "eviction_policy.h"
-
-/* Which pages are written to the disk tier. */
-enum pt_write_rule {
-    PT_WRITE_EVICTED, /* pages that are about to be evicted from the arena */
-    PT_WRITE_THROUGH, /* all pages, at once */
-    PT_WRITE_SECOND, /* pages that are about to be evicted and were used again after they were stored */
-};
-
-/* The disk tier as the daemon sees it. A worker does the I/O; the daemon commands what it writes and drops. */
-typedef struct {
-    bool open; /* a worker has opened the tier */
-    enum pt_write_rule rule;
-    uint64_t ordered_frames; /* room that is reserved for pages which are being written */
-    uint8_t *drops; /* keys whose copies on disk are useless; not sent to the worker yet */
-    uint32_t drop_count, drop_room;
-} pt_disk;
+#include "curve/lookups.h"
+#include "curve/saved_curve.h"
+#include "disk_devices.h"
 
 /* The progress of the search for the namespace with the oldest known use (idle_namespaces.h). */
 enum pt_idle_stage { PT_IDLE_NONE, PT_IDLE_WALK, PT_IDLE_DROP };
@@ -47,10 +33,13 @@ typedef struct {
 typedef struct {
     pt_view view;
     const pt_policy_kind *kind;
-    pt_policy *ready; /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
-    pt_policy *unwritten; /* pages that are to be written to the disk tier first */
-    pt_policy *on_disk; /* pages on disk, whether or not they are in the arena too */
+    /* The policies of each tenant. */
+    pt_policy *ready[PT_TENANTS]; /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
+    pt_policy *unwritten[PT_TENANTS]; /* pages that are to be written to the disk tier first */
+    pt_tenants tenants;
     pt_cadence *cadence; /* chooses what leaves the arena; NULL: the least recently used page does */
+    pt_lookups *lookups; /* what processes look up; NULL: nothing is known of it */
+    enum pt_absence absence; /* why the entries that are freed now leave: PT_DROPPED unless they are evicted */
     pt_disk disk;
     pt_lazy lazy;
     pt_idle idle;
@@ -64,27 +53,21 @@ typedef struct {
 
 static inline void pt_owner_end(pt_owner *o)
 {
-    pt_policy **all[] = {&o->ready, &o->unwritten, &o->on_disk};
-    for (int i = 0; i < 3; i++) {
-        if (*all[i])
-            o->kind->destroy(*all[i]);
-        *all[i] = NULL;
-    }
+    pt_policies_end(o->kind, o->ready);
+    pt_policies_end(o->kind, o->unwritten);
     pt_cadence_destroy(o->cadence);
     o->cadence = NULL;
-    free(o->disk.drops);
-    o->disk = (pt_disk){0};
+    pt_lookups_destroy(o->lookups);
+    o->lookups = NULL;
+    pt_devices_end(&o->disk, o->kind);
     pt_lazy_end(&o->lazy);
 }
 
 /* Begins with empty policies. Returns false if memory is short; then everything is already freed. */
 static inline bool pt_owner_begin(pt_owner *o, pt_view view, const pt_policy_kind *kind)
 {
-    *o = (pt_owner){.view = view, .kind = kind};
-    o->ready = kind->create(view.entry_count);
-    o->unwritten = kind->create(view.entry_count);
-    o->on_disk = kind->create(view.entry_count);
-    if (o->ready && o->unwritten && o->on_disk)
+    *o = (pt_owner){.view = view, .kind = kind, .absence = PT_DROPPED, .tenants = pt_one_tenant()};
+    if (pt_policies_begin(kind, view.entry_count, 1, o->ready) && pt_policies_begin(kind, view.entry_count, 1, o->unwritten))
         return true;
     pt_owner_end(o);
     return false;
@@ -110,7 +93,7 @@ static inline uint32_t pt_ended_bits(const pt_entry *e)
 {
     uint32_t bits = 0;
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
-        bits |= e->writers[part] == PT_DEAD_WRITER || e->writers[part] == PT_DETACHED_WRITER ? 1u << part : 0;
+        bits |= e->writers[part] == PT_ENDED_WRITER ? 1u << part : 0;
     return bits;
 }
 
@@ -161,27 +144,48 @@ static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
     atomic_store_explicit(&o->view.locks[entry].tick, tick, memory_order_relaxed);
 }
 
+/* ---- tenants ---- */
+
+static inline uint32_t pt_tenant_of(const pt_owner *o, uint32_t entry) { return o->view.histories[entry].tenant; }
+
+/* The page is one of a namespace: its frames count for the tenant of that from now on. The caller guarantees that it has none. */
+static inline void pt_join_tenant(pt_owner *o, uint32_t entry)
+{
+    o->view.histories[entry].tenant = o->view.spaces[o->view.entries[entry].space].tenant;
+}
+
+/* Frees the frames of a page. */
+static inline void pt_free_frames(pt_owner *o, uint32_t entry)
+{
+    pt_entry *e = &o->view.entries[entry];
+    o->tenants.frames[pt_tenant_of(o, entry)] -= e->frame_count;
+    pt_chain_put(&o->view, e);
+}
+
 /* ---- the order in which pages are evicted from the arena ---- */
 
-static inline bool pt_wants_writing(const pt_owner *o, pt_entry *e)
+static inline bool pt_wants_writing(const pt_owner *o, uint32_t entry)
 {
+    pt_entry *e = &o->view.entries[entry];
+    uint32_t frames = pt_frames_for(&o->view, e->size);
     if (!o->disk.open || pt_tiers(e) & PT_TIER_DISK || e->marks & PT_MARK_SKIPPED)
         return false;
-    return (o->disk.rule != PT_WRITE_SECOND || e->marks & PT_MARK_TOUCHED) &&
-           pt_frames_for(&o->view, e->size) <= o->view.header->disk_frames;
+    return (o->disk.rule != PT_WRITE_SECOND || e->marks & PT_MARK_TOUCHED) && frames <= o->disk.widest &&
+           frames <= pt_most_frames(o->tenants.quotas[pt_tenant_of(o, entry)].disk, o->disk.widest);
 }
 
 static inline void pt_list(pt_owner *o, uint32_t entry, uint64_t tick)
 {
-    o->kind->add(pt_wants_writing(o, &o->view.entries[entry]) ? o->unwritten : o->ready, entry, tick);
+    uint32_t tenant = pt_tenant_of(o, entry);
+    o->kind->add(pt_wants_writing(o, entry) ? o->unwritten[tenant] : o->ready[tenant], entry, tick);
 }
 
 /* Returns the policy that lists the entry, or NULL. */
 static inline pt_policy *pt_list_of(const pt_owner *o, uint32_t entry)
 {
-    if (o->kind->lists(o->ready, entry))
-        return o->ready;
-    return o->kind->lists(o->unwritten, entry) ? o->unwritten : NULL;
+    if (o->kind->lists(o->ready[0], entry))
+        return o->ready[pt_tenant_of(o, entry)];
+    return o->kind->lists(o->unwritten[0], entry) ? o->unwritten[pt_tenant_of(o, entry)] : NULL;
 }
 
 /* Returns false if no policy listed the entry. */
@@ -208,9 +212,31 @@ static inline uint64_t pt_guard_switches(const pt_owner *o)
     return o->switches + (o->cadence ? o->cadence->shadow.switches : 0);
 }
 
+static inline void pt_end_simulation(pt_lookups *l)
+{
+    if (!l || !l->simulation)
+        return;
+    pt_simulated_reset(l->simulation->kept);
+    free(l->simulation);
+    l->simulation = NULL;
+}
+
+/* Simulates the policy at other sizes if it learns and lookups are read. Without memory for it nothing is simulated. */
+static inline void pt_begin_simulation(pt_owner *o)
+{
+    if (!o->lookups || o->lookups->simulation)
+        return;
+    pt_simulated *kept = &o->lookups->order.curve->simulated;
+    if (o->cadence)
+        o->lookups->simulation = pt_simulation_create(kept, o->cadence, o->view.frame_count);
+    else if (kept->active) /* by a daemon with another policy */
+        pt_simulated_reset(kept);
+}
+
 static inline void pt_forget_returns(pt_owner *o)
 {
     o->switches = pt_guard_switches(o);
+    pt_end_simulation(o->lookups);
     pt_cadence_destroy(o->cadence);
     o->cadence = NULL;
 }
@@ -224,6 +250,7 @@ static inline bool pt_learn_returns(pt_owner *o, uint64_t seed)
     o->cadence = pt_cadence_create(&o->view, seed, pt_now_ns());
     if (o->cadence)
         pt_cadence_derive(o->cadence, o->view.entries);
+    pt_begin_simulation(o);
     return o->cadence != NULL;
 }
 
@@ -253,14 +280,37 @@ static inline bool pt_is_kept(const pt_owner *o, uint32_t entry, uint64_t now)
 
 /* ---- freeing entries ---- */
 
+/* Records why a page that was stored, or was to be, is in no tier. Returns what is known of it; NULL: nothing. */
+static inline pt_sampled *pt_page_is_absent(pt_owner *o, const uint8_t *key, enum pt_absence absence)
+{
+    uint64_t hash = pt_sample_hash(key);
+    if (!o->lookups || !pt_is_sampled(hash, o->lookups->order.curve->threshold))
+        return NULL;
+    pt_sampled *k = pt_order_find(&o->lookups->order, hash);
+    if (k)
+        k->absence = absence;
+    return k;
+}
+
+/* Records why a page leaves. One that was dropped would be in no cache, however large. */
+static inline void pt_page_left(pt_owner *o, const uint8_t *key)
+{
+    pt_sampled *k = pt_page_is_absent(o, key, o->absence);
+    if (!k || o->absence != PT_DROPPED)
+        return;
+    pt_order_remove(&o->lookups->order, k);
+    pt_simulation_drop(o->lookups->simulation, k->hash);
+}
+
 /* Frees everything that an entry owns. The caller has already changed the state, so a reader that still finds the entry
  * misses. */
 static inline void pt_reclaim(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
-    pt_chain_put(&o->view, e);
+    pt_free_frames(o, entry);
     PT_POINT("reclaim.frames");
     e->marks = 0;
+    pt_page_left(o, e->key);
     if (o->cadence)
         pt_cadence_forget(o->cadence, entry, pt_key_hash(o->cadence, e->key));
     else

@@ -7,11 +7,11 @@
 static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
 {
     const pt_entry *e = &o->view.entries[entry];
-    pt_stored page = {e->key, e->size, e->space, tick};
+    pt_stored page = {e->key, e->size, e->space, tick, o->view.histories[entry].device};
     pt_take_off_disk(o, entry);
     PT_POINT("rescue.taken");
     if (!pt_make_on_disk(o, &page))
-        pt_drop_later(&o->disk, e->key);
+        pt_drop_later(pt_device_of(o, entry), e->key);
 }
 
 /* Dooms a page that is being written. It leaves the dictionary; its frames stay until its writers have released them. */
@@ -32,12 +32,12 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* Returns whether the page has no writer left that could want it finished. A writer that detached counts as alive: it
- * stored its part for other ranks, which may still come. The caller guarantees that the page is open. */
-static inline bool pt_writers_are_dead(const pt_entry *e)
+/* Returns whether the page has no writer left that could want it finished: all of them have died or detached. The caller
+ * guarantees that the page is open. */
+static inline bool pt_writers_have_ended(const pt_entry *e)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
-        if (e->writers[part] != PT_NO_WRITER && e->writers[part] != PT_DEAD_WRITER)
+        if (e->writers[part] != PT_NO_WRITER && e->writers[part] != PT_ENDED_WRITER)
             return false;
     return true;
 }
@@ -52,7 +52,7 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
         pt_doom(o, entry);
     else if ((gone & all) == all) /* the last writer died between its part bit and the state */
         pt_change(&o->view.locks[entry].word, PT_WRITING, PT_READABLE);
-    else if (pt_writers_are_dead(e)) /* otherwise the finished parts would occupy memory until they expire */
+    else if (pt_writers_have_ended(e)) /* otherwise the finished parts would occupy memory until they expire */
         pt_doom(o, entry);
     else if (now > e->expires_ns && pt_doom(o, entry))
         o->view.header->counters.expired++;

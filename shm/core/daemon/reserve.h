@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cadence/stores.h"
+#include "curve/missed.h"
 #include "../common/entry_checksum.h"
 
 /* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the
@@ -27,37 +28,55 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
     return pt_answer_with(o, PT_GRANTED, entry);
 }
 
-/* Evicts one page, whichever helps this grant. Returns false if no page can be evicted. */
+/* Evicts one page, whichever helps this grant. Returns false if no page can be evicted.
+ *
+ * Where entries are short, evicting a page that is also on disk from the arena alone frees none. If all pages are on disk and
+ * protected there, the arena keeps its pages. */
 static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     const pt_header *h = o->view.header;
-    if (h->free_frames >= frames && h->free_entries < entries && pt_evict_wholly(o, r->now))
-        return true; /* entries are short: evicting a page that is also on disk from the arena alone frees none */
-    return pt_evict_one(o, r->now, r->now);
+    bool is_short = h->free_entries < entries;
+    bool all_on_disk = o->view.entry_count - h->free_entries <= h->disk_pages + h->open_entries;
+    if (is_short && (all_on_disk || h->free_frames >= frames) && pt_free_some_entry(o, r->now))
+        return true;
+    return !(is_short && all_on_disk) && pt_evict_one(o, r->now, r->now);
 }
 
-/* Returns whether `frames` frames with their memory, and `entries` entries, are free. If necessary it evicts pages that are
- * older than this batch, on demand; the evictor and the disk's cap are the other two places that evict
- * (docs/design/disk.md). */
-static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
+/* Records whether a quota is why a page is refused. */
+static inline void pt_note_refusal(pt_owner *o, uint32_t tenant, uint32_t frames)
 {
-    pt_header *h = o->view.header;
-    while (h->free_frames < frames || h->free_entries < entries || !pt_lazy_take(&o->lazy, &o->view, frames)) {
+    bool at_maximum = o->tenants.need.own_only;
+    uint32_t on_disk = o->view.header->free_entries ? 0 : pt_protected_on_disk(o, tenant, frames);
+    o->tenants.refusal = (pt_refusal){at_maximum ? tenant : 0, at_maximum ? 0 : on_disk | pt_protected_from(o, tenant, frames)};
+}
+
+/* Returns whether a tenant may have `frames` frames more, and these with their memory, and `entries` entries, are free. If
+ * necessary it evicts pages that are older than this batch, on demand; the evictor and the disk's cap are the other two places
+ * that evict (docs/design/disk.md). */
+static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t tenant, uint32_t frames, uint32_t entries)
+{
+    const pt_header *h = o->view.header;
+    uint64_t most = pt_most_after(o->tenants.frames[tenant], frames, o->tenants.most[tenant]);
+    bool made = true;
+    while (made && (pt_lacks_frames(o, tenant, frames, most) || h->free_entries < entries || !pt_lazy_take(&o->lazy, &o->view, frames))) {
         if (pt_make_some_room(o, r, frames, entries))
             continue;
-        if (o->settled) /* once per batch: a process may have a million pages open, and other requests are waiting */
-            return false;
-        pt_settle_all(o, r->now);
+        made = !o->settled; /* once per batch: a process may have a million pages open, and other requests are waiting */
+        if (made)
+            pt_settle_all(o, r->now);
+        else
+            pt_note_refusal(o, tenant, frames);
         o->settled = true;
     }
-    return true;
+    o->tenants.need = PT_NO_NEED;
+    return made;
 }
 
 /* Writes what differs in each filling of an entry, the checksum last. The caller guarantees that the frames are free. */
 static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
-    e->serial = o->view.header->next_serial++;
+    pt_put_serial(e, o->view.header->next_serial++);
     e->parts = (uint8_t)r->parts;
     e->division = r->division;
     e->marks = 0;
@@ -68,6 +87,7 @@ static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
     PT_POINT("fill.written");
     e->frame_count = pt_frames_for(&o->view, e->size);
     e->first_frame = pt_chain_take(&o->view, entry, e->frame_count);
+    o->tenants.frames[pt_tenant_of(o, entry)] += e->frame_count;
     PT_POINT("fill.chained");
     pt_write_entry_checksum(&o->view, entry);
     atomic_store_explicit(&o->view.locks[entry].parts, 0, memory_order_relaxed);
@@ -87,15 +107,21 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
 {
     pt_view *v = &o->view;
     pt_dict d = pt_dict_in_force(v);
+    uint32_t tenant = v->spaces[r->space].tenant;
     if (!size || size > v->header->arena_bytes)
         return pt_answer_with(o, PT_REFUSED_SIZE, PT_NONE);
-    if (!pt_make_room(o, r, pt_frames_for(v, size), 1) || !pt_dict_has_room(v, d, key))
+    if (pt_frames_for(v, size) > o->tenants.most[tenant]) {
+        o->tenants.refusal = (pt_refusal){tenant, 0};
+        return pt_answer_with(o, PT_REFUSED_SIZE, PT_NONE);
+    }
+    if (!pt_make_room(o, r, tenant, pt_frames_for(v, size), 1) || !pt_dict_has_room(v, d, key))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     uint32_t entry = pt_entry_take(v);
     PT_POINT("grant.taken");
     pt_put_key(&v->entries[entry], key);
     v->entries[entry].size = size;
     v->entries[entry].space = r->space;
+    pt_join_tenant(o, entry);
     PT_POINT("grant.keyed");
     pt_fill(o, r, entry);
     PT_POINT("grant.filled");
@@ -111,7 +137,7 @@ static inline pt_answer pt_grant(pt_owner *o, const pt_request *r, const uint8_t
 /* Grants frames for a page that is only on disk, to be read or stored again. */
 static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
-    if (!pt_make_room(o, r, pt_frames_for(&o->view, o->view.entries[entry].size), 0))
+    if (!pt_make_room(o, r, pt_tenant_of(o, entry), pt_frames_for(&o->view, o->view.entries[entry].size), 0))
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     pt_fill(o, r, entry);
     PT_POINT("refill.filled");
@@ -182,6 +208,7 @@ static inline void pt_reserve_prompt(pt_owner *o, const pt_request *r, const pt_
         if (!r->part)
             pt_note_answer(o, r, key, answers[i], &place);
         pt_tally(&o->view.header->counters, answers[i].outcome);
+        pt_note_absent(o, r, key, answers[i].outcome);
         PT_POINT("reserve.answered");
     }
 }
@@ -192,7 +219,7 @@ static inline uint32_t pt_pages_of(const pt_prompt *prompts, uint32_t prompt_cou
     return (at + 1 < prompt_count ? prompts[at + 1].begin : count) - prompts[at].begin;
 }
 
-/* Responds to a chain of keys, head first. The recency of pages that exist or are granted falls from head to tail, also
+/* Responds to a chain of keys, head first; `keys` and `sizes` also have the pages that the request refuses. The recency of pages that exist or are granted falls from head to tail, also
  * from one prompt to the next: they are one batch, which never evicts its own pages. */
 static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
                               pt_answer *answers)
@@ -200,11 +227,13 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
     pt_prompt whole = {0}, *prompts = r->prompts ? r->prompts : &whole;
     uint32_t prompt_count = r->prompts ? r->prompt_count : 1;
     o->settled = false;
+    o->tenants.refusal = (pt_refusal){0};
     pt_settle_some(o, r->now, 64);
     if (o->cadence)
         o->cadence->climb = PT_CLIMB + count;
     for (uint32_t i = 0; i < prompt_count; i++)
         pt_note_store(o, r, &prompts[i], pt_nth_key(keys, prompts[i].begin), pt_pages_of(prompts, prompt_count, i, count));
+    pt_note_batch(o, r, prompts, prompt_count, keys, sizes, count);
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("reserve.stamped");
     for (uint32_t i = 0; i < prompt_count; i++) {
@@ -212,6 +241,10 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
         pt_reserve_prompt(o, r, &prompts[i], pt_nth_key(keys, at), sizes + at, pt_pages_of(prompts, prompt_count, i, count),
                           r->now + count - at, answers + at);
     }
+    for (uint32_t i = count; i < count + r->refused; i++)
+        if (pt_entry_of(o, pt_nth_key(keys, i)) == PT_NONE)
+            pt_note_absent(o, r, pt_nth_key(keys, i), PT_REFUSED_FULL);
+    o->tenants.need = PT_NO_NEED;
     if (o->cadence)
         pt_cadence_sweep(o->cadence, r->now);
 }

@@ -21,23 +21,83 @@ static inline bool pt_sum_ready(void *context, uint32_t entry)
     return ++sum->pages < PT_READY_LIMIT && sum->frames < sum->enough;
 }
 
-/* Returns how many frames can become free before the first unwritten page has to be evicted, counted up to about `enough`. */
-static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint64_t enough)
+/* Returns the frames of a tenant's ready pages that were used before `before`, with `free` more, counted up to about `enough`. */
+static inline uint64_t pt_count_ready(const pt_owner *o, uint32_t tenant, uint64_t before, uint64_t free, uint64_t enough)
 {
-    pt_candidate unwritten = pt_coldest_of(o, o->unwritten);
-    pt_ready_sum sum = {o, o->view.header->free_frames, enough, 0};
-    if (unwritten.entry == PT_NONE)
-        return enough;
+    pt_ready_sum sum = {o, free, enough, 0};
     if (sum.frames < enough)
-        o->kind->walk(o->ready, unwritten.tick, pt_sum_ready, &sum);
+        o->kind->walk(o->ready[tenant], before, pt_sum_ready, &sum);
     return sum.pages < PT_READY_LIMIT ? sum.frames : enough;
 }
 
-/* Returns the coldest page that is to be written and was not used since it was listed, or PT_NONE. */
-static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint64_t now)
+/* Returns how many frames can become free for any tenant before the first unwritten page has to be evicted, counted as above.
+ * Pages that a minimum protects do not become free. */
+static inline uint64_t pt_all_before_unwritten(const pt_owner *o, uint64_t enough)
+{
+    uint64_t frames = o->view.header->free_frames, before = UINT64_MAX;
+    for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
+        pt_candidate unwritten = pt_coldest_of(o, o->unwritten[tenant]);
+        before = unwritten.tick < before ? unwritten.tick : before;
+    }
+    if (before == UINT64_MAX)
+        return enough;
+    for (uint32_t tenant = 0; tenant < o->tenants.count && frames < enough; tenant++) {
+        uint64_t ready = pt_count_ready(o, tenant, before, 0, enough - frames), spare = pt_spare_frames(o, tenant);
+        frames += ready < spare ? ready : spare;
+    }
+    return frames;
+}
+
+/* Returns how many frames a tenant can get before the first of its own unwritten pages has to be evicted, counted as above. */
+static inline uint64_t pt_own_before_unwritten(const pt_owner *o, uint32_t tenant, uint64_t enough)
+{
+    uint64_t most = o->tenants.most[tenant], used = o->tenants.frames[tenant], free = o->view.header->free_frames;
+    uint64_t left = most > used ? most - used : 0;
+    uint64_t before = pt_coldest_of(o, o->unwritten[tenant]).tick;
+    return most == UINT64_MAX || before == UINT64_MAX ? enough : pt_count_ready(o, tenant, before, left < free ? left : free, enough);
+}
+
+/* Returns how many frames can become free for a tenant before the first unwritten page has to be evicted, counted up to about
+ * `enough`. */
+static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint32_t tenant, uint64_t enough)
+{
+    uint64_t all = pt_all_before_unwritten(o, enough);
+    uint64_t own = pt_own_before_unwritten(o, tenant, enough);
+    return own < all ? own : all;
+}
+
+/* Finds the tenants that are about to evict unwritten pages because of their maximum: `ahead` frames of the whole arena are to be
+ * free or written, and as large a share of theirs. Their pages are written first from now on. Returns whether there is one. */
+static inline bool pt_find_hurries(pt_owner *o, uint64_t ahead)
+{
+    bool any = false;
+    for (uint32_t tenant = 1; tenant < o->tenants.count; tenant++) {
+        uint64_t part = (uint64_t)(o->tenants.quotas[tenant].memory.most * (double)ahead);
+        any |= o->tenants.hurries[tenant] = pt_own_before_unwritten(o, tenant, part) < part;
+    }
+    return any;
+}
+
+/* Returns the unwritten page that should be written next, of all tenants but those in `shut`. */
+static inline pt_candidate pt_next_unwritten(const pt_owner *o, uint32_t shut)
+{
+    pt_candidate first = {NULL, PT_NONE, PT_STAYS, UINT64_MAX};
+    for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
+        pt_candidate c = pt_coldest_of(o, o->unwritten[tenant]);
+        if (c.entry == PT_NONE || shut >> tenant & 1)
+            continue;
+        c.turn = o->tenants.hurries[tenant] ? PT_LEAVES_FIRST : PT_LEAVES;
+        first = pt_first(first, c);
+    }
+    return first;
+}
+
+/* Returns the coldest page that is to be written and was not used since it was listed, of all tenants but those in `shut`, or
+ * PT_NONE. */
+static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint32_t shut, uint64_t now)
 {
     for (;;) {
-        pt_candidate c = pt_coldest_of(o, o->unwritten);
+        pt_candidate c = pt_next_unwritten(o, shut);
         if (c.entry == PT_NONE)
             return PT_NONE;
         uint64_t tick = pt_true_tick(o, c.entry, now);
@@ -47,18 +107,26 @@ static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint64_t now)
     }
 }
 
-/* Commands writes: at most `limit` pages and about `frames` frames. Stores the entries in `entries` and returns their number. */
-static inline uint32_t pt_start_writes(pt_owner *o, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
+/* Commands writes to a device: at most `limit` pages and about `frames` frames. Stores the entries in `entries` and returns
+ * their number. */
+static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
 {
-    uint32_t count = 0;
+    pt_device *d = &o->disk.devices[device];
+    uint32_t count = 0, shut = 0; /* shut: tenants for whose pages the device has no room */
     for (uint64_t used = 0; count < limit && used < frames;) {
-        uint32_t entry = pt_coldest_unwritten(o, now);
-        if (entry == PT_NONE || !pt_disk_make_room(o, o->view.entries[entry].frame_count, now))
+        uint32_t entry = pt_coldest_unwritten(o, shut, now), tenant = entry == PT_NONE ? 0 : pt_tenant_of(o, entry);
+        if (entry == PT_NONE)
             break;
+        if (!pt_disk_make_room(o, d, tenant, o->view.entries[entry].frame_count, now)) {
+            shut |= 1u << tenant;
+            continue;
+        }
         pt_unlist(o, entry);
         PT_POINT("order.unlisted");
         o->view.entries[entry].marks |= PT_MARK_ORDERED;
-        o->disk.ordered_frames += o->view.entries[entry].frame_count;
+        o->view.histories[entry].device = (uint8_t)device;
+        d->ordered_frames += o->view.entries[entry].frame_count;
+        d->ordered_of[tenant] += o->view.entries[entry].frame_count;
         used += o->view.entries[entry].frame_count;
         entries[count++] = entry;
         PT_POINT("order.marked");
@@ -82,9 +150,10 @@ static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_resul
     if (entry >= o->view.entry_count || !(e->marks & PT_MARK_ORDERED))
         return;
     e->marks &= (uint8_t)~PT_MARK_ORDERED;
-    o->disk.ordered_frames -= e->frame_count;
+    pt_device_of(o, entry)->ordered_frames -= e->frame_count;
+    pt_device_of(o, entry)->ordered_of[pt_tenant_of(o, entry)] -= e->frame_count;
     PT_POINT("order.unmarked");
-    if (result == PT_WRITE_DONE && o->disk.open) {
+    if (result == PT_WRITE_DONE && pt_device_of(o, entry)->open) {
         pt_put_on_disk(o, entry, now + order);
         counters->disk_written++;
         counters->disk_written_bytes += e->size;

@@ -167,6 +167,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)
     assert eventually(partial(_in_flight, engine))
     monkeypatch.setattr(engine.copier._stores, "_complete", _fails)
+    engine.copier._stores.wake()
     assert store.wait(LONG_S).reason == "UnexpectedError: in the middle" and not store.ended
     assert eventually(lambda: len(kept) == 1)
     assert not engine.copier.close(0)

@@ -286,6 +286,21 @@ def test_threads_that_wait_are_woken(process: Process) -> None:
         assert waits.result(20).stored == 2
 
 
+def test_an_event_or_a_response_wakes_a_queue(process: Process) -> None:
+    queue = process.lanes[0]
+    with ThreadPoolExecutor(1) as thread:
+        stored(process, 1, 2)
+        queue.step()
+        woken = thread.submit(queue.wait_for_work, 60.0)
+        process.answer()
+        woken.result(20)
+        queue.step()
+        woken = thread.submit(queue.wait_for_work, 60.0)
+        process.device.advance_all()
+        woken.result(20)
+    assert queue.step() is None and process.copier.counts.stored == 2 * PAGE
+
+
 def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World, process: Process) -> None:
     store = granted(process, 1, 5)
     process.device.die()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagetier.client import Client, RegisteredCache
-from pagetier.client.engines.sglang.groups import EngineGroup
+from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
 from pagetier.client.engines.sglang.lookups import Hit
 from running_daemon import RunningDaemon

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from eventually import eventually
+from pagetier.client.engines.file_digests import FileDigests
 from pagetier.client.engines.vllm.adapters import Adapters
-from pagetier.client.engines.vllm.file_digests import FileDigests
 
 AFTER_NS = 10**9
 
@@ -23,6 +24,23 @@ def adapter(folder: Path, **more: Any) -> Any:
     (folder / "adapter_config.json").write_text('{"r": 8}')
     (folder / "adapter_model.safetensors").write_bytes(more.pop("weights", b"weights"))
     return SimpleNamespace(lora_name="one", lora_int_id=1, lora_path=str(folder), **more)
+
+
+def hub_file(root: Path, content: bytes) -> Path:
+    """Makes a file as the hub's cache has it, named by its content."""
+    file = root / "blobs" / sha256(content).hexdigest()
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    return file
+
+
+def relink(link: Path, target: Path, since: int) -> None:
+    """Makes a link, or leads it elsewhere, at a time after `since`."""
+    changed = 0
+    while changed <= since:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        changed = link.lstat().st_ctime_ns
 
 
 def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> Adapters:
@@ -57,6 +75,23 @@ def test_files_that_are_younger_than_the_engine_are_not_shared(
     one, since = adapter(tmp_path / "one"), time.time_ns() - 60 * 10**9
     assert name_of(engine(tmp_path, since), one) != name_of(engine(tmp_path, since), one)
     assert f"shares no pages of the adapter in {tmp_path / 'one'} with other engines" in caplog.text
+
+
+@pytest.mark.parametrize("linked", ["a file", "the folder"])
+def test_an_adapter_is_not_shared_if_a_link_changed_before_its_first_request(tmp_path: Path, linked: str) -> None:
+    """The engine may have loaded the files to which the link led when it was started."""
+    one = adapter(tmp_path / "one")
+    link, old, new = tmp_path / "link", tmp_path / "one", Path(adapter(tmp_path / "two", weights=b"new").lora_path)
+    if linked == "a file":
+        link = tmp_path / "one" / "adapter_model.safetensors"
+        old, new = (hub_file(tmp_path, content) for content in (b"old", b"new"))
+    else:
+        one.lora_path = str(link)
+    relink(link, old, 0)
+    since = time.time_ns()
+    assert name_of(engine(tmp_path, since), one) == name_of(engine(tmp_path, since), one)
+    relink(link, new, since)
+    assert name_of(engine(tmp_path, since), one) != name_of(engine(tmp_path, since), one)
 
 
 def test_an_adapter_whose_files_change_is_not_shared_any_more(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ class Scene:
 
     def counted(self) -> Counted:
         return counted(self.daemon).since(self.before)
+
+    def sampled(self) -> int:
+        """Returns the lookups that the daemon knows of; it reads all of them before it responds to a store."""
+        self.client.store(self.keys()[:1], [b"x"])
+        advice = json.loads(self.daemon.pagetier("advise", "--json").stdout)
+        return int(advice["lookups"]) if advice else 0
 
     def keys(self) -> Keys:
         return self.group.keys(request().block_hashes)
@@ -97,7 +104,7 @@ def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
 
 
 def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
-    one = request()
+    one, sampled = request(), scene.sampled()
     assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
     for _ in range(3):
         clock.now += 2.5
@@ -107,6 +114,7 @@ def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
     scene.start(one)
     assert scene.counted() == Counted(1, 16, 16, 8)
     assert scene.half.counters.taken() == {"memory_tokens": 16, "disk_tokens": 16}
+    assert scene.sampled() == sampled + 1
 
 
 def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, clock: Any) -> None:

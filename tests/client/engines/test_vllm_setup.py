@@ -12,13 +12,14 @@ import msgspec
 import pytest
 
 from fake_vllm_config import Config, group, vllm_config
+from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.adapters import private_name
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.draft_model import draft_model_of
-from pagetier.client.engines.vllm.group_kinds import UnsupportedError, has_every_state, kind_of
+from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
-from pagetier.client.engines.vllm.namespace import ModelIdentity, PageShape, backends_of, namespace_of, with_adapter
-from pagetier.client.engines.vllm.rank_share import ContextShare, kind_in, share_of
+from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of, with_adapter
+from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
 from pagetier.client.engines.vllm.settings import ConnectorSettings, Directions, directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     is_switched_off,
@@ -27,6 +28,7 @@ from pagetier.client.engines.vllm.setup import (
     warn_of_seed,
     warn_of_switch,
 )
+from pagetier.client.engines.weights import ModelIdentity
 from pagetier.client.groups import ChunkedAttention, FullAttention, Recurrent, SlidingWindow
 from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.kernels.layout.page_layout import Shard
@@ -127,6 +129,7 @@ def test_each_spec_has_its_kind_of_state() -> None:
         MambaSpec(16, "none"),
         MambaSpec(16, "all", num_speculative_blocks=2),
         UniformTypeKVCacheSpecs(16, {"a": FullAttentionSpec(16), "b": SlidingWindowSpec(16, 48)}),
+        MLAAttentionSpec(16, tokens_per_state=4),
     ],
 )
 def test_unsupported_specs_are_rejected(spec: Any) -> None:
@@ -195,15 +198,47 @@ def test_ranks_that_share_pages_are_in_one_division() -> None:
         (0, Shard(1, 2), ContextShare(0, 2, 8)),
         (1, Shard(1, 2), ContextShare(1, 2, 8)),
     ]
-    with pytest.raises(UnsupportedError, match="prefill context parallelism is not supported"):
-        share_of(parallel(0, prefill_context_parallel_size=2))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "context", "expected"),
+    [
+        (2, 1, [(0, 0, 4), (0, 2, 4), (0, 1, 4), (0, 3, 4)]),
+        (2, 2, [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]),
+        (2, 4, [(0, 0, 1), (2, 0, 1), (1, 0, 1), (3, 0, 1)]),
+    ],
+)
+def test_ranks_that_divide_a_prompt_are_further_tensor_ranks(
+    tensor: int, context: int, expected: list[tuple[int, int, int]]
+) -> None:
+    """As in vLLM's groups: ranks 0 and 1 are the tensor ranks of the first half, and 0, 2 divide the tokens."""
+    sizes = {"tensor_parallel_size": tensor, "prefill_context_parallel_size": 2}
+    shares = [share_of(parallel(rank, decode_context_parallel_size=context, **sizes)) for rank in range(2 * tensor)]
+    assert [(one.context.rank, one.heads.rank, one.heads.ranks) for one in shares] == expected
+    assert [one.division for one in shares] == [one.context.rank for one in shares]
+    assert ranks_of(parallel(0, pipeline_parallel_size=3, **sizes)) == 12
+
+
+def test_a_prompt_is_divided_for_latent_attention_only() -> None:
+    old = parallel(0, prefill_context_parallel_size=2)
+    new = SimpleNamespace(**vars(old), pcp_shard_decode_requests=True)
+    latents = UniformTypeKVCacheSpecs(16, {"a": MLAAttentionSpec(), "b": MLAAttentionSpec()})
+    check_prefill(parallel(0), [FullAttentionSpec()])
+    check_prefill(new, [MLAAttentionSpec(), latents])
+    with pytest.raises(UnsupportedError, match=r"latent attention \(MLA\) only: leave it out"):
+        check_prefill(new, [MLAAttentionSpec(), FullAttentionSpec()])
+    with pytest.raises(UnsupportedError, match=r"needs vLLM 0\.32"):
+        check_prefill(old, [MLAAttentionSpec()])
 
 
 def test_only_full_attention_is_divided_by_tokens() -> None:
-    assert kind_in(FullAttention(16), ContextShare(1, 4)) == FullAttention(64)
-    assert kind_in(SlidingWindow(16, 48), ContextShare()) == SlidingWindow(16, 48)
-    with pytest.raises(UnsupportedError, match="layers without full attention"):
-        kind_in(SlidingWindow(16, 48), ContextShare(1, 4))
+    assert kind_in(FullAttentionSpec(16), ContextShare(1, 4)) == FullAttention(64)
+    assert kind_in(SlidingWindowSpec(16, 48), ContextShare()) == SlidingWindow(16, 48)
+    whole = FullAttentionSpec(16, dcp_sharded=False)  # a draft's layers, of which each rank has all tokens
+    assert kind_in(whole, ContextShare()) == FullAttention(16)
+    for spec in (SlidingWindowSpec(16, 48), whole):
+        with pytest.raises(UnsupportedError, match="decode-context-parallel-size is supported for"):
+            kind_in(spec, ContextShare(1, 4))
 
 
 def with_draft(config: Any, method: str = "eagle", ranks: int = 1) -> Any:
@@ -222,16 +257,16 @@ def test_a_draft_model_changes_the_namespace() -> None:
     other, quantised = with_draft(vllm_config()), with_draft(vllm_config())
     other.speculative_config.draft_model_config.hf_config.layers = 5
     quantised.speculative_config.draft_model_config.quantization = "fp8"
-    drafting = [with_draft(vllm_config()), with_draft(vllm_config(), "draft_model"), other, quantised]
-    assert len({digest(one) for one in (config, *drafting)}) == 5
+    methods = [with_draft(vllm_config(), method) for method in ("draft_model", "eagle", "mtp", "dflash", "dspark")]
+    assert len({digest(one) for one in (config, *methods, other, quantised)}) == 8
     for method in ("ngram", "suffix", "medusa"):
         assert digest(with_draft(vllm_config(), method)) == digest(config), "its guesses have no state"
 
 
 def test_unsupported_draft_models_are_rejected() -> None:
-    with pytest.raises(UnsupportedError, match='drafts by "dflash" are not supported'):
-        draft_model_of(with_draft(vllm_config(), "dflash"))
-    with pytest.raises(UnsupportedError, match="a draft model on 2 ranks beside a model on 1"):
+    with pytest.raises(UnsupportedError, match='drafts by "custom_class" are not supported: name another method'):
+        draft_model_of(with_draft(vllm_config(), "custom_class"))
+    with pytest.raises(UnsupportedError, match=r"a draft model on 2 ranks beside a model on 1.*: leave"):
         draft_model_of(with_draft(vllm_config(), ranks=2))
 
 
@@ -286,6 +321,17 @@ def test_paths_names_and_library_versions_do_not_change_the_namespace() -> None:
     one.model_config.hf_config.text_config = {"_name_or_path": "here"}
     other.model_config.hf_config.text_config = {"_name_or_path": "there"}
     assert digest(one) == digest(other, identity=ModelIdentity(MODEL.weights, "another name"))
+
+
+def test_what_loading_a_model_writes_into_its_settings_is_read_where_it_comes_from() -> None:
+    """Llama 4: only workers load the model. Engines that generate in another way have other pages."""
+    scheduler, worker, other = vllm_config(), vllm_config(), vllm_config()
+    worker.model_config.hf_config.attn_temperature_tuning = True
+    for config in (scheduler, worker):
+        config.model_config.try_get_generation_config = lambda: {"attn_temperature_tuning": True}
+    assert digest(scheduler) == digest(worker) != digest(other)
+    worker.model_config.override_generation_config = {"attn_temperature_tuning": False}
+    assert digest(worker) == digest(other)
 
 
 def test_adapters_are_not_shared_between_engines() -> None:

@@ -18,7 +18,8 @@ from eventually import eventually
 from fake_vllm_client import PAGE, request
 from fake_vllm_config import group, vllm_config
 from pagetier.client import Client
-from pagetier.client.engines.vllm.engine_log import log_rejected, route_logs
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.vllm.engine_log import log, route_logs
 from pagetier.client.engines.vllm.messages import StoreCommand
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
@@ -228,7 +229,7 @@ def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
 def test_workers_log_only_that_they_are_rejected(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for state in LinkState:
-            log_rejected(LinkEvent(state, "why"))
+            AttachmentLog(log, "an option").on_rejected(LinkEvent(state, "why"))
     assert lines_of(caplog) == ["pagetier is not attached: why; nothing is cached until the daemon accepts this engine"]
 
 

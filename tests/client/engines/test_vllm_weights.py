@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 
-from pagetier.client.engines.vllm import file_digests
-from pagetier.client.engines.vllm.file_digests import FileDigests, user_memory
-from pagetier.client.engines.vllm.weights import (
-    UnidentifiedError,
-    bytes_to_read,
-    identify,
-    sources_of,
-    started_ns,
-)
+from pagetier.client.engines import file_digests
+from pagetier.client.engines.file_digests import FileDigests, user_memory
+from pagetier.client.engines.vllm.draft_model import weights_sources
+from pagetier.client.engines.weights import UnidentifiedError, bytes_to_read, identify, started_ns
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SETTLED_NS = 2_050_000_000
@@ -56,7 +51,7 @@ def config_of(model: Path | str, **settings: Any) -> Any:
 
 
 def identity_of(model: Path | str, memory: Path, declared: str = "", **settings: Any) -> str:
-    return identify(sources_of(config_of(model, **settings), declared, time.time_ns()), FileDigests(memory))
+    return identify(weights_sources(config_of(model, **settings), declared, time.time_ns()), FileDigests(memory))
 
 
 def plain(folder: Path, content: dict[str, bytes] = CONTENT) -> Path:
@@ -185,7 +180,7 @@ def test_weights_that_are_changed_in_place_get_another_identity(
 
 def test_weights_that_are_changed_after_the_start_are_not_identified(tmp_path: Path, memory: Path) -> None:
     """The engine may have loaded what was there before."""
-    sources = sources_of(config_of(plain(tmp_path / "one")), "", time.time_ns() - 10**9)
+    sources = weights_sources(config_of(plain(tmp_path / "one")), "", time.time_ns() - 10**9)
     with pytest.raises(UnidentifiedError, match="was changed after this engine was started"):
         identify(sources, FileDigests(memory))
 
@@ -196,7 +191,7 @@ def test_a_memory_that_another_user_could_have_written_is_not_believed(
 ) -> None:
     folder = plain(tmp_path / "one")
     settled()
-    sources = sources_of(config_of(folder), "", time.time_ns())
+    sources = weights_sources(config_of(folder), "", time.time_ns())
     before = identify(sources, FileDigests(memory))
     assert bytes_to_read(sources, FileDigests(memory)) == 0
     memory.write_text(memory.read_text().replace(sha256(CONTENT["a.safetensors"]).hexdigest(), "0" * 64))
@@ -233,7 +228,7 @@ def test_a_commit_identifies_weights_of_the_hub_and_of_its_cache(
 
 def test_files_of_the_hubs_cache_are_not_read(tmp_path: Path, memory: Path) -> None:
     snapshot = cached(tmp_path)
-    assert bytes_to_read(sources_of(config_of(snapshot), "", 0), FileDigests(memory)) == 0
+    assert bytes_to_read(weights_sources(config_of(snapshot), "", 0), FileDigests(memory)) == 0
 
 
 def test_links_into_the_hubs_cache_are_identified_by_its_names(tmp_path: Path, memory: Path) -> None:
@@ -243,7 +238,7 @@ def test_links_into_the_hubs_cache_are_identified_by_its_names(tmp_path: Path, m
     for file in snapshot.iterdir():
         (links / file.name).symlink_to(file.resolve())
     small = sum(len(data) for name, data in CONTENT.items() if name.endswith((".json", ".py")))
-    assert bytes_to_read(sources_of(config_of(links), "", 0), FileDigests(memory)) == small
+    assert bytes_to_read(weights_sources(config_of(links), "", 0), FileDigests(memory)) == small
     assert identity_of(links, memory) == identity_of(copy, memory)
 
 
@@ -296,7 +291,7 @@ def test_a_folder_without_weights_is_not_identified(tmp_path: Path, memory: Path
 def test_files_are_read_once(tmp_path: Path, memory: Path) -> None:
     folder, digests = plain(tmp_path / "one"), FileDigests(memory)
     time.sleep(SETTLED_NS / 1e9)  # the only test that waits for the clock itself
-    sources = sources_of(config_of(folder), "", time.time_ns())
+    sources = weights_sources(config_of(folder), "", time.time_ns())
     assert bytes_to_read(sources, digests) == sum(len(data) for name, data in CONTENT.items() if name != "README.md")
     first = identify(sources, digests)
     assert bytes_to_read(sources, FileDigests(memory)) == 0
@@ -309,7 +304,7 @@ def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, memory: 
     """It may change again without another time."""
     folder = plain(tmp_path / "one")
     identity_of(folder, memory)
-    assert bytes_to_read(sources_of(config_of(folder), "", 0), FileDigests(memory)) > 0
+    assert bytes_to_read(weights_sources(config_of(folder), "", 0), FileDigests(memory)) > 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"1:2": "x"}', b"[]", b"\xff"])
@@ -322,7 +317,7 @@ def test_a_damaged_memory_is_ignored_and_replaced(
     memory.parent.mkdir()
     memory.write_bytes(content)
     assert identity_of(folder, memory) == expected
-    assert bytes_to_read(sources_of(config_of(folder), "", 0), FileDigests(memory)) == 0
+    assert bytes_to_read(weights_sources(config_of(folder), "", 0), FileDigests(memory)) == 0
 
 
 def test_without_a_memory_files_are_read_each_time(tmp_path: Path) -> None:
@@ -361,7 +356,7 @@ def test_a_draft_model_is_part_of_the_identity(tmp_path: Path) -> None:
             config.speculative_config = SimpleNamespace(
                 method="eagle", draft_model_config=config_of(draft).model_config, draft_parallel_config=of_draft
             )
-        return identify(sources_of(config, "", time.time_ns()), FileDigests(memory))
+        return identify(weights_sources(config, "", time.time_ns()), FileDigests(memory))
 
     draft, other = plain(tmp_path / "draft"), plain(tmp_path / "other", CONTENT | {"a.safetensors": b"weights c"})
     assert len({identity(), identity(draft), identity(other)}) == 3
@@ -370,6 +365,6 @@ def test_a_draft_model_is_part_of_the_identity(tmp_path: Path) -> None:
 
 
 def test_people_see_the_name_of_the_hub(tmp_path: Path) -> None:
-    assert sources_of(config_of("org/name"), "", 0)[0].title == "org/name"
-    assert sources_of(config_of(cached(tmp_path)), "", 0)[0].title == "org/name"
-    assert sources_of(config_of(tmp_path), "", 0)[0].title == str(tmp_path)
+    assert weights_sources(config_of("org/name"), "", 0)[0].title == "org/name"
+    assert weights_sources(config_of(cached(tmp_path)), "", 0)[0].title == "org/name"
+    assert weights_sources(config_of(tmp_path), "", 0)[0].title == str(tmp_path)

@@ -142,19 +142,25 @@ def test_a_rank_that_joined_and_lives_keeps_the_page_until_it_dies(daemon: Runni
         assert found(reader, prompt(1)) == 8
 
 
-def test_a_rank_that_detached_does_not_count_as_dead(daemon: RunningDaemon) -> None:
-    """Its pages wait for the other ranks, also after its slot was reused by a process that died."""
+def test_a_rank_that_detached_keeps_no_page(daemon: RunningDaemon) -> None:
+    """Its pages wait for a rank that has joined, also after its slot was reused by a process that died."""
     with ExitStack() as stack:
         reader = stack.enter_context(daemon.client())
-        left, last = storing(stack, daemon, 2)
-        assert left.ask((1, 0, 2)) == 8
+        left, joined = storing(stack, daemon, 2)
+        assert left.ask((1, 0, 2)) == 8 and left.ask((2, 0, 4)) == 8 and left.ask((3, 0, 2)) == 8
+        assert joined.ask((2, 1, 4)) == 8
         assert left.ask(None) == "detached"
+        assert Second(daemon).sees(lambda: daemon.header().used_frames == 8), "no other rank has parts of two prompts"
         next_ones = storing(stack, daemon, 1)
         kill_all([left, *next_ones])
         assert Second(daemon).sees(lambda: len(daemon.slots()) == 2)
-        assert daemon.header().used_frames == 8
-        assert last.ask((1, 1, 2)) == 8
+        assert joined.ask((2, 2, 4)) == 8 and joined.ask((2, 3, 4)) == 8
+        assert found(reader, prompt(2)) == 8
+        assert joined.ask((1, 0, 2)) == 8 and joined.ask((1, 1, 2)) == 8, "it can be stored again at once"
         assert found(reader, prompt(1)) == 8
+        assert joined.ask((3, 1, 2)) == 8 and found(reader, prompt(3)) == 0
+        assert joined.ask(None) == "detached"
+        daemon.drop_all_pages()
 
 
 def test_finished_parts_of_ranks_that_died_without_a_daemon_are_released(daemon: RunningDaemon) -> None:

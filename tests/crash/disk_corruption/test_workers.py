@@ -10,7 +10,7 @@ import pytest
 
 from bare_engine import WAIT_S, Engine
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
-from disk_daemon import DiskDaemon
+from disk_daemon import IN_LMDB, DiskDaemon
 from eventually import eventually
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
@@ -53,7 +53,7 @@ def overwrite(file: Path, page: int, content: bytes) -> None:
 
 
 def test_a_leaf_that_kills_its_reader_fails_the_verification() -> None:
-    with DiskDaemon(FRAMES) as daemon:
+    with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon:
         numbers = daemon.close_with(PAGES)
         file = daemon.data_files()[0]
         (leaf, *_) = Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF)
@@ -69,7 +69,7 @@ def test_a_leaf_that_kills_its_reader_fails_the_verification() -> None:
 
 def test_content_that_keeps_killing_workers_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier passes the verification and still kills its workers: after two deaths the third finds it empty."""
-    with DiskDaemon(FRAMES) as daemon:
+    with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon:
         numbers = daemon.close_with(8)
         (tmp_path / "sitecustomize.py").write_text(CRASHING)
         with monkeypatch.context() as patch:
@@ -85,7 +85,7 @@ def test_content_that_keeps_killing_workers_is_discarded(tmp_path: Path, monkeyp
 
 def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
     """The first error of a worker is logged, not an error that follows while it closes."""
-    with DiskDaemon(FRAMES) as daemon:
+    with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon:
         daemon.close_with(8)
         for file in daemon.data_files():
             data = bytearray(file.read_bytes())
@@ -104,7 +104,7 @@ def test_the_reason_for_rebuilding_a_part_is_logged() -> None:
 
 def test_a_page_with_misplaced_frames_gets_a_response() -> None:
     """Dropping the page makes LMDB fail; its request gets a response, and the other pages are read."""
-    with DiskDaemon(FRAMES) as daemon, Engine(daemon) as engine:
+    with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(2 * FRAMES))
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
@@ -119,7 +119,7 @@ def test_a_page_with_misplaced_frames_gets_a_response() -> None:
 
 
 def test_an_unexpected_error_of_a_reader_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with DiskDaemon(FRAMES) as daemon:
+    with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon:
         numbers = daemon.close_with(8)
         (tmp_path / "sitecustomize.py").write_text(STUMBLING.format(flag=str(tmp_path / "flag")))
         with monkeypatch.context() as patch:

@@ -1,10 +1,11 @@
-"""Operations with a disk. Unless a class says otherwise, stored pages are written to it at once."""
+"""Operations with a disk. Unless a class says otherwise, stored pages are written at once, to a tier in LMDB."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar, Final
 
+from disk_daemon import IN_FILES, IN_LMDB
 from eventually import eventually
 from injection.colliding_pages import FRAME, PAGE, PAGES, SEED, key_of
 from injection.injector import Role
@@ -13,8 +14,9 @@ from oracle.page_contents import words
 from running_daemon import START_S
 
 SMALL: Final = "1MiB"
-"""12 frames, 6 in each part."""
-IN_FILES: Final = ("--disk-store", "files")
+"""12 frames in LMDB, 6 in each part."""
+SMALL_IN_FILES: Final = "860KiB"
+"""As many in files."""
 _HEAD: Final = 32
 
 
@@ -34,7 +36,7 @@ class WithDisk(Operation):
     @classmethod
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
         disk = "--disk-path", str(folder / "disk"), "--disk-size", cls.size, "--disk-environments", "2"
-        return *disk, "--disk-write", cls.rule, "--index-entries", str(cls.entries)
+        return *disk, *IN_LMDB, "--disk-write", cls.rule, "--index-entries", str(cls.entries)
 
     def prepare(self) -> None:
         self.pages = self.put_on_disk(self.before)

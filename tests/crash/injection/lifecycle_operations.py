@@ -7,9 +7,10 @@ import shutil
 import signal
 from pathlib import Path
 
+from disk_daemon import IN_FILES
 from eventually import eventually
 from injection.colliding_pages import PAGES
-from injection.disk_operations import IN_FILES, SMALL, WithDisk
+from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
 from injection.scene import Scene

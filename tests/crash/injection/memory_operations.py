@@ -122,6 +122,18 @@ class MatchGroups(Operation):
         self.send("match_groups", self.known, self.window[:-1])
 
 
+class Announce(Operation):
+    """An engine reads which pages came and left, and announces them. The next one must announce all that are there."""
+
+    roles = (Role.ENGINE,)
+
+    def act(self) -> None:
+        self.send("announce", self.known)
+
+    def verify(self) -> bool:
+        return bool(self.scene.engine().do("announce", self.known) == set(self.known))
+
+
 class StoreBlocks(Operation):
     """An engine stores and loads pages of a paged cache."""
 

@@ -15,8 +15,9 @@ import numpy as np
 from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
-from oracle.witness import Verified, Witness
+from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Blocks, Client, Hint, Match, MatchHandle, Part, Reservation
+from pagetier.client.engines.location_changes import LocationChanges
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.kernels.layout import engine_layouts
@@ -81,6 +82,20 @@ class EngineCommands:
     def verify(self, numbers: Iterable[int], disk_s: float = 0.0) -> Verified:
         """Matches, loads and compares pages."""
         return self._witness.verify(keys_of(numbers), disk_s)
+
+    def announce(self, numbers: Sequence[int]) -> set[int]:
+        """Announces pages as a connector does, until all are announced, and returns those that are."""
+        changed = LocationChanges[PromptPage](self._client, LONG_S, len(numbers))
+        for number, key in zip(numbers, keys_of(numbers), strict=True):
+            changed.learn(key, PromptPage(number, key))
+        announced: set[int] = set()
+        ends = time.monotonic() + LONG_S
+        while len(announced) < len(numbers) and time.monotonic() < ends:
+            changes = changed.taken()
+            announced |= {change.page.at for change in changes if change.came}
+            announced -= {change.page.at for change in changes if change.left}
+            time.sleep(_MOMENT_S)
+        return announced
 
     def keep(self, numbers: Sequence[int]) -> bool:
         """Asks the daemon to keep pages, and returns whether it took the message."""

@@ -85,7 +85,9 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     The number of calls of a batch varies, so a late one may not be made; on a machine with more load than cores, less
     than half of a part's cases were reached.
     """
-    flags = ("--disk-stop-timeout", f"{STOP_S}s", "--disk-store", store)
+    flags: tuple[str, ...] = ("--disk-stop-timeout", f"{STOP_S}s", "--disk-store", store)
+    if kind is disk_operations.FillDisk and store == "files":
+        flags += ("--disk-size", disk_operations.SMALL_IN_FILES)
     swept = sweep(on, kind, tmp_path, flags, lambda scene: part.of(call_cases(record(scene, kind).calls)))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])
     assert 4 * len(swept.missed) <= 3 * swept.cases

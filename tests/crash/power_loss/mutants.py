@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pagetier.tiers.disk import environment, files, reader, recovery, tier_folder
 from pagetier.tiers.frame_files.direct_files import DirectFiles
-from pagetier.tiers.frame_files.environment import FilesEnvironment
+from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 
 def _syncs_nothing() -> None:

@@ -20,8 +20,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.tier import LocalTier
-from pagetier.tiers.stores import tier_of
+from pagetier.tiers.disk.tier import LocalTier, tier_of
 from power_loss import mutants
 from tier_pages import aligned
 

@@ -137,8 +137,9 @@ def load(options: Options, engines: int, seconds: float, requests: int, nice: in
 
 def _run(simulation: Simulation, report: Report, journals: Path) -> None:
     """Runs a simulation, adds its counts to the report, and keeps its journals here if a promise was broken."""
-    name = simulation.scene.name
-    sys.stderr.write(f"{name}: seed {simulation.seed}, evict.policy = {simulation.scene.policy}\n")
+    name, drawn = simulation.scene.name, f"evict.policy = {simulation.scene.policy}"
+    drawn += f", disk devices: {simulation.scene.devices}" if simulation.scene.disk else ""
+    sys.stderr.write(f"{name}: seed {simulation.seed}, {drawn}\n")
     done = simulation.run()
     report.scenes.setdefault(name, Tally()).add(done)
     if done.violations:

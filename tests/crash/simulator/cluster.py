@@ -61,7 +61,7 @@ class Cluster:
         self.daemon.start_daemon()
         self.daemon.await_serving()
         if self.context.scene.disk:
-            self.daemon.await_disk()
+            self.daemon.await_disk(self.context.scene.devices - 1)
         self.observer = self.daemon.observer()
         self.evictions = EvictionAccounting(self.observer)
 
@@ -108,12 +108,12 @@ class Cluster:
         self._no_daemon_until = time.monotonic() + self.rng.choice((0.0, self.rng.uniform(0, _NO_DAEMON_S)))
 
     def request_worker_death(self) -> None:
-        """Kills the disk worker now or, if there is none, as soon as there is one."""
+        """Kills a disk worker now or, if there is none, as soon as there is one."""
         self._worker_death_requested = True
 
     def hang_worker(self) -> None:
-        """Stops the disk worker for a while, which looks like a disk that hangs."""
-        pid = self.daemon.worker()
+        """Stops a disk worker for a while, which looks like a disk that hangs."""
+        pid = self.daemon.worker(self.rng)
         if pid and not self._hanging_worker[0]:
             self._hanging_worker = (pid, time.monotonic() + self.rng.uniform(0, _HANG_S))
             self.tally.stops["disk worker"] += 1
@@ -199,7 +199,7 @@ class Cluster:
             self.tally.deaths[child.role] += 1
 
     def _kill_worker(self) -> None:
-        pid = self.daemon.worker()
+        pid = self.daemon.worker(self.rng)
         if pid and pid not in self._workers_killed:
             self._worker_death_requested = False
             self._workers_killed.add(pid)

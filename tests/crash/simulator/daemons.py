@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import tempfile
 import time
@@ -85,27 +86,32 @@ class CacheDaemons(RunningDaemon):
             time.sleep(_TICK_S)
 
     def await_disk(self, opened: int = 0) -> None:
-        """Waits until a disk tier was opened more than `opened` times. Raises RuntimeError if it does not open."""
+        """Waits until devices were opened more than `opened` times. Raises RuntimeError if they are not."""
         if not eventually(lambda: self.disks_opened() > opened, _PATIENCE_S):
             raise RuntimeError(f"the disk tier did not open: {self.last_output()}")
 
-    def worker(self) -> int:
-        """Returns the pid of the disk worker; 0 if there is none."""
+    def workers(self) -> list[int]:
+        """Returns the pids of the disk workers, one for each device that has one."""
         child = self.serving
         if child is None or not child.lives:
-            return 0
+            return []
         try:
             pids = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-            return next((int(pid) for pid in pids if _is_worker(pid)), 0)
+            return [int(pid) for pid in pids if _is_worker(pid)]
         except OSError:
-            return 0
+            return []
+
+    def worker(self, rng: random.Random) -> int:
+        """Returns the pid of one of the disk workers; 0 if there is none."""
+        workers = self.workers()
+        return rng.choice(workers) if workers else 0
 
     def complaints(self) -> list[str]:
         """Returns the log lines that no daemon should write."""
         return [line for line in self._logs() if _BAD.search(line) and not _HARMLESS.search(line)]
 
     def disks_opened(self) -> int:
-        """Returns how often a disk tier was opened and its content loaded into the index."""
+        """Returns how often a device of the disk tier was opened and its content loaded into the index."""
         return sum(_DISK_OPEN in line for line in self._logs())
 
     def last_output(self) -> str:

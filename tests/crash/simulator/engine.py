@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 
 from oracle.journal import Reported
-from oracle.witness import Verified, Witness
-from pagetier.client import Client
+from oracle.witness import PromptPage, Verified, Witness
+from pagetier.client import Client, Keys
+from pagetier.client.engines.location_changes import LocationChanges
 from simulator.chapters import Chapters
 from simulator.heartbeats import Heartbeats
 from simulator.scenes import LARGE, SMALL, Chain, Scene, chain_of
@@ -21,6 +22,8 @@ from simulator.scenes import LARGE, SMALL, Chain, Scene, chain_of
 TIMEOUT_S: Final = 0.3
 _ATTACH_S: Final = 1.0
 _PIN_S: Final = 0.03
+_LEASE_S: Final = 30.0
+_MOST_ANNOUNCED: Final = 1 << 12
 
 
 class EngineContext(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class Engine:
         self.journal = context.chapters.journal()
         self.client = Client(context.socket, timeout=TIMEOUT_S) if client is None else client
         self._witnesses = {size: Witness(self.client, self.journal, context.seed, size) for size in (SMALL, LARGE)}
+        self._changes = LocationChanges[PromptPage](self.client, _LEASE_S, _MOST_ANNOUNCED)
         self.client.wait_attached(_ATTACH_S)
 
     def witness(self, chain: Chain) -> Witness:
@@ -67,10 +71,21 @@ class Engine:
         self.context.heartbeats.verified(self.context.seat, verified.loaded * chain.page_bytes)
         return verified
 
+    def announce(self, chain: Chain) -> None:
+        """Reads which pages came and left, as a connector that announces them does, and adds those of a prompt."""
+        learn(self._changes, chain.keys)
+        self._changes.taken()
+
     def pause(self) -> None:
         """Counts a request and waits for a random time before the next one."""
         self.context.heartbeats.beat(self.context.seat, 1)
         time.sleep(self.rng.uniform(0, self.context.scene.pause))
+
+
+def learn(changes: LocationChanges[PromptPage], keys: Keys) -> None:
+    """Adds pages to those that are announced."""
+    for at, key in enumerate(keys):
+        changes.learn(key, PromptPage(at, key))
 
 
 def single_process_engine(context: EngineContext, chance: int) -> None:
@@ -92,6 +107,7 @@ def serve(engine: Engine) -> None:
     if engine.verify(chain).available_pages < len(chain.keys):
         engine.witness(chain).store(chain.keys)
         engine.verify(chain)
+    engine.announce(chain)
 
 
 def _pin(engine: Engine) -> None:

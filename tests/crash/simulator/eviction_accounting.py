@@ -9,9 +9,9 @@ from pagetier.shm._core import Observer
 
 
 class _Disk(NamedTuple):
-    """The disk tier in use: the pid of its worker (0: none), the incarnation of the index, and whether it is open."""
+    """The disk tier in use: the pids of its workers, the incarnation of the index, and whether a device is open."""
 
-    worker: int = 0
+    workers: tuple[int, ...] = ()
     incarnation: int = 0
     is_open: bool = False
 
@@ -22,8 +22,8 @@ class EvictionAccounting:
     A page that leaves memory while a disk is open is on the disk (and counts in `disk_evicted` when it leaves that), or
     was not to be written (`disk_skipped`, or `disk_evicted` if it left the disk before), or was not written in time
     (`disk_lost`). While no disk is open the page may be lost: all pages that left memory between two samples count,
-    unless the same worker had its disk open all the time. The result is never less than the number of lost pages; it
-    may be more.
+    unless the same workers were there and a device was open all the time. The result is never less than the number of
+    lost pages; it may be more.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -51,13 +51,14 @@ class EvictionAccounting:
         return self._lost + header.disk_lost + header.disk_evicted + header.disk_skipped
 
     def _open_until_now(self) -> bool:
-        return self._disk.is_open and self._disk.worker > 0 and self._disk[:2] == self._disk_in_use()[:2]
+        return self._disk.is_open and bool(self._disk.workers) and self._disk[:2] == self._disk_in_use()[:2]
 
     def _disk_in_use(self) -> _Disk:
         """Returns the disk in use.
 
         The slots are read first, so that an open disk belongs to the worker that had a slot.
         """
-        workers = [slot.pid for slot in self._observer.attachments_with_pins() if slot.name == WORKER_NAME]
+        slots = self._observer.attachments_with_pins()
+        workers = tuple(sorted(slot.pid for slot in slots if slot.name == WORKER_NAME))
         header = self._observer.header()
-        return _Disk(workers[0] if len(workers) == 1 else 0, header.incarnation, header.disk_frames > 0)
+        return _Disk(workers, header.incarnation, header.disk_frames > 0)

@@ -17,11 +17,14 @@ from oracle.checker import WORKER_NAME, Kind, Losses, Violation, findings, missi
 from oracle.journal import SUFFIX, Journal, Record, Reported, read_journal, read_journals
 from oracle.promises import losses, seen
 from oracle.samples import Caps, Sample, end_of, segments_bytes
-from oracle.witness import Witness
+from oracle.witness import PromptPage, Witness
 from pagetier.client import Client, Keys
+from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.shm._core import TierFlag
 from pagetier.shm.protocol import Save, Saved
 from simulator.chapters import Verdict, responses
 from simulator.cluster import Cluster
+from simulator.engine import learn
 from simulator.scenes import Chain, Scene, chain_of
 
 _COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
@@ -31,6 +34,13 @@ _FROM_DISK: Final = 300
 _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 _THERE: Final = (Reported.HIT, Reported.REACHED)
+_TIERS: Final = {
+    Reported.HIT: (TierFlag.MEMORY, TierFlag.MEMORY),
+    Reported.REACHED: (TierFlag.BOTH, TierFlag.DISK),
+    Reported.MISSED: (TierFlag.BOTH, 0),
+}
+"""What each report of a match says about which tiers, and in which of them the page is."""
+_ANNOUNCED_S: Final = 10.0
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +59,17 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
         return read_journal(self.journals / f"{name}{SUFFIX}")
 
     def check_all(self, name: str) -> None:
-        """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk."""
-        self._for_each(_check_page, name, self._pages())
+        """Looks up all pages: loads and compares those in memory, records in the journal those that are on disk.
+
+        A connector that begins now, after all others have died, must announce the same pages.
+        """
+        pages = self._pages()
+        self._for_each(_check_page, name, pages)
+        with Client(self.socket) as client, Journal(self.journals / f"{name}-announced{SUFFIX}") as journal:
+            if not client.wait_attached(_ATTACH_S):
+                raise RuntimeError("the auditor cannot attach to the daemon")
+            for key, (tiers, found) in _wrongly_announced(client, pages).items():
+                journal.write(Reported.WRONG, key, note=f"a match says {found}, announced is {TierFlag(tiers)!r}")
 
     def load_some(self, name: str) -> None:
         """Loads and compares some of the pages on disk, which evicts others."""
@@ -172,14 +191,14 @@ class FinalAudit:
         self._settle()
 
     def _lose_worker(self) -> None:
-        """Kills the disk worker at rest with SIGKILL; the daemon starts another, which finds all pages on disk.
+        """Kills a disk worker at rest with SIGKILL; the daemon starts another, which finds all pages of its device.
 
         Raises:
             RuntimeError: There is no disk worker, or the disk tier does not open again.
         """
         self._cluster.evictions.sample()
         opened = self._daemon.disks_opened()
-        pid = self._daemon.worker()
+        pid = self._daemon.worker(self._cluster.rng)
         if not pid:
             raise RuntimeError(f"the daemon has no disk worker at rest: {self._daemon.last_output()}")
         os.kill(pid, signal.SIGKILL)
@@ -231,6 +250,28 @@ def _check_page(witness: Witness, keys: Keys) -> None:
         witness.journal.write(reported, keys.data, since)
         if len(match):
             witness.load(match, keys)
+
+
+def _wrongly_announced(client: Client, pages: Sequence[Chain]) -> dict[bytes, tuple[int, Reported]]:
+    """Returns the pages that a new connector announces in other tiers than a match finds them, with both."""
+    changes, tiers = LocationChanges[PromptPage](client, _PATIENCE_S, len(pages)), dict[bytes, int]()
+    for page in pages:
+        learn(changes, page.keys)
+
+    def wrong() -> dict[bytes, tuple[int, Reported]]:
+        for change in changes.taken():
+            key = change.page.key
+            tiers[key] = (tiers.get(key, 0) | change.came) & ~change.left
+        found = ((page.keys.data, tiers.get(page.keys.data, 0), _reported(client, page.keys)) for page in pages)
+        return {key: (here, said) for key, here, said in found if here & _TIERS[said][0] != _TIERS[said][1]}
+
+    eventually(lambda: not wrong(), _ANNOUNCED_S)
+    return wrong()
+
+
+def _reported(client: Client, keys: Keys) -> Reported:
+    with client.match(keys) as match:
+        return Reported.HIT if len(match) else Reported.REACHED if match.available_pages else Reported.MISSED
 
 
 def _load_page(witness: Witness, keys: Keys) -> None:

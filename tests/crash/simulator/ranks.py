@@ -36,6 +36,7 @@ def scheduler(context: EngineContext, chance: int, ranks: list[Connection]) -> N
         if _load(engine, number, ranks) < len(chain_of(number).keys):
             _request(ranks, RankCommand(number))
             engine.verify(chain_of(number))
+        engine.announce(chain_of(number))
         engine.pause()
     os._exit(0)
 

@@ -47,7 +47,11 @@ def reading_of(cluster: Cluster, probe: int, at: float) -> Reading:
     """Returns a reading of a cluster and the process `probe`."""
     daemon, header = cluster.daemon, cluster.observer.header()
     sample = taken(cluster.observer, daemon.name, daemon.disk)
-    pids = {"daemon": daemon.serving.pid if daemon.serving else 0, "worker": daemon.worker(), "probe": probe}
+    pids = {
+        "daemon": daemon.serving.pid if daemon.serving else 0,
+        "worker": next(iter(daemon.workers()), 0),
+        "probe": probe,
+    }
     measured = {role: vitals(pid) for role, pid in pids.items() if pid}
     numbers = {
         "LMDB readers": readers(daemon.disk),

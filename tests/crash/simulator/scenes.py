@@ -47,6 +47,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         prompts: The number of different prompts.
         roomy: Nothing is ever evicted, so nothing may be lost.
         disk: The size of the disk tier in bytes; 0: none.
+        devices: The number of folders that share the disk tier; drawn by the seed of the run.
         disk_write: The daemon's setting of the same name.
         policy: evict.policy; "": drawn by the seed of the run.
         store: disk.store; None: drawn by the seed of the run.
@@ -77,6 +78,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int
     roomy: bool = False
     disk: int = 0
+    devices: int = 1
     disk_write: str = "evict"
     policy: str = ""
     store: Store | None = None
@@ -103,17 +105,20 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         flags += [f"--store-reservation-timeout={self.expiry}s", f"--evict-policy={self.policy}"]
         flags += ["--evict-low=0", "--evict-high=0"] if self.roomy else ["--evict-low=0.02", "--evict-high=0.05"]
         if self.disk:
-            flags += [f"--disk-path={disk}", f"--disk-size={self.disk}", f"--disk-write={self.disk_write}"]
-            flags += ["--disk-environments=2", "--disk-stop-timeout=1ms", f"--disk-store={self.store}"]
+            folders = ",".join(str(disk / str(number)) for number in range(self.devices))
+            flags += [f"--disk-path={folders}", f"--disk-size={self.disk // self.devices}"]
+            flags += [f"--disk-write={self.disk_write}", f"--disk-store={self.store}"]
+            flags += ["--disk-environments=2", "--disk-stop-timeout=1ms"]
         return flags
 
     def drawn(self, seed: int) -> Scene:
-        """Returns the scene with an eviction policy and a store of the disk tier.
+        """Returns the scene with an eviction policy, a store of the disk tier and one to three devices.
 
         Of three consecutive seeds, one draws another policy than the others.
         """
-        policy = self.policy or POLICIES[seed.bit_count() % len(POLICIES)]
-        return msgspec.structs.replace(self, policy=policy, store=self.store or STORES[seed % len(STORES)])
+        policy, devices = POLICIES[seed.bit_count() % len(POLICIES)], random.Random(seed).randint(1, 3)
+        store = self.store or STORES[seed % len(STORES)]
+        return msgspec.structs.replace(self, policy=self.policy or policy, store=store, devices=devices)
 
     def pick(self, rng: random.Random, newest: int) -> int:
         """Returns a prompt's number: mostly one of the newest, so that several engines store the same pages at once."""

@@ -51,12 +51,12 @@ daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DI
 # The daemon loses all pages on disk with each disk worker that dies.
 DISK_LOST = """
 import shutil
-from pagetier.daemon.disk.worker_events import WorkerEvents
-ended = WorkerEvents.ended
+from pagetier.daemon.disk.tier_device import TierDevice
+ended = TierDevice.ended
 def forget(self, slot, why):
     shutil.rmtree(self.options.path)
     ended(self, slot, why)
-WorkerEvents.ended = forget
+TierDevice.ended = forget
 """
 
 # Each attach costs the daemon two descriptors and 4 MiB for ever.
@@ -72,9 +72,10 @@ Service.attach = attach
 
 # Every store of each fourth engine is rejected.
 REFUSING = """
-from pagetier.daemon.index.service import Service, _refused
-reserve = Service.reserve
-Service.reserve = lambda self, slot, request: reserve(self, slot, request) if slot % 4 else _refused(request, "no")
+from pagetier.daemon.index.reservations import Reservations, _refused
+reserve = Reservations.reserve
+Reservations.reserve = lambda self, slot, given: reserve(self, slot, given) if slot % 4 else _refused(given, "no")
+Reservations.serve_message = lambda self, *given: False
 """
 
 

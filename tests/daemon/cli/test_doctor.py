@@ -22,9 +22,11 @@ from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.common.huge_page_report import HugePageReport
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.load import Config
-from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, DiskOptions, IndexOptions
-from pagetier.daemon.disk.status import DiskReport, Phase
+from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
+from pagetier.daemon.disk.disk_report import DiskReport
+from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.host import Host
 from pagetier.shm.exit_codes import Exit
 from refused_starts import fill
@@ -59,7 +61,7 @@ def test_a_sound_daemon_is_ok() -> None:
 
 
 def test_the_disk_is_not_missed_before_the_arena_is_populated(tmp_path: Path) -> None:
-    config = Config(disk=DiskOptions(path=tmp_path, size=64 << 20))
+    config = Config(disk=DiskOptions(path=(tmp_path,), size=(64 << 20,)))
     started = structs.replace(snapshot(), disk=DiskReport())
     daemon = structs.replace(started.daemon, phase=Phase.STARTING, progress=0.25)
     starting = [result.text for result in check_disk(config, Host(), structs.replace(started, daemon=daemon))]
@@ -126,7 +128,7 @@ def test_a_restart_that_would_fail_is_a_warning(tmp_path: Path) -> None:
 def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) -> None:
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
-    disk = DiskOptions(path=Path("/srv/pagetier"), size=1 << 30)
+    disk = DiskOptions(path=(Path("/srv/pagetier"),), size=(1 << 30,))
     for name, unit in (("pagetier", "pagetierd"), ("pagetier-acme", "pagetierd@acme")):
         config = Config(name=name, disk=disk)
         assert not list(check_service_may_write(config, Host(tmp_path)))  # no service
@@ -136,7 +138,7 @@ def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) 
         (units / f"{unit}.service.d").mkdir()
         (units / f"{unit}.service.d/override.conf").write_bytes(b"# caf\xe9\n[Service]\nReadWritePaths=/var/x -/srv\n")
         assert not list(check_service_may_write(config, Host(tmp_path)))
-    own = Config(disk=DiskOptions(path=Path("/var/lib/pagetier/tier"), size=1 << 30))
+    own = Config(disk=DiskOptions(path=(Path("/var/lib/pagetier/tier"),), size=(1 << 30,)))
     assert not list(check_service_may_write(own, Host(tmp_path)))
 
 

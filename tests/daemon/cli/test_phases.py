@@ -75,7 +75,7 @@ def test_one_line_says_how_the_cache_is() -> None:
     with DiskDaemon(256) as daemon, daemon.client() as client:
         client.store(namespace().keys(range(16)), [b"x" * 100])
         line = pagetier("stats", daemon.socket, "--short").output
-    in_memory, on_disk = "1 of 256 pages, 64.0 KiB of 16.0 MiB", "0 of 840 pages, 0 B of 52.5 MiB"
+    in_memory, on_disk = "1 of 256 pages, 64.0 KiB of 16.0 MiB", "0 of 998 pages, 0 B of 62.4 MiB"
     assert line.startswith(f"serving; memory {in_memory}; disk {on_disk}; ")
     assert line.endswith("; no lookups; 1 client\n")
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fake_snapshots import client, filled, snapshot
 from pagetier.daemon.cli.render import age, count, show_snapshot
-from pagetier.daemon.disk.status import BudgetReport, DiskReport, Standing
+from pagetier.daemon.disk.disk_report import BudgetReport, DiskReport, Standing
 from pagetier.daemon.stats.snapshot import NamespaceStats, Snapshot, StoreStats
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
@@ -23,8 +23,10 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 # Scripts parse these keys: new ones may be added, none is renamed.
 KEYS = {
-    "": {"daemon", "tiers", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "namespaces", "clients"}
-    | {"huge_pages"},
+    "": {
+        *("daemon", "tiers", "disk", "disk_work", "lookups", "absent", "stores", "eviction", "hints", "huge_pages"),
+        *("tenants", "namespaces", "clients"),
+    },
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
         *("departed", "adopted", "dropped", "phase", "progress"),
@@ -36,10 +38,11 @@ KEYS = {
     },
     "disk": {
         *("standing", "trouble", "folder", "write", "opened", "note", "cap", "file_bytes", "disk_free", "disk_total"),
-        *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames"),
+        *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames", "devices"),
     },
     "disk_work": {"written", "read", "lost", "skipped", "damaged"},
     "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
+    "absent": {"never_stored", "evicted_from_memory", "evicted_from_disk", "dropped", "in_other_namespace"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
     "hints": {"pages", "applied", "absent", "without_effect", "wrong", "kept_bytes", "keeps_ended_early"},
@@ -67,7 +70,7 @@ def test_the_keys_are_stable(daemon: RunningDaemon) -> None:
     assert set(values["tiers"]) == KEYS["tiers"]
     for tier in values["tiers"].values():
         assert set(tier) == KEYS["tiers.memory"]
-    for name in ("daemon", "disk", "disk_work", "lookups", "stores", "eviction", "hints", "huge_pages"):
+    for name in ("daemon", "disk", "disk_work", "lookups", "absent", "stores", "eviction", "hints", "huge_pages"):
         assert set(values[name]) == KEYS[name]
     for name in ("namespaces", "clients"):
         assert all(set(item) == KEYS[name] for item in values[name])
@@ -181,7 +184,15 @@ def largest() -> Snapshot:
     texts = {"folder": "/x" * 99, "trouble": "trouble " * 9, "note": "note " * 30, "opened": "as it was left"}
     budget = filled(BudgetReport, many)
     disk = filled(
-        DiskReport, many, standing=Standing.DOWN, write="", last_sync=1.0, clean=False, budget=budget, **texts
+        DiskReport,
+        many,
+        standing=Standing.DOWN,
+        write="",
+        last_sync=1.0,
+        clean=False,
+        budget=budget,
+        devices=(),
+        **texts,
     )
     one = client(pid=4194304, lookups=most, many=most, name="y" * 31)
     return replace(

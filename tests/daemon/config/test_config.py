@@ -12,6 +12,7 @@ import pytest
 
 from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.load import Config, fields, load
+from pagetier.daemon.config.quota import ShareRange, TenantQuota
 
 # One valid raw text for each setting, and its value.
 TYPED = {
@@ -34,11 +35,12 @@ TYPED = {
     "store.share": ("0.5", 0.5),
     "match.share": ("0.5", 0.5),
     "store.quarantine": ("0s", 0.0),
-    "disk.path": ("/tmp/x/disk", Path("/tmp/x/disk")),
-    "disk.size": ("3GiB", 3 << 30),
+    "quota": ("a*: arena 0.1-1", (TenantQuota("a*", ShareRange(0.1, 1.0)),)),
+    "disk.path": ("/tmp/x/disk", (Path("/tmp/x/disk"),)),
+    "disk.size": ("3GiB", (3 << 30,)),
     "disk.write": ("second", "second"),
     "disk.write_behind": ("0.2", 0.2),
-    "disk.store": ("files", "files"),
+    "disk.store": ("lmdb", "lmdb"),
     "disk.budget": ("1.5T", 3 << 39),
     "disk.store_timeout": ("7ms", 0.007),
     "disk.sync": ("1m", 60.0),
@@ -50,6 +52,7 @@ TYPED = {
     "access.watch_groups": ("77", (77,)),
     "access.socket_group": ("77", (77,)),
     "access.socket_mode": ("0600", 0o600),
+    "advise.window": ("2h", 7200.0),
     "log.level": ("debug", "debug"),
     "metrics.listen": ("[::1]:9464", Address(host="::1", port=9464)),
     "metrics.namespaces": ("7", 7),

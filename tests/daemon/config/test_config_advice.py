@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.check_config import check_config
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.load import ConfigError, load
-from pagetier.daemon.config.schema import ArenaOptions, Config, DiskOptions
+from pagetier.daemon.config.schema import ArenaOptions, Config
 from pagetier.daemon.host.host import Host
 
 
@@ -49,10 +50,10 @@ def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
 def test_a_check_warns_about_a_disk_that_this_host_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     arena = ArenaOptions(size=64 << 20, frame_size=1 << 20)
-    wrong = Config(arena=arena, disk=DiskOptions(path=tmp_path / "file/disk", size=1 << 30))
+    wrong = Config(arena=arena, disk=DiskOptions(path=(tmp_path / "file/disk",), size=(1 << 30,)))
     warning = f"warning: on this host {tmp_path}/file is not a folder: set another disk.path"
     assert warning in check_config(wrong, Host())
-    large = Config(arena=arena, disk=DiskOptions(path=tmp_path / "disk", size=1 << 40))
+    large = Config(arena=arena, disk=DiskOptions(path=(tmp_path / "disk",), size=(1 << 40,)))
     found = [line for line in check_config(large, Host()) if line.startswith("warning")]
     assert len(found) == 1 and "disk.size = 1TiB is more than the file system" in found[0]
 
@@ -72,7 +73,7 @@ def test_shares_and_the_arena_can_be_percentages() -> None:
 
 
 def test_a_check_says_that_the_file_is_right_and_what_does_not_fit_here() -> None:
-    disk = DiskOptions(path=Path("/x"), size=200 << 20)
+    disk = DiskOptions(path=(Path("/x"),), size=(200 << 20,))
     config = Config(name="pagetier-test-check", arena=ArenaOptions(size=900 << 40, frame_size=1 << 30), disk=disk)
     first, memory, room, warning = check_config(config, Host())
     assert first == "the configuration is valid"

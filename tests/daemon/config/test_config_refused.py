@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.load import MOST_BYTES, ConfigError, fields, load
 from pagetier.daemon.release_memory import name_meant
+from pagetier.shm._core import DISK_DEVICES
 
 
 def refused(path: Path | None = None, env: dict[str, str] | None = None, **flags: str) -> str:
@@ -60,6 +62,7 @@ def file(tmp_path: Path) -> Path:
         ("[evict]\nhigh = 1", ["evict.high", "1", "0 <= share < 1"]),
         ("[evict]\nlow = -0.1", ["evict.low", "-0.1"]),
         ('[evict]\nlow = "half"', ["evict.low", '"half"', "not a number"]),
+        ('[advise]\nwindow = "0s"', ["advise.window", '"0s"', "too short"]),
         ('[store]\nreservation_timeout = "0s"', ["store.reservation_timeout", '"0s"', "too short"]),
         ("[store]\nreservation_timeout = inf", ["store.reservation_timeout", "inf"]),
         ('name = "a/b"', ["name", '"a/b"']),
@@ -195,7 +198,26 @@ def test_a_disk_needs_a_folder_and_a_size(file: Path) -> None:
     assert f"disk.path = /var/cache/x ({file}: disk.path) needs a size: set disk.size" in refused(file)
     assert "disk.size = 1GiB (flag --disk-size) needs a folder: set disk.path" in refused(disk_size="1GiB")
     assert '"x/y" is not an absolute path' in refused(disk_path="x/y", disk_size="1GiB")
-    assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.path is None
+    assert load(file, {"PAGETIER_DISK_PATH": "", "PAGETIER_DISK_SIZE": "0"}, {}).disk.devices == ()
+
+
+def test_several_devices(file: Path) -> None:
+    two = (Path("/n0/p"), Path("/n1/p"))
+    file.write_text('[disk]\npath = ["/n0/p", "/n1/p"]\nsize = "1TiB"\n')
+    assert load(file, {}, {}).disk.devices == tuple(DeviceOptions(path, 1 << 40, 4, "files") for path in two)
+    file.write_text('[disk]\npath = ["/n0/p", "/n1/p"]\nsize = ["1TiB", "2TiB"]\n')
+    assert [device.size for device in load(file, {}, {}).disk.devices] == [1 << 40, 2 << 40]
+    given = load(None, {"PAGETIER_DISK_PATH": "/n0/p, /n1/p", "PAGETIER_DISK_SIZE": "1G,2G"}, {}).disk
+    assert (given.path, given.total_size) == (two, 3 << 30)
+    assert load(file, {}, {"disk_path": "/with, comma", "disk_size": "1G"}).disk.path == (Path("/with, comma"),)
+    assert "disk.size = 1GiB,2GiB,3GiB (flag --disk-size) has 3 sizes, and disk.path has 2 folders" in refused(
+        file, disk_size="1G,2G,3G"
+    )
+    assert '"1G,0" has a size of 0: leave its folder out of disk.path' in refused(file, disk_size="1G,0")
+    for shared in ("/n0/p,/n0/./p", "/n0/p,/n0/p/q"):
+        assert "twice, or one folder in another: each needs its own" in refused(file, disk_path=shared)
+    many = ",".join(f"/n{number}" for number in range(DISK_DEVICES + 1))
+    assert f"has too many folders: at most {DISK_DEVICES}" in refused(file, disk_path=many, disk_size="1G")
 
 
 def test_a_disk_size_that_is_impossible_is_rejected(file: Path) -> None:
@@ -204,7 +226,7 @@ def test_a_disk_size_that_is_impossible_is_rejected(file: Path) -> None:
     assert "at least 1MiB for 2 environments of frames of 4KiB" in refused(
         file, arena_frame_size="4KiB", disk_environments="2", disk_size="500KiB"
     )
-    assert load(file, {}, {"arena_frame_size": "4KiB", "disk_environments": "2"}).disk.size == 1 << 20
+    assert load(file, {}, {"arena_frame_size": "4KiB", "disk_environments": "2"}).disk.size == (1 << 20,)
     assert "can be mapped: at most 64TiB" in refused(file, disk_size="65TiB")
     assert "more frames of 4KiB than the index can have pages" in refused(
         file, arena_frame_size="4KiB", disk_size="8TiB", index_entries="0"

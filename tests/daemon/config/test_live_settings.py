@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import Changes, LiveSettings
-from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config, DiskOptions, EvictOptions, LogOptions
+from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config, EvictOptions, LogOptions
 
-WITH_DISK = Config(disk=DiskOptions(path=Path("/d"), size=1 << 30))
+WITH_DISK = Config(disk=DiskOptions(path=(Path("/d"),), size=(1 << 30,)))
 
 
 def test_live_settings_change_and_the_others_are_named() -> None:
@@ -47,23 +48,24 @@ def test_without_changes_no_follower_is_called() -> None:
     "other",
     [
         Config(),
-        replaced(WITH_DISK, {"disk.path": Path("/e"), "disk.size": 2 << 30}),
-        replaced(WITH_DISK, {"disk.path": None, "disk.size": 0}),
+        replaced(WITH_DISK, {"disk.path": (), "disk.size": ()}),
     ],
 )
-def test_a_disk_tier_is_added_removed_and_moved_by_a_restart_only(other: Config) -> None:
+def test_a_disk_tier_is_added_and_removed_by_a_restart_only(other: Config) -> None:
     for old, new in ((WITH_DISK, other), (other, WITH_DISK)):
         assert "disk.size" in LiveSettings(old).take(new).later
-    assert LiveSettings(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": 64 << 20})).done == (
-        "disk.size = 64MiB (room for 48.0 MiB in 48 frames)",
+    assert LiveSettings(WITH_DISK).take(replaced(WITH_DISK, {"disk.size": (64 << 20,)})).done == (
+        "disk.size = 64MiB (room for 60.0 MiB in 60 frames)",
     )
+    two = {"disk.path": (Path("/d"), Path("/e")), "disk.size": (1 << 30, 2 << 30)}
+    assert LiveSettings(WITH_DISK).take(replaced(WITH_DISK, two)).done[0] == "disk.path = /d,/e"
 
 
 def test_resize_changes_sizes() -> None:
     in_force = LiveSettings(WITH_DISK)
     reported = in_force.resize({"disk.size": "3GiB", "evict.low": "0.2", "evict.high": "0.3"})
     assert reported.done[:2] == ("evict.low = 0.2", "evict.high = 0.3")
-    assert re.fullmatch(r"disk.size = 3GiB \(room for 2.8 GiB in [0-9,]+ frames\)", reported.done[2])
+    assert re.fullmatch(r"disk.size = 3GiB \(room for 3.0 GiB in [0-9,]+ frames\)", reported.done[2])
     assert in_force.config.evict == EvictOptions(low=0.2, high=0.3)
     assert in_force.take(WITH_DISK).done[:2] == ("evict.low = 0.005", "evict.high = 0.01")
 
@@ -80,7 +82,7 @@ def test_resize_changes_sizes() -> None:
             {"disk.size": "1MiB"},
             "disk.size = 1MiB (resize: disk.size) has no room for a page in each environment: at least",
         ),
-        ({"disk.size": "100KiB"}, "at least 18MiB"),
+        ({"disk.size": "100KiB"}, "at least 6MiB"),
         ({"disk.size": "9PiB"}, "is more than can be mapped: at most 64TiB"),
         ({"evict.high": "2"}, "is not a share"),
     ],
@@ -99,9 +101,9 @@ def test_a_missing_disk_tier_cannot_be_resized() -> None:
 
 
 def test_a_size_that_is_valid_only_after_a_restart_is_rejected() -> None:
-    disk = DiskOptions(path=Path("/d"), size=1 << 30, environments=8)
+    disk = DiskOptions(path=(Path("/d"),), size=(1 << 30,), environments=8)
     in_force = LiveSettings(Config(disk=disk))
     in_force.follow(lambda config: pytest.fail("reported"))
     with pytest.raises(ConfigError, match=r"no room for a page in each environment: .*; settings that need a restart"):
-        in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": 8 << 20, "disk.environments": 1}).disk))
+        in_force.take(Config(disk=replaced(Config(disk=disk), {"disk.size": (8 << 20,), "disk.environments": 1}).disk))
     assert in_force.config.disk == disk

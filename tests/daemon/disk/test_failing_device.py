@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +14,9 @@ import pytest
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
 from eventually import eventually
-from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
+from small_file_systems import small_file_system
 
 FRAMES = 16
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
@@ -48,7 +47,7 @@ def _traced(pid: int) -> bool:
 
 
 def of_files(rule: str) -> str:
-    return f"pwrite64,pwritev,fdatasync,msync:{rule}"
+    return f"pwrite64,pwritev,pwritev2,fdatasync,msync:{rule}"
 
 
 _LATE = """
@@ -106,7 +105,8 @@ def test_reads_that_fail_are_misses() -> None:
 def test_a_stalled_disk_delays_no_engine() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(4 * FRAMES))
-        with faults(daemon.worker(), "pwrite64,pwritev,preadv,pread64,fdatasync,msync:delay_enter=3000000"):
+        calls = "pwrite64,pwritev,pwritev2,preadv,preadv2,pread64,fdatasync,msync"
+        with faults(daemon.worker(), f"{calls}:delay_enter=3000000"):
             began = time.monotonic()
             engine.ask_fetch(range(8), 0.2)
             assert len(engine.answer().outcomes) == 8
@@ -117,19 +117,6 @@ def test_a_stalled_disk_delays_no_engine() -> None:
             assert daemon.findings() == []
         assert eventually(lambda: engine.fetch(range(8)) == [FetchOutcome.IN_MEMORY] * 8), daemon.reported()
         assert engine.places(range(8)) == {"memory": 8}
-
-
-@contextmanager
-def small_file_system(size: str) -> Iterator[Path]:
-    """Yields a tmpfs of this size."""
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
-        if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("mount is refused here")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_file_system_that_fills_up() -> None:

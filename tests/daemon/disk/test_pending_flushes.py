@@ -59,11 +59,11 @@ async def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch:
 
 async def test_too_many_flushed_namespaces_count_as_all() -> None:
     reasons: list[str] = []
-    noted = PendingFlushes(asyncio.get_running_loop())
+    noted = PendingFlushes(asyncio.get_running_loop(), 64)
     noted.wait(None, 1, reasons.append)
     assert noted.among(ONE) and noted.among(OTHER)
     noted.done(1, "")
-    noted.keep([number.to_bytes(KEY_BYTES, "little") for number in range(pending_flushes._MOST)], reasons.append)
+    noted.keep([number.to_bytes(KEY_BYTES, "little") for number in range(64)], reasons.append)
     assert not noted.among(ONE)
     noted.keep([OTHER], reasons.append)
     assert noted.among(ONE)

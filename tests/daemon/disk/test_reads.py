@@ -35,7 +35,7 @@ class Disk:
         owner.disk_report(KEYS, sizes, struct.pack(f"<{PAGES}I", *[space] * PAGES), ticks)
         self.fetches = DiskReads(owner, DAY_NS, asyncio.get_running_loop())
         slot = attach(owner, 1)
-        self.fetches.begin(slot, self._commands.append)
+        self.fetches.begin(0, slot, self._commands.append)
         self._worker = memory.session(slot)
 
     async def ask(self, keys: bytes, timeout: float) -> Fetched:
@@ -50,7 +50,7 @@ class Disk:
         for command in self._commands:
             assert isinstance(command, Read)
             read = self._worker.publish(command.entries, command.serials, 0)
-            self.fetches.has_read(HasRead(command.number, 0, read, b"", ""))
+            self.fetches.has_read(0, HasRead(command.number, 0, read, b"", ""))
             pages += read.count(1)
         self._commands.clear()
         self._owner.settle()
@@ -126,7 +126,7 @@ async def test_the_end_of_a_worker_answers_only_waiting_requests(memory: tuple[M
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
         await asyncio.sleep(0)
-        disk.fetches.lost()
+        disk.fetches.lost(0)
         answer = await waiting
         assert set(answer.outcomes) == {FetchOutcome.ABSENT}
         assert answer.reason == "the disk worker ended while it read the page"

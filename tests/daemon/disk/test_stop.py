@@ -80,7 +80,7 @@ def test_a_stop_does_not_wait_for_a_disk_that_cannot_be_opened_and_logs_the_loss
 
 def test_a_stop_waits_for_a_tier_that_is_about_to_be_verified() -> None:
     """The first worker finds the tier damaged; the next one verifies and opens it."""
-    with DiskDaemon(FRAMES) as daemon:
+    with DiskDaemon(FRAMES, "64MiB", "--disk-store", "lmdb") as daemon:
         daemon.close_with(20)
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF):

@@ -16,7 +16,7 @@ import pytest
 from fake_worker import impostor
 from numbered_pages import GEOMETRY
 from open_descriptors import open_descriptors
-from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.disk import supervisor, worker_process
 from pagetier.daemon.disk.supervisor import Supervisor
 from pagetier.daemon.disk.worker_process import CommandSender
@@ -74,7 +74,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 async def supervised(segments: Segments, folder: Path) -> AsyncIterator[tuple[Supervisor, Watcher]]:
     """Yields a running supervisor and its watcher, and stops it at the end of the block."""
     watcher = Watcher(segments)
-    options = DiskOptions(path=folder / "disk", size=1 << 26)
+    options = DeviceOptions(folder / "disk", 1 << 26, 4, "lmdb")
     running = Supervisor(segments, options, watcher, asyncio.get_running_loop())
     running.start()
     try:

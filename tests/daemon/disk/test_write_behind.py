@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
-from pagetier.daemon.config.schema import DiskOptions
+from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk import write_behind as module
+from pagetier.daemon.disk.device_writes import DeviceWrites
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
@@ -27,13 +29,15 @@ class Scene:
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
         self._commands: list[Command] = []
-        self.write_behind = WriteBehind(owner, DiskOptions(size=1 << 30, write="through"), Budget(0))
+        options = DiskOptions(path=(Path("/d"),), size=(1 << 30,), write="through")
+        self.write_behind = WriteBehind(owner, options, Budget(0))
+        self.device = self.write_behind.add(0, "/d")
         owner.disk_open(1000, WriteRule.THROUGH)
         self.begin(newest)
 
     def begin(self, newest: int) -> None:
         """Starts a worker whose disk has this latest stamp."""
-        self.write_behind.begin(self._commands.append, b"", newest)
+        self.device.begin(self._commands.append, b"", newest)
 
     def store(self, *numbers: int) -> None:
         store(self.owner, self._session, list(numbers))
@@ -53,13 +57,15 @@ class Scene:
         self._commands.clear()
         assert commands
         for command in commands:
-            self.write_behind.wrote(Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0))
+            self.write_behind.wrote(
+                self.device, Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0)
+            )
 
     def sync(self, reason: str = "") -> None:
         self.write_behind.sync_soon()
         (command,) = [command for command in self._commands if isinstance(command, Sync)]
         self._commands.clear()
-        self.write_behind.synced(Synced(command.number, reason))
+        self.device.synced(Synced(command.number, reason))
 
 
 @pytest.fixture
@@ -87,11 +93,11 @@ def test_a_sync_does_not_clear_a_fault_of_writes(scene: Scene, caplog: pytest.Lo
         scene.write(Stored.FAILED, FULL)
         scene.sync()
         assert scene.write_behind.trouble == FULL
-        assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
+        assert caplog.messages == [f"the disk tier in /d cannot write: {FULL}"]
         scene.store(3)
         scene.write(Stored.DONE)
         assert scene.write_behind.trouble == ""
-    assert caplog.messages[1:] == ["the disk tier writes again"]
+    assert caplog.messages[1:] == ["the disk tier in /d writes again"]
 
 
 def test_a_write_does_not_clear_a_fault_of_syncs(scene: Scene) -> None:
@@ -118,7 +124,7 @@ def test_a_retry_clears_the_reason_but_logs_no_recovery(scene: Scene, caplog: py
         scene.write_behind.try_again()
         assert scene.write_behind.trouble == ""
         scene.sync()
-    assert caplog.messages == [f"the disk tier cannot write: {FULL}"]
+    assert caplog.messages == [f"the disk tier in /d cannot write: {FULL}"]
 
 
 def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +143,7 @@ def test_the_end_of_a_worker_clears_its_fault(scene: Scene) -> None:
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.owner.disk_close()
-    scene.write_behind.lost()
+    scene.write_behind.lost(scene.device)
     assert (scene.write_behind.trouble, scene.write_behind.refusal) == ("", FULL)
 
 
@@ -150,8 +156,90 @@ def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     assert len(scene.stamps()) == 2
     assert all(began <= stamp < began + YEAR_NS for stamp in scene.stamps())
     before = scene.stamps()
-    scene.write_behind.lost()
+    scene.write_behind.lost(scene.device)
     scene.owner.disk_close()
     scene.owner.disk_open(1000, WriteRule.THROUGH)
     scene.begin(max(before) + YEAR_NS)
     assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"
+
+
+class TwoDevices(Scene):
+    """A write-behind with a second device of eight frames, whose worker is the test, too."""
+
+    def __init__(self, owner: Owner, session: Session) -> None:
+        super().__init__(owner, session, 0)
+        self.other = self.write_behind.add(1, "/e")
+        self.of_other: list[Command] = []
+        owner.disk_open(8, WriteRule.THROUGH, 1)
+        self.other.begin(self.of_other.append, b"")
+
+    def batches(self) -> tuple[int, int]:
+        """Returns how many pages were sent to each device."""
+        return self.device.in_flight, self.other.in_flight
+
+    def end(self, device: DeviceWrites, result: Stored, reason: str = "") -> None:
+        """Completes the first command of a device with this result."""
+        commands = self._commands if device is self.device else self.of_other
+        command = commands.pop(0)
+        assert isinstance(command, Write)
+        report = Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0)
+        self.write_behind.wrote(device, report)
+
+
+@pytest.fixture
+def two(scene: Scene) -> TwoDevices:
+    scene.owner.disk_close()
+    return TwoDevices(scene.owner, scene._session)
+
+
+def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    two.store(1)
+    two.write_behind.tidy()
+    first, other = (two.device, two.other) if two.device.in_flight else (two.other, two.device)
+    two.end(first, Stored.FAILED, FULL)
+    assert other.in_flight == 1 and first.in_flight == 0 and first.trouble == FULL
+    assert two.write_behind.trouble == "", "the page did not fail: another device takes it"
+    two.end(other, Stored.DONE)
+    two.store(2, 3)
+    two.write_behind.tidy()
+    assert other.in_flight and not first.in_flight, "a device that failed is left out for a while"
+    later = time.monotonic() + 10
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    monkeypatch.setattr(DeviceWrites, "stalled", lambda self: "")
+    two.store(4, 5, 6)
+    two.write_behind.tidy()
+    assert first.in_flight, "it is tried again"
+
+
+def test_pages_that_no_device_can_write_fail(two: TwoDevices) -> None:
+    two.store(1)
+    two.write_behind.tidy()
+    first, other = (two.device, two.other) if two.device.in_flight else (two.other, two.device)
+    two.end(first, Stored.FAILED, FULL)
+    two.end(other, Stored.FAILED, FULL)
+    assert two.write_behind.in_flight == 0 and two.write_behind.trouble == FULL
+    assert two.owner.unwritten().skipped == 1
+
+
+def test_a_full_device_waits_for_one_with_room(two: TwoDevices) -> None:
+    for number in range(40):
+        two.store(number)
+        two.write_behind.tidy()
+        for device in (two.device, two.other):
+            while device.commands:
+                two.end(device, Stored.DONE)
+    assert two.owner.disk_device(0).pages > two.owner.disk_device(1).pages
+    assert two.owner.header().disk_evicted <= 2, "the larger device has room"
+
+
+def test_nothing_is_written_before_each_device_has_said_what_it_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.write_behind.add(1, "/e")
+    scene.store(1)
+    scene.write_behind.tidy()
+    assert not scene.device.commands
+    later = time.monotonic() + 11
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    scene.write_behind.tidy()
+    assert scene.write_behind.in_flight == 1, "a device that hangs is not waited for"

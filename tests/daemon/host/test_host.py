@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fake_host import host_files
-from pagetier.daemon.host.capacity import OFFER_MARGIN, Fit, Need, fit
+from pagetier.daemon.host.arena_fit import OFFER_MARGIN, Fit, Need, fit
 from pagetier.daemon.host.cgroups import MemoryGroup
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import read_mounts
@@ -265,7 +265,7 @@ def test_this_host() -> None:
 SMALL_TMPFS = """
 import os, subprocess, sys
 from pathlib import Path
-from pagetier.daemon.host.capacity import Need, fit
+from pagetier.daemon.host.arena_fit import Need, fit
 from pagetier.daemon.host.host import Host
 root = Path(sys.argv[1])
 (root / "dev/shm").mkdir(parents=True)

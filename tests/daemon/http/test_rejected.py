@@ -14,7 +14,7 @@ import pytest
 from http_calls import call, http_process, request
 from metrics_scrape import WAIT_S, ask
 from pagetier.client import Client
-from pagetier.daemon.http.connection import MOST_BODY, REQUEST_S
+from pagetier.daemon.http.http_connection import MOST_BODY, REQUEST_S
 from running_daemon import RunningDaemon, namespace
 
 SPACE = namespace()

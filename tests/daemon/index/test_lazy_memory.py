@@ -71,7 +71,7 @@ with (
     assert [client.store(prompt(number), pages(number)).stored for number in range(4)] == [32] * 4
     daemon.until_written()
     assert daemon.stop() == 0
-    crowd(12 * MIB)
+    crowd(14 * MIB)
     daemon.start()
     assert client.wait_attached(9) and eventually(daemon.disk_is_open, 20)
     crowd(3 * MIB)

@@ -12,7 +12,7 @@ from child_process import attached
 from core_records import header_with
 from eventually import eventually
 from pagetier.client import Client
-from pagetier.daemon.index.quotas import StoreQuota
+from pagetier.daemon.index.quotas import NO_LIMIT, StoreQuota
 from pagetier.shm._core import IndexHeader
 from running_daemon import RunningDaemon, namespace
 
@@ -55,6 +55,20 @@ def test_a_chain_is_granted_up_to_the_quota() -> None:
     assert pages(Arena(2000, writing=900, finished=900), 0.5, *[FRAME] * 200) == 200
     assert pages(Arena(2000, writing=1000), 0.5, FRAME) == 0
     assert pages(Arena(2000), 0.5, FRAME * 1001, FRAME) == 0
+
+
+def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> None:
+    arena = Arena(2000)
+    quota = StoreQuota(arena, 0.5)  # type: ignore[arg-type]
+    assert quota.room(0) == 1000
+    quota.add(0, 400, 399 * FRAME + 1)  # of which each may use one frame only partly
+    arena.writing = 400
+    assert quota.room(0) == 1000 - 799
+    assert quota.pages(0, struct.pack("<600Q", *[FRAME] * 600)) == 600 and quota.room(0) == 0
+    arena.writing = 0
+    assert quota.room(0) == 1000
+    assert StoreQuota(Arena(2000, writing=1), 0.5).room(0) == 0  # type: ignore[arg-type]
+    assert StoreQuota(Arena(2000), 0).room(0) == NO_LIMIT  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from in_process_server import Peer, serves
 from open_descriptors import open_descriptors
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.disk.status import Standing
+from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.daemon.server.control_socket import locked_out

@@ -37,6 +37,13 @@ class Verified(msgspec.Struct, frozen=True):
     away: bool = False
 
 
+class PromptPage(msgspec.Struct, frozen=True):
+    """A page whose changes are announced: its index in the prompt, and its key."""
+
+    at: int
+    key: bytes
+
+
 class Witness:
     """A recording client. All pages have `page_bytes` bytes, a multiple of 8 for each part."""
 

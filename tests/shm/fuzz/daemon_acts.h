@@ -103,8 +103,9 @@ static inline void daemon_fetch(place *p)
     uint32_t engine, count = choose_keys(p, keys);
     choose_engine(p, &engine);
     pt_request r = choose_request(p, engine, 1);
-    r.most_frames = choose(&p->choices, PLACE_FRAMES);
-    pt_fetch(&p->owner, &r, keys, count, answers);
+    uint64_t most = choose(&p->choices, PLACE_FRAMES);
+    pt_reader readers[PT_DEVICES] = {{r.slot, most ? most : UINT64_MAX, 0}, {r.slot, most / 2, 0}};
+    pt_fetch(&p->owner, &r, readers, keys, count, answers);
     grants_add(p, engine, 0, answers, count);
 }
 
@@ -120,7 +121,7 @@ static inline void daemon_reap(place *p)
         if (p->pins[i].engine == engine)
             p->pins[i] = p->pins[--p->pin_count];
     place_forget(s);
-    (engine ? pt_reap : pt_detach)(&p->owner, s->slot, pt_now_ns()); /* not a choice: it would change the meaning of the corpora */
+    pt_reap(&p->owner, s->slot, pt_now_ns());
     place_attach(p, engine);
 }
 
@@ -160,13 +161,16 @@ static inline void daemon_drop_idle(place *p)
 
 /* ---- the disk ---- */
 
-/* Shrinks the disk. A page that is being read or written cannot be evicted at once: a disk without room for it closes. */
+/* Returns the device that acts now. It is not a choice: it would change the meaning of the corpora. */
+static inline uint32_t turn_of_device(const place *p) { return p->owner.last_chain / 3 % DEVICES; }
+
+/* Shrinks a device. A page that is being read or written cannot be evicted at once: a device without room for it closes. */
 static inline void disk_shrinks(place *p)
 {
-    const pt_header *h = p->owner.view.header;
-    pt_disk_shrink(&p->owner, choose(&p->choices, 8), pt_now_ns());
-    if (h->disk_used_frames + p->owner.disk.ordered_frames > h->disk_frames)
-        pt_disk_close(&p->owner, pt_now_ns());
+    const pt_device *d = &p->owner.disk.devices[turn_of_device(p)];
+    pt_disk_shrink(&p->owner, turn_of_device(p), choose(&p->choices, 8), pt_now_ns());
+    if (d->used_frames + d->ordered_frames > d->frames)
+        pt_disk_close(&p->owner, turn_of_device(p), pt_now_ns());
 }
 
 static inline void disk_turns(place *p)
@@ -174,7 +178,7 @@ static inline void disk_turns(place *p)
     uint64_t now = pt_now_ns();
     switch (choose(&p->choices, 4)) {
     case 0:
-        pt_disk_close(&p->owner, now);
+        pt_disk_close(&p->owner, turn_of_device(p), now);
         break;
     case 1:
         disk_shrinks(p);
@@ -183,7 +187,8 @@ static inline void disk_turns(place *p)
         pt_disk_set_rule(&p->owner, (enum pt_write_rule)choose(&p->choices, 3), now);
         break;
     default:
-        pt_disk_open(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES), (enum pt_write_rule)choose(&p->choices, 3), now);
+        pt_disk_open(&p->owner, turn_of_device(p), choose(&p->choices, 2 * PLACE_FRAMES),
+                     (enum pt_write_rule)choose(&p->choices, 3), now);
     }
 }
 
@@ -192,7 +197,7 @@ static inline void disk_report(place *p)
     uint8_t key[PT_KEY_BYTES];
     for (uint32_t left = 1 + choose(&p->choices, 16); left && p->owner.disk.open; left--) {
         uint32_t id = choose_id(p);
-        pt_stored page = {key, page_size(id), choose(&p->choices, SPACES), 0};
+        pt_stored page = {key, page_size(id), choose(&p->choices, SPACES), 0, (uint8_t)turn_of_device(p)};
         page.tick = choose_one_in(&p->choices, 4) ? choose_odd(&p->choices) : pt_now_ns();
         page_key(id, key);
         pt_disk_report(&p->owner, &page, pt_now_ns());
@@ -203,7 +208,7 @@ static inline void disk_write(place *p)
 {
     uint32_t entries[8], limit = 1 + choose(&p->choices, 8), count = 0;
     if (p->owner.disk.open)
-        count = pt_start_writes(&p->owner, 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
+        count = pt_start_writes(&p->owner, turn_of_device(p), 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
     for (uint32_t i = 0; i < count; i++)
         if (!choose_one_in(&p->choices, 4))
             pt_end_write(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
@@ -223,14 +228,14 @@ static inline void disk_damaged(place *p)
     page_key(choose_id(p), key);
     uint32_t entry = pt_dict_find(&p->owner.view, pt_dict_in_force(&p->owner.view), key);
     if (entry == PT_NONE || pt_load_state(&p->owner.view.locks[entry].word) != PT_WRITING)
-        pt_disk_damaged(&p->owner, key, pt_now_ns());
-    p->owner.disk.drop_count = 0;
+        pt_disk_damaged(&p->owner, turn_of_device(p), key, pt_now_ns());
+    p->owner.disk.devices[turn_of_device(p)].drop_count = 0;
 }
 
 static inline void disk_questions(place *p)
 {
     pt_unwritten(&p->owner);
-    pt_frames_before_unwritten(&p->owner, choose(&p->choices, 2 * PLACE_FRAMES));
+    pt_frames_before_unwritten(&p->owner, 0, choose(&p->choices, 2 * PLACE_FRAMES));
 }
 
 typedef void act(place *);

@@ -22,7 +22,8 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index import scan_queue
 from pagetier.daemon.index.service import Service
-from pagetier.daemon.server.connection import Connection, House
+from pagetier.daemon.server.connection import Connection
+from pagetier.daemon.server.house import House
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry

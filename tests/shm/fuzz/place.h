@@ -13,6 +13,7 @@
 #define PLACE_IDS 28u
 #define PLACE_PINS 8u /* frames that an engine may pin: few enough for some matches to end there */
 #define ENGINES 3u
+#define DEVICES 2u /* of the disk */
 #define GRANTS 48u
 #define PINNED 6u
 
@@ -74,7 +75,7 @@ static inline void place_forget(pt_session *s)
 static inline void place_segments(place *p)
 {
     if (!p->world) {
-        p->world = world_new(1, PLACE_ENTRIES, PLACE_FRAMES);
+        p->world = world_new_with(1, PLACE_ENTRIES, PLACE_FRAMES, (pt_reserves){.events = PT_PAGE});
         for (uint32_t i = 0; i < ENGINES; i++)
             session_begin(&p->engines[i], p->world, 0);
         return;
@@ -118,7 +119,8 @@ static inline pt_session *choose_engine(place *p, uint32_t *engine)
 /* Ends all processes: everything must return. */
 static inline void place_end(place *p)
 {
-    pt_disk_close(&p->owner, pt_now_ns()); /* the worker does not respond to its commands any more */
+    for (uint32_t device = 0; device < DEVICES; device++)
+        pt_disk_close(&p->owner, device, pt_now_ns()); /* the worker does not respond to its commands any more */
     for (uint32_t i = 0; i < ENGINES; i++)
         pt_reap(&p->owner, p->engines[i].slot, pt_now_ns());
     expect_all_returned(&p->owner);

@@ -115,7 +115,7 @@ static memory remember(const trial *t)
         uint32_t entry = m.entries[node] = entry_of(t, node);
         m.parents[node] = entry == PT_NONE ? PT_NONE : pt_parent_of(o->cadence, entry);
         m.unreachable[node] = entry != PT_NONE && is_unreachable(o->cadence, entry);
-        m.any |= m.unreachable[node] && !o->cadence->pages[entry].children && o->kind->lists(o->ready, entry);
+        m.any |= m.unreachable[node] && !o->cadence->pages[entry].children && o->kind->lists(o->ready[0], entry);
     }
     return m;
 }

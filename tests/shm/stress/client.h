@@ -120,12 +120,26 @@ static inline void client_matched(client *c, const prompt *p)
         finding("page %u was missed while it was stored and pinned", p->ids[p->found]);
 }
 
+/* Locates the pages of a prompt. A page that was promised before, and still is, is in memory: it is pinned. */
+static inline void client_locate(client *c, const prompt *p)
+{
+    for (uint32_t i = 0; i < p->count; i++) {
+        uint8_t tiers = pt_locate(&c->session->view, p->keys + i * PT_KEY_BYTES);
+        if (tiers & ~(PT_TIER_MEMORY | PT_TIER_DISK))
+            finding("page %u is located in tiers %u", p->ids[i], tiers);
+        if (i < p->promised && !(tiers & PT_TIER_MEMORY) &&
+            atomic_load_explicit(&c->world->kept[p->cells[i]].term, memory_order_acquire) == p->terms[i])
+            finding("page %u is not located in memory while it is stored and pinned", p->ids[i]);
+    }
+}
+
 static inline void client_match(client *c, prompt *p)
 {
     pt_matched to = {p->entries, p->serials, 0, 0};
     pt_match(c->session, p->keys, p->count, &to);
     p->found = to.count;
     p->reach = to.reach;
+    pt_sample_lookup(c->session, p->keys, p->reach, p->count, rng_below(&c->random, SPACES));
     client_matched(c, p);
 }
 

@@ -74,12 +74,13 @@ static void engine_start(supervisor *s, uint32_t i)
 _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
 {
     pt_session ghost;
-    service d = {.world = s->world, .owner = world_adopt(s->world, alive)};
+    service d = {.world = s->world, .owner = world_adopt(s->world, alive), .tiers = NEW_TIERS};
     d.random = rng_stream(s->world->seed, rng_below(&s->random, UINT32_MAX));
     service_draw_policy(&d);
     session_begin(&ghost, s->world, attach_new(&d.owner, s->world));
     d.ghost = (client){.world = s->world, .session = &ghost, .random = d.random};
-    tier_exchange(&d.tier, &d.random);
+    for (uint32_t i = 0; i < TIERS; i++)
+        tier_exchange(&d.tiers[i], &d.random);
     for (;;)
         service_step(&d);
 }
@@ -207,7 +208,7 @@ static void daemon_round(supervisor *s)
 
 static void finish(supervisor *s)
 {
-    service last = {.world = s->world, .owner = world_adopt(s->world, engines_alive(s)), .random = s->random};
+    service last = {.world = s->world, .owner = world_adopt(s->world, engines_alive(s)), .random = s->random, .tiers = NEW_TIERS};
     uint32_t living = ENGINES;
     last.ghost = (client){.world = s->world, .session = &s->session, .random = s->random};
     atomic_store(&s->world->stop, true);
@@ -220,7 +221,8 @@ static void finish(supervisor *s)
             finding("an engine ended with status %x", (unsigned)status);
         living--;
     }
-    tier_close(&last.tier, &last.owner);
+    for (uint32_t i = 0; i < TIERS; i++)
+        tier_close(&last.tiers[i], &last.owner);
     expect_all_returned(&last.owner);
     pt_owner_end(&last.owner);
 }

@@ -13,7 +13,7 @@ typedef struct {
     pt_owner owner;
     rng random;
     client ghost; /* a process of its own that stores at full speed, on the daemon's thread */
-    tier tier;
+    tier tiers[TIERS];
     uint64_t next_check, next_adopt;
     uint64_t adoptions;
 } service;
@@ -29,9 +29,11 @@ static inline uint32_t attach_new(pt_owner *o, world *w)
     return slot;
 }
 
-/* Draws the eviction policy of a new daemon: LRU, or the one that learns, which may choose before it has learned. */
+/* Draws quotas, and the eviction policy of a new daemon: LRU, or the one that learns, which may choose before it has learned. */
 static inline void service_draw_policy(service *s)
 {
+    if (rng_one_in(&s->random, 2))
+        world_draw_quotas(&s->owner, &s->random);
     if (rng_one_in(&s->random, 2))
         return;
     if (!pt_learn_returns(&s->owner, rng_next(&s->random)))
@@ -56,14 +58,18 @@ static inline void service_reserve(service *s, mailbox *m)
 static inline void service_fetch(service *s, mailbox *m)
 {
     m->request.now = pt_now_ns();
-    pt_fetch(&s->owner, &m->request, m->keys, m->count, m->answers);
-    tier_expect_granted(&s->tier, &s->owner, m->answers, m->count);
+    pt_reader readers[PT_DEVICES];
+    for (uint32_t d = 0; d < PT_DEVICES; d++)
+        readers[d] = (pt_reader){m->request.slot, UINT64_MAX, 0};
+    pt_fetch(&s->owner, &m->request, readers, m->keys, m->count, m->answers);
+    for (uint32_t d = 0; d < TIERS; d++)
+        tier_expect_granted(&s->tiers[d], &s->owner, m->answers, m->count);
 }
 
 static inline void service_damaged(service *s, mailbox *m)
 {
     for (uint32_t i = 0; i < m->count; i++)
-        pt_disk_damaged(&s->owner, m->keys + i * PT_KEY_BYTES, pt_now_ns());
+        pt_disk_damaged(&s->owner, rng_below(&s->random, TIERS), m->keys + i * PT_KEY_BYTES, pt_now_ns());
 }
 
 /* Ends the requests of a process that died: it no longer waits for responses. */
@@ -80,10 +86,11 @@ static inline void service_end_requests(service *s, uint32_t slot)
 static inline void service_reap(service *s, mailbox *m)
 {
     service_end_requests(s, m->slot);
-    (rng_one_in(&s->random, 4) ? pt_detach : pt_reap)(&s->owner, m->slot, pt_now_ns());
-    expect_sound(&s->owner, "after a death or a detach");
-    if (s->owner.disk.open && rng_one_in(&s->random, 2)) /* the process was the disk's worker, too */
-        tier_close(&s->tier, &s->owner);
+    pt_reap(&s->owner, m->slot, pt_now_ns());
+    expect_sound(&s->owner, "after a death");
+    tier *t = &s->tiers[rng_below(&s->random, TIERS)];
+    if (device_of(t, &s->owner)->open && rng_one_in(&s->random, 2)) /* the process was its worker, too */
+        tier_close(t, &s->owner);
 }
 
 static inline void service_rebirth(service *s, mailbox *m)
@@ -135,7 +142,7 @@ static inline void service_act(service *s)
     else if (chance < 50)
         pt_idle_turn(&s->owner, now, now, 1 + rng_below(&s->random, 64));
     else if (chance < 112)
-        tier_act(&s->tier, &s->owner, &s->random);
+        tier_act(&s->tiers[rng_below(&s->random, TIERS)], &s->owner, &s->random);
     else
         service_churn(s);
 }
@@ -144,8 +151,10 @@ static inline void service_act(service *s)
 static inline void service_take_over(service *s)
 {
     for (uint32_t n = 1 + 2 * rng_below(&s->random, 2); n; n--) {
-        tier_take_drops(&s->tier, &s->owner);
-        s->tier.ordered = 0;
+        for (tier *t = s->tiers; t < s->tiers + TIERS; t++) {
+            tier_take_drops(t, &s->owner);
+            t->ordered = 0;
+        }
         pt_owner_end(&s->owner);
         s->owner = world_adopt(s->world, pt_taken_slots(&s->owner.view));
         service_draw_policy(s);
@@ -165,7 +174,8 @@ static inline bool service_time_for(uint64_t *next, uint64_t every)
 static inline void service_check(service *s)
 {
     expect_sound(&s->owner, "between two requests");
-    tier_expect_same(&s->tier, &s->owner);
+    for (tier *t = s->tiers; t < s->tiers + TIERS; t++)
+        tier_expect_same(t, &s->owner);
 }
 
 static inline void service_step(service *s)

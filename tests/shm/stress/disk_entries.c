@@ -132,6 +132,30 @@ DISK_CASE(writes_in_progress_take_room_on_the_disk, 8, 8, 3, PT_WRITE_EVICTED)
     EXPECT(order(s, 1, entries) == 1 && entries[0] == c.entry && dropped(s, "ab") && on_disk_frames(s) == 0);
 }
 
+static pt_answer store_in(scene *s, uint32_t space, const char *name, uint64_t size)
+{
+    uint8_t key[PT_KEY_BYTES];
+    pt_request r = request(s, &s->one);
+    r.space = space;
+    key_of(name, key);
+    pt_answer a = reserve_page(&s->owner, &r, key, size);
+    EXPECT(finish(s, &a, 0));
+    return a;
+}
+
+DISK_CASE(no_page_leaves_for_one_that_does_not_fit, 8, 8, 4, PT_WRITE_EVICTED)
+{
+    const pt_quota quotas[2] = {PT_NO_QUOTA, {{0, 1}, {0.5, 1}}};
+    uint32_t entries[2];
+    EXPECT(pt_set_quotas(&s->owner, quotas, 2, (const uint8_t[SPACES]){0, 1}, later(s)));
+    pt_answer a = store_in(s, 1, "a", 3 * FRAME), b = store_in(s, 0, "b", FRAME);
+    EXPECT(order(s, 2, entries) == 2 && on_disk_frames(s) == 0);
+    end_order(s, a.entry, PT_WRITE_DONE);
+    end_order(s, b.entry, PT_WRITE_DONE);
+    store_in(s, 0, "c", 2 * FRAME);
+    EXPECT(order(s, 1, entries) == 0 && dropped(s, "") && on_disk_frames(s) == 4); /* without a, too little of its minimum is left */
+}
+
 /* ---- the order of eviction ---- */
 
 DISK_CASE(only_pages_that_were_used_twice_are_written, 8, 4, 4, PT_WRITE_SECOND)
@@ -154,24 +178,24 @@ DISK_CASE(a_written_page_is_evicted_before_an_unwritten_one, 8, 8, 8, PT_WRITE_E
     pt_stamp(&s->owner, unwritten.entry, noon);
     pt_stamp(&s->owner, ready.entry, noon + 100);
     pt_disk_set_rule(&s->owner, PT_WRITE_EVICTED, noon + 1000); /* lists them again */
-    EXPECT(pt_least_recently_used(&s->owner, noon + 197).entry == unwritten.entry);
-    EXPECT(pt_least_recently_used(&s->owner, noon + 200).entry == ready.entry);
-    EXPECT(pt_least_recently_used(&s->owner, noon + 50).entry == unwritten.entry); /* no overflow */
+    EXPECT(pt_least_recently_used(&s->owner, UINT64_MAX, noon + 197).entry == unwritten.entry);
+    EXPECT(pt_least_recently_used(&s->owner, UINT64_MAX, noon + 200).entry == ready.entry);
+    EXPECT(pt_least_recently_used(&s->owner, UINT64_MAX, noon + 50).entry == unwritten.entry); /* no overflow */
 }
 
 DISK_CASE(frames_before_unwritten_counts_frames_that_can_become_free, 8, 8, 8, PT_WRITE_EVICTED)
 {
-    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 100); /* nothing is unwritten */
+    EXPECT(pt_frames_before_unwritten(&s->owner, 0, 100) == 100); /* nothing is unwritten */
     store_written(s, "a");
     store_written(s, "b");
     pt_answer c = store(s, "c");
     settle(s, later(s));
-    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 5 + 2 && pt_frames_before_unwritten(&s->owner, 5) == 5);
+    EXPECT(pt_frames_before_unwritten(&s->owner, 0, 100) == 5 + 2 && pt_frames_before_unwritten(&s->owner, 0, 5) == 5);
     pt_stamp(&s->owner, c.entry, NOON);
     pt_disk_set_rule(&s->owner, PT_WRITE_EVICTED, later(s));
-    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 5); /* c is the coldest of all */
-    pt_disk_close(&s->owner, later(s));
-    EXPECT(pt_frames_before_unwritten(&s->owner, 100) == 100);
+    EXPECT(pt_frames_before_unwritten(&s->owner, 0, 100) == 5); /* c is the coldest of all */
+    pt_disk_close(&s->owner, 0, later(s));
+    EXPECT(pt_frames_before_unwritten(&s->owner, 0, 100) == 100);
 }
 
 DISK_CASE(pages_on_disk_are_evicted_for_their_entries, 3, 8, 8, PT_WRITE_EVICTED)

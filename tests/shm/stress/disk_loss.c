@@ -7,8 +7,8 @@ DISK_CASE(no_entry_is_freed_while_a_reader_has_it_pinned, 2, 4, 4, PT_WRITE_EVIC
 {
     pt_answer a = store_written(s, "a");
     EXPECT(evict(s) && pt_try(&s->other, a.entry) == PT_ON_DISK);
-    EXPECT(flush(s, PT_TIER_DISK).kept == 1 && !pt_disk_evict_one(&s->owner, later(s)) && dropped(s, ""));
-    pt_disk_close(&s->owner, later(s));
+    EXPECT(flush(s, PT_TIER_DISK).kept == 1 && !pt_disk_evict_one(&s->owner, s->owner.disk.devices, PT_NO_NEED, later(s)) && dropped(s, ""));
+    pt_disk_close(&s->owner, 0, later(s));
     expect_sound(&s->owner, "after the disk went");
     EXPECT(state_of(s, a.entry) == PT_DOOMED && nowhere(s, "a"));
     store(s, "b");
@@ -62,11 +62,46 @@ DISK_CASE(a_disk_closes_with_all_its_pages, 8, 8, 8, PT_WRITE_EVICTED)
     EXPECT(order(s, 1, &entry) == 1);
     EXPECT(report(s, "d", FRAME, NOON));
     pt_answer d = fetch(s, "d");
-    pt_disk_open(&s->owner, 4, PT_WRITE_EVICTED, later(s)); /* another disk, though the first one was not closed */
+    pt_disk_open(&s->owner, 0, 4, PT_WRITE_EVICTED, later(s)); /* another disk, though the first one was not closed */
     expect_sound(&s->owner, "after another disk came");
     EXPECT(nowhere(s, "a") && in_memory(s, "b") && in_memory(s, "c") && nowhere(s, "d") && on_disk_frames(s) == 0);
     EXPECT(fetch(s, "a").outcome == PT_ABSENT && pt_unwritten(&s->owner).pages == 2 && dropped(s, ""));
     EXPECT(finish(s, &d, 0) && in_memory(s, "d"));
+}
+
+DISK_CASE(a_device_that_closes_takes_its_own_pages_along, 12, 8, 4, PT_WRITE_EVICTED)
+{
+    uint32_t entry;
+    EXPECT(pt_disk_open(&s->owner, 1, 2, PT_WRITE_EVICTED, later(s)) && s->owner.view.header->disk_frames == 6);
+    EXPECT(report(s, "a", FRAME, NOON) && report_on(s, 1, "b", FRAME, NOON));
+    EXPECT(!report_on(s, 1, "a", FRAME, NOON)); /* it is on the other device: this copy is to be dropped */
+    store_written(s, "c");
+    store(s, "d");
+    EXPECT(order_on(s, 1, 1, &entry) == 1);
+    store(s, "e");
+    EXPECT(order_on(s, 0, 1, &entry) == 1);
+    damaged(s, "b"); /* the worker of one device says nothing about the pages of another one */
+    EXPECT(on_disk_alone(s, "b"));
+    pt_disk_close(&s->owner, 1, later(s));
+    expect_sound(&s->owner, "after a device went");
+    EXPECT(nowhere(s, "b") && on_disk_alone(s, "a") && in_memory(s, "d") && on_disk_frames(s) == 2);
+    EXPECT(pt_unwritten(&s->owner).pages == 2 && dropped(s, ""));
+    end_order(s, entry, PT_WRITE_DONE);
+    EXPECT(on_disk_frames(s) == 3 && s->owner.view.header->disk_frames == 4);
+    EXPECT(order_on(s, 1, 1, &entry) == 0 && order_on(s, 0, 1, &entry) == 1); /* d, on the device that is left */
+}
+
+DISK_CASE(each_device_evicts_its_own_pages_at_its_cap, 12, 8, 2, PT_WRITE_EVICTED)
+{
+    uint32_t entry;
+    EXPECT(pt_disk_open(&s->owner, 1, 2, PT_WRITE_EVICTED, later(s)));
+    EXPECT(report_on(s, 1, "a", FRAME, NOON) && report_on(s, 1, "b", FRAME, NOON + 1));
+    EXPECT(report(s, "x", FRAME, NOON + 2));
+    store(s, "c");
+    EXPECT(order_on(s, 1, 1, &entry) == 1); /* though the other device has room, and x is warmer */
+    EXPECT(dropped_from(s, 1, "a") && dropped(s, "") && on_disk_alone(s, "x") && on_disk_alone(s, "b"));
+    pt_answer b = fetch(s, "b"), x = fetch(s, "x");
+    EXPECT(finish(s, &b, 0) && finish(s, &x, 0));
 }
 
 DISK_CASE(a_disk_that_shrinks_continues_to_write, 8, 8, 4, PT_WRITE_EVICTED)
@@ -77,11 +112,11 @@ DISK_CASE(a_disk_that_shrinks_continues_to_write, 8, 8, 4, PT_WRITE_EVICTED)
     EXPECT(report(s, "a", FRAME, NOON) && report(s, "b", 2 * FRAME, NOON + 1));
     pt_answer small = store(s, "s");
     settle(s, later(s));
-    pt_disk_shrink(&s->owner, 2, later(s));
+    pt_disk_shrink(&s->owner, 0, 2, later(s));
     expect_sound(&s->owner, "after the disk shrank");
     EXPECT(dropped(s, "a") && on_disk_frames(s) == 2);
     EXPECT(order(s, 1, &entry) == 1 && entry == small.entry); /* the large page does not block it */
-    pt_disk_shrink(&s->owner, 100, later(s));
+    pt_disk_shrink(&s->owner, 0, 100, later(s));
     EXPECT(on_disk_frames(s) == 0 && s->owner.view.header->disk_frames == 0);
 }
 

@@ -11,25 +11,30 @@ static inline pt_answer fetch(scene *s, const char *name)
     pt_answer a;
     pt_request r = request(s, &s->one);
     key_of(name, key);
-    pt_fetch(&s->owner, &r, key, 1, &a);
+    pt_reader readers[PT_DEVICES];
+    for (uint32_t d = 0; d < PT_DEVICES; d++)
+        readers[d] = (pt_reader){r.slot, UINT64_MAX, 0};
+    pt_fetch(&s->owner, &r, readers, key, 1, &a);
     expect_sound(&s->owner, "after a fetch");
     return a;
 }
 
-static inline bool report(scene *s, const char *name, uint64_t size, uint64_t tick)
+static inline bool report_on(scene *s, uint8_t device, const char *name, uint64_t size, uint64_t tick)
 {
     uint8_t key[PT_KEY_BYTES];
     key_of(name, key);
-    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick}, later(s));
+    bool taken = pt_disk_report(&s->owner, &(pt_stored){key, size, 0, tick, device}, later(s));
     expect_sound(&s->owner, "after a report");
     return taken;
 }
+
+static inline bool report(scene *s, const char *name, uint64_t size, uint64_t tick) { return report_on(s, 0, name, size, tick); }
 
 static inline void damaged(scene *s, const char *name)
 {
     uint8_t key[PT_KEY_BYTES];
     key_of(name, key);
-    pt_disk_damaged(&s->owner, key, later(s));
+    pt_disk_damaged(&s->owner, 0, key, later(s));
     expect_sound(&s->owner, "after a damage");
 }
 
@@ -60,13 +65,15 @@ static inline bool on_disk_alone(scene *s, const char *name)
 
 static inline bool nowhere(scene *s, const char *name) { return look(s, name).reach == 0; }
 
-static inline uint32_t order(scene *s, uint32_t limit, uint32_t *entries)
+static inline uint32_t order_on(scene *s, uint32_t device, uint32_t limit, uint32_t *entries)
 {
     settle(s, later(s));
-    uint32_t count = pt_start_writes(&s->owner, UINT64_MAX, limit, later(s), entries);
+    uint32_t count = pt_start_writes(&s->owner, device, UINT64_MAX, limit, later(s), entries);
     expect_sound(&s->owner, "after an order");
     return count;
 }
+
+static inline uint32_t order(scene *s, uint32_t limit, uint32_t *entries) { return order_on(s, 0, limit, entries); }
 
 static inline void end_order(scene *s, uint32_t entry, enum pt_write_result result)
 {
@@ -91,16 +98,18 @@ static inline bool evict(scene *s)
     return done;
 }
 
-/* Returns whether exactly these keys are to be dropped from the disk, and clears the list of drops. */
-static inline bool dropped(scene *s, const char *names)
+/* Returns whether exactly these keys are to be dropped from a device, and clears its list of drops. */
+static inline bool dropped_from(scene *s, uint32_t device, const char *names)
 {
-    pt_disk *d = &s->owner.disk;
+    pt_device *d = &s->owner.disk.devices[device];
     bool same = d->drop_count == strlen(names);
     for (uint32_t i = 0; same && i < d->drop_count; i++)
         same = d->drops[i * PT_KEY_BYTES] == (uint8_t)names[i];
     d->drop_count = 0;
     return same;
 }
+
+static inline bool dropped(scene *s, const char *names) { return dropped_from(s, 0, names); }
 
 static inline pt_flushed flush(scene *s, uint8_t tiers)
 {

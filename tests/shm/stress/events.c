@@ -2,7 +2,6 @@
  * fewer places than a round has events, so that readers miss some. After each round the daemon rests, and what each reader
  * believes of each page must be true. */
 #include "client/event_reader.h"
-#include "client/locate.h"
 #include "world.h"
 
 #define READERS 2u
@@ -92,33 +91,33 @@ static void store_one(pt_owner *o, rng *r, uint32_t slot)
 
 static void write_some(pt_owner *o, rng *r)
 {
-    uint32_t entries[8], count = pt_start_writes(o, FRAMES, 1 + rng_below(r, 8), pt_now_ns(), entries);
+    uint32_t entries[8], count = pt_start_writes(o, 0, FRAMES, 1 + rng_below(r, 8), pt_now_ns(), entries);
     for (uint32_t i = 0; i < count; i++)
         pt_end_write(o, entries[i], rng_one_in(r, 4) ? PT_WRITE_AGAIN : PT_WRITE_DONE, pt_now_ns(), i);
-    o->disk.drop_count = 0;
+    o->disk.devices[0].drop_count = 0;
 }
 
 static void exchange_disk(pt_owner *o, rng *r)
 {
     if (o->disk.open && rng_one_in(r, 2)) {
-        pt_disk_close(o, pt_now_ns());
+        pt_disk_close(o, 0, pt_now_ns());
         return;
     }
-    pt_disk_open(o, FRAMES, PT_WRITE_THROUGH, pt_now_ns());
+    pt_disk_open(o, 0, FRAMES, PT_WRITE_THROUGH, pt_now_ns());
     for (uint32_t id = 1; id <= IDS; id += 1 + rng_below(r, 8)) {
         uint8_t key[PT_KEY_BYTES];
         page_key(id, key);
-        pt_disk_report(o, &(pt_stored){key, page_size(id), page_space(id), pt_now_ns()}, pt_now_ns());
+        pt_disk_report(o, &(pt_stored){key, page_size(id), page_space(id), pt_now_ns(), 0}, pt_now_ns());
     }
-    o->disk.drop_count = 0;
-    pt_disk_complete(o);
+    o->disk.devices[0].drop_count = 0;
+    pt_disk_complete(o, 0);
 }
 
 static void drop_one(pt_owner *o, rng *r)
 {
     uint8_t key[PT_KEY_BYTES];
     page_key(1 + rng_below(r, IDS), key);
-    pt_disk_damaged(o, key, pt_now_ns());
+    pt_disk_damaged(o, 0, key, pt_now_ns());
 }
 
 /* Dies after a page was retired, and before that was recorded. Another daemon adopts the segments. */
@@ -207,7 +206,7 @@ int main(int count, char **arguments)
     for (uint32_t i = 0; i < READERS; i++)
         pthread_join(threads[i], NULL);
     if (o.disk.open)
-        pt_disk_close(&o, pt_now_ns());
+        pt_disk_close(&o, 0, pt_now_ns());
     run_end(&r, "%lu rounds, %lu events read, %lu times missed,", (unsigned long)rounds,
             (unsigned long)(readers[0].seen + readers[1].seen), (unsigned long)(readers[0].missed + readers[1].missed));
     pt_owner_end(&o);

@@ -29,7 +29,7 @@ static void add(uint32_t name)
 static void begin(void)
 {
     s = scene_new(2 * POOL, POOL);
-    pt_disk_open(&s.owner, POOL, PT_WRITE_EVICTED, s.now);
+    pt_disk_open(&s.owner, 0, POOL, PT_WRITE_EVICTED, s.now);
     for (uint32_t name = 0; name < POOL; name++)
         add(name);
     uint32_t written[POOL], count = order(&s, POOL, written);
@@ -197,7 +197,7 @@ int main(int count, char **arguments)
     for (; !run_over(&r); matches++)
         hits += try(&random);
     s.now = pt_now_ns() > s.now ? pt_now_ns() : s.now;
-    pt_disk_close(&s.owner, later(&s));
+    pt_disk_close(&s.owner, 0, later(&s));
     scene_end(&s);
     run_end(&r, "%lu matches, %lu hits,", matches, hits);
     return 0;

@@ -80,7 +80,7 @@ static void drain(trial *t)
 int main(int count, char **arguments)
 {
     run r = run_begin("lru", count, arguments);
-    trial t = {.policy = pt_lru.create(LISTED), .random = rng_stream(r.seed, 0)};
+    trial t = {.policy = pt_lru.create(LISTED, NULL), .random = rng_stream(r.seed, 0)};
     while (!run_over(&r)) {
         for (uint32_t n = 0; n < 5000; n++, t.steps++) {
             step(&t);

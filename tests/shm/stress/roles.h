@@ -31,6 +31,7 @@ static inline void reader_match(client *c, prompt *p)
 {
     static void (*const ways[])(client *, prompt *) = {client_match, client_match, client_match_windowed, client_match_snapshots};
     *p = reader_prompt(c);
+    client_locate(c, p);
     ways[rng_below(&c->random, 4)](c, p);
 }
 

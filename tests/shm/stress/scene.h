@@ -31,14 +31,16 @@ static inline uint32_t attach(pt_owner *o, uint32_t number)
     return pt_attach(o, &(pt_process){.pid = number, .started = number, .name = "life"}, NOON);
 }
 
-static inline scene scene_new(uint32_t entries, uint32_t frames)
+static inline scene scene_in(world *w)
 {
-    scene s = {.world = world_new(1, entries, frames), .now = NOON};
+    scene s = {.world = w, .now = NOON};
     s.owner = world_adopt(s.world, 0);
     session_begin(&s.one, s.world, attach(&s.owner, 1));
     session_begin(&s.other, s.world, attach(&s.owner, 2));
     return s;
 }
+
+static inline scene scene_new(uint32_t entries, uint32_t frames) { return scene_in(world_new(1, entries, frames)); }
 
 static inline void scene_end(scene *s)
 {
@@ -127,10 +129,10 @@ static inline void run_case(const scene_case *c)
 {
     scene s = scene_new(c->entries, c->frames);
     if (c->disk_frames)
-        pt_disk_open(&s.owner, c->disk_frames, c->rule, s.now);
+        pt_disk_open(&s.owner, 0, c->disk_frames, c->rule, s.now);
     c->steps(&s);
-    if (c->disk_frames)
-        pt_disk_close(&s.owner, later(&s));
+    for (uint32_t device = 0; c->disk_frames && device < PT_DEVICES; device++)
+        pt_disk_close(&s.owner, device, later(&s));
     expect_sound(&s.owner, "after a case");
     scene_end(&s);
 }

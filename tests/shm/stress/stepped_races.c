@@ -17,8 +17,15 @@ typedef struct {
     const char *name; /* of the page that is searched */
     pt_answer page, next; /* the page of the test, and the page that is stored during the pause */
     pt_found found;
+    uint8_t tiers; /* in which the page is located */
     bool evicted, published;
 } trial;
+
+/* Returns a scene without places for lookups: segments of a few pages take the kernel little time. */
+static scene scene_bare(uint32_t entries, uint32_t frames)
+{
+    return scene_in(world_new_with(1, entries, frames, (pt_reserves){PT_PAGE, 0, 0}));
+}
 
 static pt_found look(pt_session *session, const char *name)
 {
@@ -69,7 +76,7 @@ static void was_found(trial *n)
 
 static void a_page_in_the_old_dictionary(trial *n)
 {
-    n->s = scene_new(8, 8);
+    n->s = scene_bare(8, 8);
     store_pinned(n, "a");
 }
 
@@ -87,6 +94,21 @@ static void daemons_die(void *given)
     pt_dict_clear(pt_dict_of(&s->owner.view, s->owner.view.header->dictionary + 1));
 }
 
+/* A session locates the page instead of searching it. */
+static void locate(void *given)
+{
+    trial *n = given;
+    uint8_t key[PT_KEY_BYTES];
+    key_of(n->name, key);
+    n->tiers = pt_locate(&n->s.one.view, key);
+}
+
+static void was_located(trial *n)
+{
+    EXPECT(n->tiers == PT_TIER_MEMORY);
+    pt_release(&n->s.other, &n->page.entry, 1);
+}
+
 /* ---- a search pauses while its page moves home, to a bucket that it has already scanned ---- */
 
 #define HOME "samehome"
@@ -101,7 +123,7 @@ static uint32_t displaced(const scene *s)
 static void a_page_away_from_home(trial *n)
 {
     char name[] = HOME "a";
-    n->s = scene_new(16, 16);
+    n->s = scene_bare(16, 16);
     for (uint32_t i = 0; i < PT_BUCKET_SLOTS; i++, name[sizeof name - 2]++)
         store(&n->s, name);
     EXPECT(!displaced(&n->s) && strcmp(name, MOVING) == 0);
@@ -121,7 +143,7 @@ static void it_moves_home(void *given)
 
 static void a_page_that_may_leave(trial *n)
 {
-    n->s = scene_new(8, 2);
+    n->s = scene_bare(8, 2);
     store_settled(n, ALIKE "a");
 }
 
@@ -142,11 +164,59 @@ static void was_found_or_evicted(trial *n)
     pt_release(&n->s.one, &n->found.entry, 1);
 }
 
+static void was_located_or_evicted(trial *n)
+{
+    EXPECT(n->tiers == PT_TIER_MEMORY || (n->evicted && !n->tiers));
+}
+
+/* ---- a session pauses while it locates a page whose entry was another page, and becomes this one while it is written ---- */
+
+static void a_page_with_the_entry_of_another(trial *n)
+{
+    a_page_that_may_leave(n);
+    n->name = ALIKE "b";
+}
+
+static void its_entry_is_being_filled(void *given)
+{
+    trial *n = given;
+    EXPECT(evict(&n->s));
+    n->next = ask(&n->s, &n->s.one, ALIKE "b", FRAME, 0, 1);
+    EXPECT(n->next.outcome == PT_GRANTED && n->next.entry == n->page.entry);
+}
+
+static void was_nowhere(trial *n)
+{
+    EXPECT(!n->tiers);
+    EXPECT(finish(&n->s, &n->next, 0));
+}
+
+/* ---- a session pauses while it locates a page that is being written, until its entry is that of a stored page ---- */
+
+static void a_page_being_written(trial *n)
+{
+    n->s = scene_bare(8, 2);
+    n->name = ALIKE "b";
+    n->page = ask(&n->s, &n->s.one, n->name, FRAME, 0, 1);
+    EXPECT(n->page.outcome == PT_GRANTED);
+}
+
+static void its_writer_gives_up(void *given)
+{
+    trial *n = given;
+    pt_part_abandon(&n->s.one.view, n->page.entry, 0);
+    settle(&n->s, n->s.now);
+    n->next = store(&n->s, ALIKE "c");
+    EXPECT(n->next.entry == n->page.entry);
+}
+
+static void never_came(trial *n) { EXPECT(!n->tiers); }
+
 /* ---- a writer pauses while it publishes, and the daemon wants to reuse its entry ---- */
 
 static void a_page_to_publish(trial *n)
 {
-    n->s = scene_new(8, 2);
+    n->s = scene_bare(8, 2);
     n->page = ask(&n->s, &n->s.one, "a", FRAME, 0, 1);
 }
 
@@ -182,7 +252,7 @@ static void published_only_its_own(trial *n)
 
 static void the_only_page(trial *n)
 {
-    n->s = scene_new(8, 1);
+    n->s = scene_bare(8, 1);
     store_settled(n, "a");
 }
 
@@ -247,6 +317,11 @@ int main(int count, char **arguments)
         {a_page_in_the_old_dictionary, search, daemons_die, was_found},
         {a_page_away_from_home, search, it_moves_home, was_found},
         {a_page_that_may_leave, search, its_entry_is_filled_again, was_found_or_evicted},
+        {a_page_in_the_old_dictionary, locate, daemons_die, was_located},
+        {a_page_away_from_home, locate, it_moves_home, was_located},
+        {a_page_that_may_leave, locate, its_entry_is_filled_again, was_located_or_evicted},
+        {a_page_with_the_entry_of_another, locate, its_entry_is_being_filled, was_nowhere},
+        {a_page_being_written, locate, its_writer_gives_up, never_came},
         {a_page_to_publish, publish, room_is_made, published_only_its_own},
         {a_page_to_publish, publish, its_time_is_over, published_only_its_own},
         {the_only_page, make_room, it_is_pinned, was_pinned_or_evicted},

@@ -56,7 +56,8 @@ static tally end(service *s, pthread_t *threads)
         for (uint32_t n = 0; n < sizeof all / sizeof(uint64_t); n++)
             ((uint64_t *)&all)[n] += ((uint64_t *)&clients[i].did)[n];
     }
-    tier_close(&s->tier, &s->owner);
+    for (uint32_t i = 0; i < TIERS; i++)
+        tier_close(&s->tiers[i], &s->owner);
     expect_all_returned(&s->owner);
     pt_owner_end(&s->owner);
     for (uint32_t i = 0; i < PROCESSES; i++)
@@ -69,7 +70,7 @@ int main(int count, char **arguments)
 {
     run r = run_begin("stress", count, arguments);
     world *w = world_new(r.seed, ENTRIES, FRAMES);
-    service s = {.world = w, .owner = world_adopt(w, 0), .random = rng_stream(r.seed, 1000)};
+    service s = {.world = w, .owner = world_adopt(w, 0), .random = rng_stream(r.seed, 1000), .tiers = NEW_TIERS};
     pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()}; /* the daemon's thread is stopped most often */
     pauser p = {0};
     begin(&s, threads);
@@ -83,6 +84,6 @@ int main(int count, char **arguments)
     pt_daemon_counts counters = s.owner.view.header->counters;
     tally all = end(&s, threads);
     run_end(&r, "%lu matches, %lu pages, %lu stored, %lu fetched, %lu lost, %lu evicted, %lu written to disk, %lu deaths, %lu adoptions,",
-            all.matches, all.pages, all.stored, all.fetched, all.lost, counters.evicted, s.tier.written, all.deaths, s.adoptions);
+            all.matches, all.pages, all.stored, all.fetched, all.lost, counters.evicted, s.tiers[0].written + s.tiers[1].written, all.deaths, s.adoptions);
     return 0;
 }

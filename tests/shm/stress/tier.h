@@ -1,4 +1,4 @@
-/* tier.h - a simulated disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the
+/* tier.h - a simulated device of the disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the
  * client that reads the page makes them. It writes late, or not at all; it closes with all writes that were commanded, and
  * opens with other pages.
  *
@@ -10,6 +10,8 @@
 
 #define PAGES (IDS + KEPT * KEPT_IDS)
 #define ORDERS 24u
+#define TIERS 2u /* devices */
+#define NEW_TIERS {{.device = 0}, {.device = 1}}
 
 typedef struct {
     uint32_t entry, id;
@@ -17,6 +19,7 @@ typedef struct {
 } order;
 
 typedef struct {
+    uint8_t device;
     uint64_t bytes[PAGES]; /* of the pages that it has, by number; 0: not there */
     order orders[ORDERS];
     uint32_t ordered;
@@ -27,15 +30,18 @@ typedef struct {
 static inline uint32_t id_of(uint32_t number) { return number < IDS ? 1 + number : KEPT_BASE + number - IDS; }
 static inline uint32_t number_of(uint32_t id) { return id < KEPT_BASE ? id - 1 : IDS + id - KEPT_BASE; }
 
+static inline pt_device *device_of(const tier *t, pt_owner *o) { return &o->disk.devices[t->device]; }
+
 static inline void tier_take_drops(tier *t, pt_owner *o)
 {
-    for (uint32_t i = 0; i < o->disk.drop_count; i++) {
-        uint32_t id = page_id(o->disk.drops + i * PT_KEY_BYTES);
+    pt_device *d = device_of(t, o);
+    for (uint32_t i = 0; i < d->drop_count; i++) {
+        uint32_t id = page_id(d->drops + i * PT_KEY_BYTES);
         if (!t->bytes[number_of(id)])
             finding("page %u is to be dropped from the disk, and is not there", id);
         t->bytes[number_of(id)] = 0;
     }
-    o->disk.drop_count = 0;
+    d->drop_count = 0;
 }
 
 static inline void tier_expect_same(tier *t, pt_owner *o)
@@ -44,13 +50,13 @@ static inline void tier_expect_same(tier *t, pt_owner *o)
     tier_take_drops(t, o);
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
-        if (pt_tiers(e) & PT_TIER_DISK && t->bytes[number_of(page_id(e->key))] != e->size)
+        if (pt_tiers(e) & PT_TIER_DISK && pt_device_of(o, entry) == device_of(t, o) && t->bytes[number_of(page_id(e->key))] != e->size)
             finding("page %u is on disk according to the index, and is not there", page_id(e->key));
     }
     for (uint32_t n = 0; n < PAGES; n++)
         on_disk += t->bytes[n] != 0;
-    if (o->view.header->disk_pages != (o->disk.open ? on_disk : 0))
-        finding("%lu pages are on disk, the index has %lu", on_disk, (unsigned long)o->view.header->disk_pages);
+    if (device_of(t, o)->pages != (device_of(t, o)->open ? on_disk : 0))
+        finding("%lu pages are on disk, the index has %lu", on_disk, (unsigned long)device_of(t, o)->pages);
 }
 
 /* Replaces the pages of the tier, some by pages of another size than the one that is stored under the same key. */
@@ -72,12 +78,12 @@ static inline void tier_report(const tier *t, pt_owner *o, rng *r)
     uint64_t now = pt_now_ns();
     uint8_t key[PT_KEY_BYTES];
     for (uint32_t n = rng_below(r, PAGES), left = PAGES; left; left--, n = (n + 1) % PAGES) {
-        pt_stored page = {key, t->bytes[n], page_space(id_of(n)), tier_tick(r, now)};
+        pt_stored page = {key, t->bytes[n], page_space(id_of(n)), tier_tick(r, now), t->device};
         page_key(id_of(n), key);
         if (!page.size)
             continue;
         if (!pt_disk_report(o, &page, now))
-            pt_drop_later(&o->disk, key);
+            pt_drop_later(device_of(t, o), key);
         else if (rng_one_in(r, 16) && !pt_disk_report(o, &page, now)) /* twice */
             finding("page %u is on disk, and the index rejects it", id_of(n));
     }
@@ -89,7 +95,7 @@ static inline void tier_open(tier *t, pt_owner *o, rng *r)
     t->opened++;
     if (rng_one_in(r, 2))
         tier_exchange(t, r);
-    pt_disk_open(o, rng_below(r, 2 * FRAMES), (enum pt_write_rule)rng_below(r, 3), pt_now_ns());
+    pt_disk_open(o, t->device, rng_below(r, 2 * FRAMES), (enum pt_write_rule)rng_below(r, 3), pt_now_ns());
     tier_report(t, o, r);
     expect_sound(o, "after the disk came");
     tier_expect_same(t, o);
@@ -99,16 +105,16 @@ static inline void tier_close(tier *t, pt_owner *o)
 {
     t->ordered = 0;
     tier_take_drops(t, o);
-    pt_disk_close(o, pt_now_ns());
+    pt_disk_close(o, t->device, pt_now_ns());
     expect_sound(o, "after the disk went");
 }
 
 /* Shrinks the tier. A page that is being read or written cannot be evicted at once: a tier without room for it closes. */
 static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 {
-    const pt_header *h = o->view.header;
-    pt_disk_shrink(o, rng_below(r, 8), pt_now_ns());
-    if (h->disk_used_frames + o->disk.ordered_frames > h->disk_frames)
+    const pt_device *d = device_of(t, o);
+    pt_disk_shrink(o, t->device, rng_below(r, 8), pt_now_ns());
+    if (d->used_frames + d->ordered_frames > d->frames)
         tier_close(t, o);
 }
 
@@ -117,9 +123,9 @@ static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 static inline void tier_order(tier *t, pt_owner *o, rng *r)
 {
     uint32_t entries[ORDERS], limit = rng_below(r, ORDERS - t->ordered + 1);
-    if (pt_frames_before_unwritten(o, FRAMES) > 2 * FRAMES)
+    if (pt_frames_before_unwritten(o, rng_below(r, o->tenants.count), FRAMES) > 2 * FRAMES)
         finding("more frames come free than there are");
-    uint32_t count = pt_start_writes(o, 1 + rng_below(r, 20), limit, pt_now_ns(), entries);
+    uint32_t count = pt_start_writes(o, t->device, 1 + rng_below(r, 20), limit, pt_now_ns(), entries);
     tier_take_drops(t, o);
     for (uint32_t i = 0; i < count; i++) {
         const pt_entry *e = &o->view.entries[entries[i]];
@@ -161,16 +167,21 @@ static inline void tier_end_any_order(const tier *t, pt_owner *o, rng *r)
     for (uint32_t i = 0; i < t->ordered; i++)
         if (t->orders[i].entry == entry)
             return;
+    if (entry < o->view.entry_count && pt_device_of(o, entry) != device_of(t, o))
+        return; /* it may be commanded to the other device */
     pt_end_write(o, entry, PT_WRITE_DONE, pt_now_ns(), 0);
 }
 
 /* ---- reading ---- */
 
-/* (A response that came too late may have been doomed by the next one already, and its copy dropped.) */
+/* Expects that the granted pages of this device are there. (A response that came too late may have been doomed by the next one
+ * already, and its copy dropped.) */
 static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *answers, uint32_t count)
 {
     tier_take_drops(t, o);
     for (uint32_t i = 0; i < count; i++) {
+        if (answers[i].outcome == PT_GRANTED && pt_device_of(o, answers[i].entry) != device_of(t, o))
+            continue;
         if (answers[i].outcome != PT_GRANTED || pt_load_state(&o->view.locks[answers[i].entry].word) == PT_DOOMED)
             continue;
         const pt_entry *e = &o->view.entries[answers[i].entry];
@@ -185,7 +196,7 @@ static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *an
 static inline void tier_act(tier *t, pt_owner *o, rng *r)
 {
     uint32_t chance = rng_below(r, 64);
-    if (!o->disk.open) {
+    if (!device_of(t, o)->open) {
         if (chance < 32)
             tier_open(t, o, r);
     } else if (rng_one_in(r, 200)) {

@@ -6,8 +6,12 @@
 
 #include "daemon/fetch.h"
 #include "daemon/idle_namespaces.h"
+#include "daemon/quotas.h"
 #include "daemon/lru.h"
+#include "daemon/reserve.h"
+#include "client/locate.h"
 #include "client/match.h"
+#include "client/sample.h"
 #include "page.h"
 
 #define ENTRIES 112u
@@ -17,6 +21,7 @@
 #define KEPT_TO_THE_END 4u /* number of promises that are kept until the end */
 #define HANDOVERS 4u
 #define PROMPT 6u
+#define WINDOW_NS 3600000000000ull /* of the curve */
 
 /* The requests of clients to the daemon, in place of the socket. One request at a time. */
 enum question { NOTHING, RESERVE, FETCH, DAMAGED, REBORN, BURY };
@@ -77,12 +82,14 @@ static inline void world_name_spaces(const world *w)
     for (uint32_t s = 0; s < SPACES; s++) {
         v.spaces[s].first = PT_NONE;
         v.spaces[s].used = 1;
+        v.spaces[s].page_tokens = 1;
+        v.spaces[s].digest[0] = (uint8_t)(s + 1);
     }
 }
 
-static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
+static inline world *world_new_with(uint64_t seed, uint32_t entries, uint32_t frames, pt_reserves reserves)
 {
-    pt_geometry g = {FRAME, frames, entries, SPACES, {.events = PT_PAGE}};
+    pt_geometry g = {FRAME, frames, entries, SPACES, reserves};
     pt_header plan = {0};
     world *w = shared_memory(pt_round_up(sizeof *w));
     pt_plan(&plan, &g);
@@ -98,6 +105,11 @@ static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
     return w;
 }
 
+static inline world *world_new(uint64_t seed, uint32_t entries, uint32_t frames)
+{
+    return world_new_with(seed, entries, frames, (pt_reserves){PT_PAGE, PT_CURVE_BYTES, PT_SAMPLES_BYTES});
+}
+
 static inline void world_end(world *w)
 {
     shared_memory_end(w->index, w->sizes.index);
@@ -106,11 +118,28 @@ static inline void world_end(world *w)
     shared_memory_end(w, pt_round_up(sizeof *w));
 }
 
+/* Gives each namespace but the first a tenant of its own, with random quotas. */
+static inline void world_draw_quotas(pt_owner *o, rng *r)
+{
+    pt_quota quotas[SPACES] = {PT_NO_QUOTA};
+    uint8_t tenants[SPACES];
+    for (uint32_t s = 0; s < SPACES; s++) {
+        double least = (double)rng_below(r, 5) / 10, most = least + (double)rng_below(r, 7) / 10, disk = (double)rng_below(r, 5) / 10;
+        tenants[s] = (uint8_t)s;
+        if (s)
+            quotas[s] = (pt_quota){{least, most < 0.95 ? most + 0.05 : 1}, {disk, rng_one_in(r, 2) ? 1 : disk + 0.05}};
+    }
+    if (!pt_set_quotas(o, quotas, SPACES, tenants, pt_now_ns()))
+        finding("memory is short");
+}
+
 /* Lets a daemon take the segments over. `alive`: bits of the slots whose process lives. */
 static inline pt_owner world_adopt(const world *w, uint64_t alive)
 {
     pt_owner o;
     if (!pt_owner_begin(&o, world_view(w), &pt_lru) || !pt_adopt(&o, alive))
+        finding("memory is short");
+    if (pt_has_curve(&o.view) && !(o.lookups = pt_lookups_create(&o.view, WINDOW_NS)))
         finding("memory is short");
     return o;
 }
@@ -125,7 +154,13 @@ static inline pt_answer reserve_page(pt_owner *o, const pt_request *r, const uin
 
 static inline uint32_t listed(const pt_owner *o)
 {
-    return o->kind->count(o->ready) + o->kind->count(o->unwritten) + o->kind->count(o->on_disk);
+    uint32_t count = 0;
+    for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
+        count += o->kind->count(o->ready[tenant]) + o->kind->count(o->unwritten[tenant]);
+        for (uint32_t d = 0; d < PT_DEVICES; d++)
+            count += o->disk.devices[d].listed[0] ? o->kind->count(o->disk.devices[d].listed[tenant]) : 0;
+    }
+    return count;
 }
 
 /* Expects that everything is free again. The caller guarantees that no process has anything pinned or reserved. */

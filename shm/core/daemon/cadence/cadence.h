@@ -22,6 +22,7 @@
 
 #define PT_CANDIDATES 32u
 #define PT_RUN 16u /* pages of one prompt that leave after one draw */
+#define PT_CUT 8u /* pages that are left out together */
 #define PT_SLICES 64u /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
 #define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
 

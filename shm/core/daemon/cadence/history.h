@@ -35,7 +35,7 @@ static inline void pt_history_accept(pt_history *h, uint32_t now)
                  h->lasts <= PT_LASTS_MOST && (int32_t)(now - h->seen) >= 0;
     if (!known)
         h->class = h->cadence = h->uses = h->lasts = h->seen = 0;
-    h->keep = h->children = 0;
+    h->keep = h->device = h->children = 0;
     h->place = PT_NONE;
     h->in_memory = h->named = false;
 }

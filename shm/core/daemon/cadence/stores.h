@@ -6,8 +6,6 @@
 #include "../evict.h"
 #include "disk_history.h"
 
-#define PT_CUT 8u /* pages that are left out together */
-
 static inline const uint8_t *pt_nth_key(const uint8_t *keys, uint32_t at) { return keys + at * (uint64_t)PT_KEY_BYTES; }
 
 static inline uint32_t pt_entry_of(const pt_owner *o, const uint8_t *key)
@@ -177,16 +175,18 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
 {
     if (!pt_cadence_chooses(o) || r->chain_kind != PT_CHAIN_PROMPT || r->parts != 1 || o->disk.open || r->keep)
         return count;
+    uint32_t tenant = o->view.spaces[r->space].tenant;
     uint64_t need = pt_frames_missing(o, keys, sizes, count);
-    while (count && o->view.header->free_frames < need) {
+    uint64_t most = pt_most_after(o->tenants.frames[tenant], need, o->tenants.most[tenant]);
+    while (count && pt_lacks_frames(o, tenant, need, most)) {
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
         pt_offer other = pt_least_leaf(o, r->now, r->now);
         if (other.entry == PT_NONE && pt_kept_frames(&o->cadence->kept, r->now))
             return count; /* the store is compared with nothing: some pages are not kept any more */
-        while (other.entry != PT_NONE && other.worth <= own && o->view.header->free_frames < need &&
+        while (other.entry != PT_NONE && other.worth <= own && pt_lacks_frames(o, tenant, need, most) &&
                pt_evict_offer(o, &other, r->now))
             other = pt_least_leaf(o, r->now, r->now);
-        if (o->view.header->free_frames >= need)
+        if (!pt_lacks_frames(o, tenant, need, most))
             break;
         uint32_t cut = count < PT_CUT ? count : PT_CUT;
         count -= cut;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "learning.h"
-#include "../owner.h"
+#include "../turns.h"
 
 /* Returns whether the policy chooses: it has learned, and does not follow LRU. */
 static inline bool pt_cadence_chooses(const pt_owner *o)
@@ -20,11 +20,12 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
     return pt_is_orphan(c, entry) ? -1 : c->returns.index[class][pt_age_bin(age < gap ? age : gap)];
 }
 
-/* Returns whether a leaf may leave: it is evictable, loses nothing by it, was last used before `before`, is not pinned and
- * not kept. */
+/* Returns whether a leaf may leave: it is evictable by its tenant's quota too, loses nothing by it, was last used before
+ * `before`, is not pinned and not kept. */
 static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
-    return o->kind->lists(o->ready, entry) && pt_true_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
+    return o->kind->lists(o->ready[0], entry) && pt_turn_in_memory(o, entry) <= o->tenants.latest &&
+           pt_true_tick(o, entry, now) < before && !pt_is_kept(o, entry, now) &&
            !(atomic_load_explicit(&o->view.locks[entry].word, memory_order_relaxed) & PT_PINS);
 }
 
@@ -97,26 +98,30 @@ static inline uint32_t pt_next_of_run(pt_owner *o, uint64_t before, uint64_t now
 }
 
 /* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where most
- * leaves are kept, it draws again. */
+ * leaves are kept or protected, it draws again. */
 static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
+    bool first = !o->tenants.need.own_only && pt_tenant_above(o) != PT_NOBODY;
+    o->tenants.latest = first ? PT_LEAVES_FIRST : PT_LEAVES;
     pt_offer best = {pt_next_of_run(o, before, now), 0};
     if (best.entry != PT_NONE)
         return (pt_offer){best.entry, pt_worth(c, best.entry, now)};
     c->run_left = PT_RUN - 1;
     pt_offer_some(o, before, now, &best);
-    for (uint32_t more = c->kept.used ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES; more--)
+    bool again = c->kept.used || o->tenants.count > 1;
+    for (uint32_t more = again ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES; more--)
         pt_offer_some(o, before, now, &best);
     if (c->newest != PT_NONE && c->pages[c->newest].place != PT_NONE)
         pt_offer_leaf(o, c->newest, before, now, &best);
     return best;
 }
 
-/* Records that the memory is full: from now on it is known how many pages it holds. */
+/* Records that the memory is full: from now on it is known how many pages it holds. A tenant that has its maximum says nothing of
+ * that. */
 static inline void pt_cadence_is_full(pt_owner *o)
 {
-    if (!o->cadence || o->cadence->full_pages)
+    if (!o->cadence || o->cadence->full_pages || o->tenants.need.own_only)
         return;
     o->cadence->full_pages = (uint32_t)o->view.header->pages;
     pt_shadow_resize(&o->cadence->shadow, o->cadence->full_pages);

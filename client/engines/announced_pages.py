@@ -1,0 +1,168 @@
+"""Remembers the pages whose tokens are known, and where routers believe that each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from pagetier.shm._core import KEY_BYTES
+
+_LOCATED_AT_ONCE: Final = 16384  # pages of a sweep, about 3 ms: the scheduler waits for it
+
+
+class PromptPage(Protocol):
+    """A page of a request."""
+
+    @property
+    def at(self) -> int:
+        """The index of the page in its prompt."""
+
+
+P = TypeVar("P", bound=PromptPage)
+
+
+class Change(msgspec.Struct, Generic[P], frozen=True, gc=False):
+    """A page that came into tiers or left them, as TierFlag."""
+
+    page: P
+    came: int
+    left: int
+
+
+class Locator(Protocol):
+    """Knows where pages are: the session."""
+
+    def locate(self, keys: bytes, /) -> bytes:
+        """Returns the TierFlag of each page."""
+
+
+class AnnouncedPages(Generic[P]):
+    """A bounded table of pages. What exceeds the bound is not announced.
+
+    A page is located again after it was learned or an event named it, so that the difference between where it is and
+    where routers believe it is can be announced. A sweep locates all pages, some of them in each turn.
+
+    Args:
+        limit: The most pages. Beyond it a page takes the place of one that is in no tier.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: dict[bytes, int] = {}
+        self._pages: list[P] = []
+        self._keys = bytearray()
+        self._tiers = bytearray()
+        self._absent: dict[int, None] = {}  # rows of pages that are in no tier, the first one for the longest time
+        self._changed: set[int] = set()
+        self._sweep: range = range(0)
+
+    def __len__(self) -> int:
+        """Returns the number of pages."""
+        return len(self._pages)
+
+    @property
+    def waits(self) -> bool:
+        """Whether pages are to be located."""
+        return bool(self._changed or self._sweep)
+
+    def learn(self, key: bytes, page: P) -> None:
+        """Adds a page, which will be located."""
+        if key in self._rows:
+            return
+        if len(self._pages) < self._limit:
+            row = len(self._pages)
+            self._keys += key
+            self._tiers.append(0)
+            self._pages.append(page)
+        elif self._absent:
+            row = next(iter(self._absent))
+            del self._rows[self._key(row)]
+            self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] = key
+            self._pages[row] = page
+        else:
+            return
+        self._rows[key] = row
+        self._changed.add(row)
+        self._put_last(row)
+
+    def touch(self, keys: bytes) -> None:
+        """Lets these pages be located, as far as they are known."""
+        rows = (self._rows.get(keys[at : at + KEY_BYTES]) for at in range(0, len(keys), KEY_BYTES))
+        self._changed.update(row for row in rows if row is not None)
+
+    def sweep(self) -> None:
+        """Lets all pages be located."""
+        self._sweep = range(len(self._pages))
+
+    def withdraw(self) -> list[Change[P]]:
+        """Returns that all pages left all tiers."""
+        changes = [Change(self._pages[row], 0, tiers) for row, tiers in enumerate(self._tiers) if tiers]
+        self._forget_tiers()
+        return changes
+
+    def announce_again(self) -> None:
+        """Records that routers believe of no page that it is anywhere, and lets all pages be located."""
+        self._forget_tiers()
+        self.sweep()
+
+    def clear(self) -> list[Change[P]]:
+        """Removes all pages, and returns that they left all tiers."""
+        changes = self.withdraw()
+        self.__init__(self._limit)  # type: ignore[misc]
+        return changes
+
+    def update(self, locator: Locator, assumed: int) -> list[Change[P]]:
+        """Locates the pages that may have changed.
+
+        Args:
+            locator: Knows where pages are.
+            assumed: Tiers in which pages stay that were announced there: a disk that is being opened again.
+
+        Returns:
+            The changes, those nearest to the head first.
+        """
+        rows = sorted(self._changed, key=lambda row: self._pages[row].at)
+        self._changed.clear()
+        located = locator.locate(b"".join(map(self._key, rows))) if rows else b""
+        changes = list(self._differences(rows, located, assumed))
+        changes += self._sweep_some(locator, assumed)
+        return sorted(changes, key=lambda change: change.page.at)
+
+    def _sweep_some(self, locator: Locator, assumed: int) -> Iterator[Change[P]]:
+        rows, self._sweep = self._sweep[:_LOCATED_AT_ONCE], self._sweep[_LOCATED_AT_ONCE:]
+        if not rows:
+            return
+        located = locator.locate(bytes(self._keys[rows.start * KEY_BYTES : rows.stop * KEY_BYTES]))
+        believed = np.frombuffer(bytes(self._tiers[rows.start : rows.stop]), np.uint8)
+        different = np.flatnonzero(np.frombuffer(located, np.uint8) != believed).tolist()
+        yield from self._differences((rows[at] for at in different), bytes(located[at] for at in different), assumed)
+
+    def _differences(self, rows: Iterable[int], located: bytes, assumed: int) -> Iterator[Change[P]]:
+        for row, found in zip(rows, located, strict=True):
+            before = self._tiers[row]
+            now = found | (before & assumed)
+            if now != before:
+                self._put(row, now)
+                yield Change(self._pages[row], now & ~before, before & ~now)
+
+    def _put(self, row: int, tiers: int) -> None:
+        self._tiers[row] = tiers
+        if tiers:
+            self._absent.pop(row, None)
+        else:
+            self._put_last(row)
+
+    def _put_last(self, row: int) -> None:
+        self._absent.pop(row, None)
+        self._absent[row] = None
+
+    def _forget_tiers(self) -> None:
+        for row, tiers in enumerate(self._tiers):
+            if tiers:
+                self._put(row, 0)
+
+    def _key(self, row: int) -> bytes:
+        return bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES])

@@ -1,0 +1,136 @@
+"""Announces the pages that an engine could load as SGLang's KV cache events, beside those of its GPU."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from pagetier.client.engines.announced_pages import Change
+from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.hash_inputs import mixed_into
+from pagetier.shm._core import KEY_BYTES, TierFlag
+
+MEDIA: Final = {TierFlag.MEMORY: "CPU_PINNED", TierFlag.DISK: "DISK"}
+"""The medium of each tier. Routers take an unknown one for a GPU."""
+
+_GPU: Final = "GPU"
+_MOST_WAITING: Final = 1 << 16
+
+_V = TypeVar("_V")
+
+
+class PlacedPage(msgspec.Struct, frozen=True, gc=False):
+    """A page that SGLang has announced on its GPU.
+
+    Attributes:
+        at: The number of pages before it that are known.
+        hash: SGLang's hash in events, the first 8 bytes of its hash of the page.
+        parent: The hash of the page before it; None for the first one.
+        tokens: The token IDs.
+    """
+
+    at: int
+    hash: int
+    parent: int | None
+    tokens: array[int]
+
+
+class PlacementEvents:
+    """Adds events of pagetier's tiers to those of SGLang. Called by SGLang's scheduler only.
+
+    SGLang names tokens and parents in the events of its GPU only, and its whole hashes in the calls of the linker only.
+    A page is announced once both are known. Requests with `cache_salt` or `extra_key` have other hashes in events than
+    in the linker, so that their pages are not announced.
+
+    Args:
+        changes: Follows where pages are.
+        stored: SGLang's class BlockStored.
+        removed: SGLang's class BlockRemoved.
+    """
+
+    def __init__(self, changes: LocationChanges[PlacedPage], stored: Any, removed: Any) -> None:
+        self._changes, self._stored, self._removed = changes, stored, removed
+        self._digest = b""
+        self._hashes: dict[int, bytes] = {}
+        self._pages: dict[int, PlacedPage] = {}
+
+    def passed(self, digest: bytes, hashes: bytes) -> None:
+        """Takes the hashes of pages with full attention that SGLang loads or stores.
+
+        Args:
+            digest: That of their namespace.
+            hashes: 32 bytes for each page.
+        """
+        self._use(digest)
+        numbers: list[int] = np.frombuffer(hashes, ">i8")[:: KEY_BYTES // 8].tolist()
+        for at, number in enumerate(numbers):
+            whole = hashes[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+            page = self._pages.get(number)
+            if page is not None:
+                self._changes.learn(mixed_into(whole, digest), page)
+            else:
+                _put(self._hashes, number, whole)
+        self._changes.stores()
+
+    def added_to(self, events: Sequence[Any], digest: bytes) -> list[Any]:
+        """Returns SGLang's events and those of pagetier since the last call.
+
+        Args:
+            events: SGLang's events.
+            digest: That of the namespace in which this engine finds pages now.
+        """
+        self._use(digest)
+        for event in events:
+            match type(event).__name__:
+                case "BlockStored" if event.medium == _GPU:
+                    self._learn(event)
+                case "AllBlocksCleared":
+                    self._changes.announce_again()
+        return [*events, *self._as_events(self._changes.taken())]
+
+    def _use(self, digest: bytes) -> None:
+        """Removes all pages if they cannot be loaded any more: SGLang has been flushed, and announces that itself."""
+        if digest != self._digest:
+            self._digest = digest
+            self._changes.clear()
+
+    def _learn(self, event: Any) -> None:
+        size, parent = event.block_size, event.parent_block_hash
+        for number, begin in zip(event.block_hashes, range(0, len(event.token_ids), size), strict=False):
+            before = self._pages.get(parent) if parent is not None else None
+            tokens = event.token_ids[begin : begin + size]
+            if not isinstance(tokens[0], int):
+                return  # pairs of tokens, of a draft model
+            page = PlacedPage(before.at + 1 if before else 0, number, parent, array("q", tokens))
+            _put(self._pages, number, page)
+            whole = self._hashes.pop(number, None)
+            if whole is not None:
+                self._changes.learn(mixed_into(whole, self._digest), page)
+            parent = number
+
+    def _as_events(self, changes: Sequence[Change[PlacedPage]]) -> Iterator[Any]:
+        for change in changes:
+            page = change.page
+            for tier, medium in MEDIA.items():
+                if change.came & tier:
+                    yield self._stored(
+                        block_hashes=[page.hash],
+                        parent_block_hash=page.parent,
+                        token_ids=page.tokens.tolist(),
+                        block_size=len(page.tokens),
+                        lora_id=None,
+                        medium=medium,
+                    )
+                elif change.left & tier:
+                    yield self._removed(block_hashes=[page.hash], medium=medium)
+
+
+def _put(table: dict[int, _V], number: int, value: _V) -> None:
+    """Adds an element, and removes the oldest one if there are too many."""
+    table[number] = value
+    if len(table) > _MOST_WAITING:
+        del table[next(iter(table))]

@@ -1,0 +1,178 @@
+"""`pagetier advise`."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from pagetier.daemon.cli.config import config_of
+from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.common.advice import NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.shm._core import SampledLookups
+from pagetier.shm.units import counted, format_size, spell_duration
+
+_BAR = 40
+_PLOT_EVERY = 4  # of the points of the curve
+_TINY = 0.005
+_NARROWEST = 60  # columns
+_LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
+_NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
+_NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
+
+
+def _finite(_context: click.Context, _parameter: click.Parameter, rate: float | None) -> float | None:
+    if rate is not None and not math.isfinite(rate):
+        raise click.BadParameter(f"{rate} is no number of tokens")
+    return rate
+
+
+@click.command()
+@socket_option
+@click.option("--json", "show", flag_value="json", help="Print one JSON object; null before the first lookup.")
+@click.option(
+    "--svg",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw the predicted hit ratio over the size.",
+)
+@click.option(
+    "--prefill-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
+    metavar="TOKENS",
+    help="Tokens that one engine computes in a second: shows how many engines' prefill is saved.",
+)
+def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: float | None) -> None:
+    """Show what other sizes of memory and disk would hit, and why pages were missed.
+
+    The daemon samples real lookups. Each prediction names the policy that it is for. While the daemon evicts by
+    "cadence", it simulates small caches of the sizes of memory. The plot, the knee and disks are those of LRU.
+
+    Exit codes: 0: success; 1: the picture cannot be drawn or written; 3: no daemon.
+    """
+    with daemon_at(socket) as daemon:
+        config = config_of(daemon)
+        advice = read_advice(daemon.observer, config.advise.window)
+        known = daemon.observer.lookups()
+    if picture is not None:
+        _draw(picture, advice, known)
+    if show == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(advice), indent=2))
+    elif advice is None:
+        click.echo(_why_nothing(known))
+    else:
+        width = max(_NARROWEST, shutil.get_terminal_size().columns)
+        click.echo("\n".join(advice_lines(advice, spell_duration(config.advise.window), prefill_rate, width)))
+
+
+def _why_nothing(known: SampledLookups | None) -> str:
+    return f"{counted(known.records, 'lookup')} {_NO_STORES}" if known is not None and known.records else _NOTHING
+
+
+def _draw(path: Path, advice: SizeAdvice | None, known: SampledLookups | None) -> None:
+    if advice is None:
+        raise click.ClickException(f"there is nothing to draw yet: {_why_nothing(known)}")
+    from pagetier.daemon.cli.advise_picture import picture
+
+    try:
+        path.write_text(picture(advice), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write the picture to {path}: {error.strerror}") from error
+
+
+def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, width: int) -> Iterator[str]:
+    """Yields the advice as text.
+
+    Args:
+        advice: The advice.
+        window: Lookups of this age count 1/e.
+        prefill_rate: Tokens that an engine computes in a second; None: not known.
+        width: Columns of the terminal.
+
+    Yields:
+        Lines; only numbers of many digits make one longer than 60 columns in a terminal of 60.
+    """
+    total = advice.total
+    yield f"{total.hit_ratio:.1%} of {advice.tokens_per_second:,.0f} looked-up tokens/s are found"
+    yield f"({counted(advice.lookups, 'lookup')}; those {window} ago count 1/e)"
+    if advice.warning:
+        yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
+    yield ""
+    yield from _aligned(list(_sizes(advice, prefill_rate)), "<><>>>", width)
+    if advice.knee_bytes:
+        ratio = advice.knee_bytes / advice.arena_bytes
+        knee = f"The knee of LRU is at {format_size(advice.knee_bytes)} ({ratio:.2g}x): beyond it, memory helps less."
+        yield from textwrap.wrap(knee, width)
+    yield ""
+    yield from _plot(advice, width)
+    yield from _aligned(list(_absent(total)), "<>", width)
+    yield from _aligned(list(_namespaces(advice, width)), "<>>>>>>", width)
+
+
+def _aligned(rows: Sequence[Sequence[str]], sides: str, width: int) -> Iterator[str]:
+    """Yields a line for each row. Columns are two spaces apart if that fits into the width; no cell is cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    gap = "  " if sum(widths) + 2 * len(widths) - 2 <= width else " "
+    for row in rows:
+        cells = [f"{cell:{side}{most}}" for cell, side, most in zip(row, sides, widths, strict=False)]
+        yield gap.join(cells).rstrip()
+
+
+def _sizes(advice: SizeAdvice, prefill_rate: float | None) -> Iterator[tuple[str, ...]]:
+    more = 6 if prefill_rate else 5
+    yield ("A cache of", "", "policy", "hit", "tokens/s", "engines")[:more]
+    yield ("", "", "", "ratio", "saved", "saved")[:more]
+    for kind, rows in (("memory", advice.total.memory), ("disk", advice.total.disk)):
+        for row in rows:
+            saved = _saved(row.hit_ratio, row.saved_tokens_per_second, prefill_rate)
+            yield (f"{kind:<6} {row.size}", format_size(row.bytes), row.policy, *saved)
+    ceiling = advice.total.endless_hit_ratio
+    yield ("endless", "", "", *_saved(ceiling, ceiling * advice.tokens_per_second, prefill_rate))
+
+
+def _saved(hit_ratio: float, tokens: float, prefill_rate: float | None) -> tuple[str, ...]:
+    engines = (f"{tokens / prefill_rate:.2f}",) if prefill_rate else ()
+    return f"{hit_ratio:.1%}", f"{tokens:,.0f}", *engines
+
+
+def _plot(advice: SizeAdvice, width: int) -> Iterator[str]:
+    bar = min(_BAR, width - len("1023.9 GiB  100%  (now)") - 1)
+    yield "Hit ratio of an LRU cache by its size"
+    for size, ratio in advice.curve[::_PLOT_EVERY]:
+        here = " (now)" if size == advice.arena_bytes else ""
+        yield f"{format_size(size):>11} {ratio:>5.0%} {'#' * round(ratio * bar)}{here}"
+
+
+def _absent(total: NamespaceAdvice) -> Iterator[tuple[str, str]]:
+    shares = sorted(total.absent.shares().items(), key=lambda share: -share[1])
+    if shares:
+        yield "", ""
+        yield "Tokens that were not found", "share"
+    yield from ((about, f"{share:.1%}") for about, share in shares if share >= _TINY)
+
+
+def _namespaces(advice: SizeAdvice, width: int) -> Iterator[tuple[str, ...]]:
+    if len(advice.namespaces) < 2:
+        return
+    sizes = [row.size for row in advice.total.memory]
+    numbers = [
+        [f"{ratio:.1%}" for ratio in (one.hit_ratio, *(row.hit_ratio for row in one.memory), one.endless_hit_ratio)]
+        for one in advice.namespaces
+    ]
+    most = width - sum(max(len("100.0%"), len(head)) + 1 for head in (*sizes, "found", "endless"))
+    yield ("",) * (len(sizes) + 3)
+    yield ("Namespace", "found", *sizes, "endless")
+    for one, ratios in zip(advice.namespaces, numbers, strict=True):
+        yield (_shortened(one.namespace, max(most, _LEAST_NAME)), *ratios)
+
+
+def _shortened(name: str, most: int) -> str:
+    """Returns a name of at most `most` characters, with the digits of the digest at its end."""
+    return name if len(name) <= most else f"{name[: most - _DIGITS - 2]}..{name[-_DIGITS:]}"

@@ -1,0 +1,98 @@
+"""The settings of the disk tier, and what they say of each of its devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from pagetier.daemon.config.path_types import folders_setting
+from pagetier.daemon.config.value_types import (
+    Section,
+    choice_setting,
+    count_setting,
+    duration_setting,
+    share_setting,
+    size_setting,
+    sizes_setting,
+)
+from pagetier.tiers.capacity import Store
+
+
+class DeviceOptions(msgspec.Struct, frozen=True):
+    """One device of the disk tier: its folder, and the size, the number of environments and the store there."""
+
+    path: Path
+    size: int
+    environments: int
+    store: Store
+
+
+class DiskOptions(Section, frozen=True, kw_only=True):
+    """The disk tier: pages survive eviction, a restart of the daemon and a reboot of the host."""
+
+    path: Annotated[
+        tuple[Path, ...],
+        folders_setting(
+            "Folder of the disk tier, created if needed; for several devices a list with a folder on each of them."
+        ),
+    ] = ()
+    size: Annotated[
+        tuple[int, ...],
+        sizes_setting("Largest total size of the files in each folder, or a list with one for each; 0: no disk tier."),
+    ] = ()
+    write: Annotated[
+        Literal["evict", "through", "second"],
+        choice_setting(
+            "Write pages before eviction (evict), as soon as possible (through), or before eviction if they were used"
+            " again (second).",
+            "evict",
+            "through",
+            "second",
+        ),
+    ] = "evict"
+    write_behind: Annotated[
+        float,
+        share_setting(
+            "Least share of the arena that is written to disk ahead of eviction; up to a half is, if engines store as"
+            " much."
+        ),
+    ] = 0.1
+    store_timeout: Annotated[
+        float,
+        duration_setting(
+            "How long a store may wait for the disk, whichever device it is, before unwritten pages are evicted."
+        ),
+    ] = 0.005
+    store: Annotated[
+        Store,
+        choice_setting(
+            "Where the bytes of pages lie: in files beside LMDB, past the page cache (files), or in LMDB (lmdb)."
+            " A change empties the tier.",
+            "files",
+            "lmdb",
+        ),
+    ] = "files"
+    budget: Annotated[int, size_setting("Bytes that may be written per day, to all devices together; 0: no limit.")] = 0
+    sync: Annotated[float, duration_setting("Longest time between writing a page and syncing it, on each device.")] = (
+        10.0
+    )
+    environments: Annotated[
+        int, count_setting("Number of LMDB environments that share the work of a device.", 1, 64)
+    ] = 4
+    stop_timeout: Annotated[float, duration_setting("How long a stop may take to write unwritten pages.")] = 30.0
+
+    @property
+    def devices(self) -> tuple[DeviceOptions, ...]:
+        """The devices, in their order. There are as many sizes as folders, or one for all."""
+        if not self.size:
+            return ()
+        sizes = self.size * len(self.path) if len(self.size) == 1 else self.size
+        each = zip(self.path, sizes, strict=True)
+        return tuple(DeviceOptions(path, size, self.environments, self.store) for path, size in each)
+
+    @property
+    def total_size(self) -> int:
+        """The size of all devices together."""
+        return sum(device.size for device in self.devices)

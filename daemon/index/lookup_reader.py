@@ -1,0 +1,37 @@
+"""Reads what attached processes look up, for the curve that `pagetier advise` shows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
+from pagetier.daemon.config.schema import AdviseOptions
+from pagetier.shm._core import Owner
+from pagetier.shm.log_format import event
+
+log = logging.getLogger(__name__)
+
+_NS = 1e9
+
+
+class LookupReader:
+    """Reads the rings of all processes, many times a second. On the loop's thread only."""
+
+    def __init__(self, owner: Owner, options: AdviseOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._owner = owner
+        self._throttle = LogThrottle(log, clock, most=1)
+        self.follow(options)
+
+    def follow(self, options: AdviseOptions) -> None:
+        """Applies another window from now on."""
+        self._window_ns = int(options.window * _NS)
+
+    def poll(self) -> None:
+        """Counts the lookups since the last call."""
+        try:
+            self._owner.read_lookups(self._window_ns)
+        except MemoryError:
+            text = "not enough memory to count lookups: pagetier advise shows nothing until there is"
+            self._throttle.log(logging.WARNING, UNKNOWN_USER, text, extra=event("lookups_not_counted"))

@@ -1,0 +1,169 @@
+"""Grants memory to stores: the usual request in one call of the core, every other one decoded."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.daemon.index.chains import reserve_chains, wrong_request
+from pagetier.daemon.index.evictor import Evictor
+from pagetier.daemon.index.hint_requests import Hints
+from pagetier.daemon.index.idle_namespaces import IdleNamespaces
+from pagetier.daemon.index.pressure import PinQuota
+from pagetier.daemon.index.quotas import StoreQuota, why_refused
+from pagetier.daemon.index.reaper import Reaper
+from pagetier.daemon.index.tenants import Tenants
+from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
+from pagetier.shm.failpoints import point
+from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
+from pagetier.shm.protocol import Reserve, Reserved
+
+_SERIAL_BYTES: Final = 8
+_SIZE_BYTES: Final = 8
+_NO_ENTRY: Final = NO_ENTRY.to_bytes(4, "little")
+
+
+class Neighbours(msgspec.Struct, frozen=True, eq=False):
+    """The parts of a service that a reservation asks or informs."""
+
+    reaper: Reaper
+    tenants: Tenants
+    evictor: Evictor
+    hints: Hints
+    disk: DiskTier
+    idle_namespaces: IdleNamespaces
+
+
+class Reservations:
+    """Grants memory to stores. On the loop's thread only.
+
+    Attributes:
+        seconds: How long reservations took.
+    """
+
+    def __init__(self, owner: Owner, config: Config, neighbours: Neighbours) -> None:
+        self._owner = owner
+        self._reaper = neighbours.reaper
+        self._tenants = neighbours.tenants
+        self._evictor = neighbours.evictor
+        self._hints = neighbours.hints
+        self._disk = neighbours.disk
+        self._idle_namespaces = neighbours.idle_namespaces
+        self._store_quota = StoreQuota(owner, config.store.share)
+        self._pin_quota = PinQuota(owner, config.match.share)
+        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
+        self.seconds = Histogram()
+
+    def follow(self, config: Config) -> None:
+        """Applies another configuration from now on."""
+        self._ttl_ns = int(config.store.reservation_timeout * 1e9)
+        self._pin_quota.follow(config.match.share)
+
+    def poll(self) -> None:
+        """Does the periodic work of the quotas. Called a few times a second."""
+        self._store_quota.renew()
+        self._pin_quota.check()
+
+    def serve_message(
+        self, slot: int, ends: int, received: memoryview, nbytes: int, send: Callable[[bytes], None]
+    ) -> bool:
+        """Serves the usual reservation without decoding it: each object and call on this path delays the store.
+
+        What follows from it is done after the response is sent.
+
+        Args:
+            slot: The slot of the writer.
+            ends: How often it had been freed when the writer got it.
+            received: Begins with the message and its length.
+            nbytes: The bytes that were received.
+            send: Sends a response.
+
+        Returns:
+            False for another message, and for a reservation that has to wait or be decoded. Nothing has changed then.
+        """
+        began, disk = time.monotonic(), self._disk
+        if self._reaper.ends(slot) != ends or disk.budget.per_day or not disk.backpressure.idle:
+            return False
+        served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.room(slot), nbytes, received)
+        if served is None:
+            return False
+        response, pages, granted, refused, page_bytes = served
+        point("service.reserved")
+        send(self._with_reason(response, bytes(received[:nbytes])) if refused else response)
+        self._store_quota.add(slot, pages, page_bytes)
+        disk.write_behind.stores.add(granted, pages, page_bytes)
+        self._make_room()
+        self.seconds.add(time.monotonic() - began)
+        return True
+
+    def ask(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
+        """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
+        call = (slot, self._reaper.ends(slot), request, reply, time.monotonic())
+        if self._disk.backpressure.idle:
+            self._serve(*call)
+            return
+        serve = functools.partial(self._serve, *call)
+        sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
+        self._disk.backpressure.serve_when_disk_has_room(sizes, serve, self._tenants.number(request.space.name))
+
+    def reserve(self, slot: int, request: Reserve) -> Reserved:
+        """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
+        wrong = wrong_request(request)
+        space = -1 if wrong else self._space(request)
+        if wrong or space < 0:
+            return _refused(request, wrong or self._idle_namespaces.reject())
+        request, pages = self._hints.checked(request), self._store_quota.pages(slot, request.sizes)
+        outcomes, entries, serials = reserve_chains(self._owner, slot, space, self._ttl_ns, request, pages)
+        point("service.reserved")
+        self._hints.keep_stored(slot, request, pages)
+        if self._disk.budget.per_day:
+            self._disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
+        self._disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
+        self._make_room()
+        if ReserveOutcome.REFUSED_FULL in outcomes:
+            self._pin_quota.full()
+        if rest := len(request.sizes) // _SIZE_BYTES - pages:
+            outcomes += bytes([ReserveOutcome.REFUSED_FULL]) * rest
+            entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
+            why = self._store_quota.why_refused(request.sizes, pages)
+            return Reserved(request.number, outcomes, entries, serials, why)
+        why = why_refused(self._owner, self._store_quota, self._tenants, outcomes, request.sizes)
+        return Reserved(request.number, outcomes, entries, serials, why)
+
+    def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
+        if self._reaper.ends(slot) == ends:
+            reply(self.reserve(slot, request))
+            self.seconds.add(time.monotonic() - began)
+
+    def _with_reason(self, response: bytes, message: bytes) -> bytes:
+        """Returns a response to this message with the reason why pages were refused."""
+        answer, request = read_answer(response[LENGTH.size :]), read_request(message[LENGTH.size :])
+        assert isinstance(answer, Reserved) and isinstance(request, Reserve)
+        if ReserveOutcome.REFUSED_FULL in answer.outcomes:
+            self._pin_quota.full()
+        why = why_refused(self._owner, self._store_quota, self._tenants, answer.outcomes, request.sizes)
+        return pack(msgspec.structs.replace(answer, reason=why))
+
+    def _make_room(self) -> None:
+        """Starts what makes room for later stores, after a reservation."""
+        self._evictor.maybe_evict()
+        self._disk.write_behind.write_due()
+        point("service.checked")
+
+    def _space(self, request: Reserve) -> int:
+        space = request.space
+        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+
+
+def _refused(request: Reserve, reason: str) -> Reserved:
+    pages = len(request.keys) // KEY_BYTES
+    outcomes = bytes([ReserveOutcome.REFUSED_FULL]) * pages
+    return Reserved(request.number, outcomes, _NO_ENTRY * pages, bytes(_SERIAL_BYTES * pages), reason)

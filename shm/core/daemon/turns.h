@@ -1,0 +1,140 @@
+/* turns.h - the page that leaves first, by the quotas of all tenants and by recency. */
+#pragma once
+
+#include "owner.h"
+
+/* Returns when a page leaves the arena. */
+static inline enum pt_turn pt_turn_in_memory(const pt_owner *o, uint32_t entry)
+{
+    const pt_tenants *t = &o->tenants;
+    if (t->count == 1)
+        return PT_LEAVES;
+    uint32_t tenant = pt_tenant_of(o, entry);
+    return pt_turn_by(t->quotas[tenant].memory, t->frames[tenant], o->view.frame_count, tenant, o->view.entries[entry].frame_count, t->need);
+}
+
+/* Returns the frames of a device that a tenant has, also those that are reserved for its pages. */
+static inline uint64_t pt_frames_on(const pt_device *d, uint32_t tenant) { return d->used_of[tenant] + d->ordered_of[tenant]; }
+
+/* Returns when a page leaves the device that it is on. */
+static inline enum pt_turn pt_turn_on_disk(const pt_owner *o, const pt_device *d, uint32_t entry, pt_need need)
+{
+    if (o->tenants.count == 1)
+        return PT_LEAVES;
+    uint32_t tenant = pt_tenant_of(o, entry), frames = pt_frames_for(&o->view, o->view.entries[entry].size);
+    return pt_turn_by(o->tenants.quotas[tenant].disk, pt_frames_on(d, tenant), d->frames, tenant, frames, need);
+}
+
+static inline pt_candidate pt_coldest_of(const pt_owner *o, pt_policy *list)
+{
+    pt_candidate c = {list, PT_NONE, PT_STAYS, UINT64_MAX};
+    c.entry = o->kind->coldest(list, &c.tick);
+    c.turn = c.entry == PT_NONE ? PT_STAYS : PT_LEAVES;
+    return c;
+}
+
+/* Returns the one of two candidates that leaves first. */
+static inline pt_candidate pt_first(pt_candidate one, pt_candidate other)
+{
+    bool later = one.turn > other.turn || (one.turn == other.turn && one.tick > other.tick);
+    return later ? other : one;
+}
+
+/* Returns the page of the lists of all tenants that should leave the arena first, of those that were used before `before`. */
+static inline pt_candidate pt_first_in_memory(const pt_owner *o, pt_policy *const *lists, uint64_t before)
+{
+    pt_candidate first = {lists[0], PT_NONE, PT_STAYS, UINT64_MAX};
+    if (o->tenants.count == 1)
+        return pt_coldest_of(o, lists[0]);
+    for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
+        pt_candidate c = pt_coldest_of(o, lists[tenant]);
+        if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_in_memory(o, c.entry)) == PT_STAYS)
+            continue;
+        first = pt_first(first, c);
+    }
+    return first;
+}
+
+/* Returns the page of a device that should leave it first. */
+static inline pt_candidate pt_first_on_disk(const pt_owner *o, const pt_device *d, pt_need need, uint64_t before)
+{
+    pt_candidate first = {NULL, PT_NONE, PT_STAYS, UINT64_MAX};
+    for (uint32_t tenant = 0; d->listed[0] && tenant < o->tenants.count; tenant++) {
+        pt_candidate c = pt_coldest_of(o, d->listed[tenant]);
+        if (c.entry == PT_NONE || c.tick >= before || (c.turn = pt_turn_on_disk(o, d, c.entry, need)) == PT_STAYS)
+            continue;
+        first = pt_first(first, c);
+    }
+    return first;
+}
+
+/* ---- tenants at their limits ---- */
+
+/* Returns whether a tenant has more of the arena than its maximum. */
+static inline bool pt_is_above(const pt_owner *o, uint32_t tenant) { return o->tenants.frames[tenant] > o->tenants.most[tenant]; }
+
+/* Returns the frames of the arena that a tenant can lose to others. */
+static inline uint64_t pt_spare_frames(const pt_owner *o, uint32_t tenant)
+{
+    uint64_t used = o->tenants.frames[tenant], least = pt_least_frames(o->tenants.quotas[tenant].memory, o->view.frame_count);
+    return used > least ? used - least : 0;
+}
+
+/* Returns whether a tenant has to give pages before it gets `frames` frames more, of which it may have `most`, or whether it
+ * finds too few that are free. Sets for whom room is made from now on. */
+static inline bool pt_lacks_frames(pt_owner *o, uint32_t tenant, uint64_t frames, uint64_t most)
+{
+    o->tenants.need = (pt_need){tenant, o->tenants.frames[tenant] + frames > most};
+    return o->tenants.need.own_only || o->view.header->free_frames < frames;
+}
+
+/* Returns a tenant that has more than its maximum, or PT_NOBODY. */
+static inline uint32_t pt_tenant_above(const pt_owner *o)
+{
+    for (uint32_t tenant = 1; tenant < o->tenants.count; tenant++)
+        if (pt_is_above(o, tenant))
+            return tenant;
+    return PT_NOBODY;
+}
+
+/* Returns the tenants that have frames of the arena and lose none to this one, as bits. */
+static inline uint32_t pt_protected_from(const pt_owner *o, uint32_t tenant, uint32_t frames)
+{
+    const pt_tenants *t = &o->tenants;
+    uint32_t bits = 0;
+    for (uint32_t other = 1; other < t->count; other++) {
+        enum pt_turn turn = pt_turn_by(t->quotas[other].memory, t->frames[other], o->view.frame_count, other, frames, (pt_need){tenant, false});
+        bits |= (uint32_t)(t->frames[other] && turn == PT_STAYS) << other;
+    }
+    return bits;
+}
+
+/* Returns the same for the devices of the disk tier. */
+static inline uint32_t pt_protected_on_disk(const pt_owner *o, uint32_t tenant, uint32_t frames)
+{
+    uint32_t bits = 0;
+    for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++)
+        for (uint32_t other = 1; other < o->tenants.count; other++) {
+            pt_bounds share = o->tenants.quotas[other].disk;
+            uint64_t used = pt_frames_on(d, other);
+            enum pt_turn turn = pt_turn_by(share, used, d->frames, other, frames, (pt_need){tenant, false});
+            bits |= (uint32_t)(used && turn == PT_STAYS) << other;
+        }
+    return bits;
+}
+
+/* Returns whether a namespace can lose all its pages without a loss below the minimum of its tenant. */
+static inline bool pt_tenant_spares(const pt_owner *o, const pt_space *s)
+{
+    uint32_t tenant = s->tenant;
+    const pt_quota *quota = &o->tenants.quotas[tenant];
+    uint64_t on_disk = 0, least_on_disk = 0, frame = o->view.frame_bytes;
+    if (!quota->memory.least && !quota->disk.least)
+        return true;
+    for (const pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++) {
+        on_disk += pt_frames_on(d, tenant);
+        least_on_disk += pt_least_frames(quota->disk, d->frames);
+    }
+    return o->tenants.frames[tenant] >= pt_least_frames(quota->memory, o->view.frame_count) + s->bytes / frame + s->pages &&
+           on_disk >= least_on_disk + s->disk_bytes / frame + s->disk_pages;
+}

@@ -1,0 +1,93 @@
+"""Tests that the hit ratios which the daemon predicts are those of LRU, with any arena."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import curve
+from eviction.core import compile_core, predict, replay
+from eviction.traces import Trace
+from pagetier.shm._core import Absence
+
+SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_core(tmp_path_factory.mktemp("curve"))
+
+
+def sessions(seed: int, requests: int, known: float) -> Trace:
+    """Returns sessions that grow with each request; `known` of the requests continue one, of any age."""
+    draw, pages = random.Random(seed), 0
+    prompts: list[list[int]] = []
+    open_sessions: list[list[int]] = []
+    for _ in range(requests):
+        if open_sessions and draw.random() < known:
+            chosen = open_sessions.pop(-min(len(open_sessions), int(draw.paretovariate(0.15))))
+        else:
+            chosen = list(range(32))  # all sessions begin alike
+            pages = max(pages, 32)
+        more = draw.randint(1, 24)
+        chosen = [*chosen, *range(pages, pages + more)]
+        pages += more
+        open_sessions.append(chosen)
+        prompts.append(chosen[:600])
+    starts = np.cumsum([0, *map(len, prompts)]).astype(np.int64)
+    return Trace(starts, np.concatenate(prompts).astype(np.int32), np.linspace(0, requests / 20, requests), pages)
+
+
+@pytest.mark.parametrize(("requests", "known", "samples_all"), [(2000, 0.7, True), (6500, 0.6, False)])
+def test_the_predictions_are_what_lru_hits_with_any_arena(
+    core: ctypes.CDLL, requests: int, known: float, samples_all: bool
+) -> None:
+    rows = [*curve.rows_of(core, "sessions", sessions(requests, requests, known), "lru", SIZES, SIZES)]
+    for row in rows:
+        assert max(row.errors) <= curve.MOST, row
+        assert sum(row.errors) / len(row.errors) <= curve.MEAN, row
+        assert (row.sampled > 0.99) == samples_all, row
+    assert rows[0].measured[-1] - rows[0].measured[0] > 0.1, "a curve that is flat proves nothing"
+
+
+def test_simulated_caches_hit_what_cadence_hits_at_their_sizes(core: ctypes.CDLL) -> None:
+    trace = sessions(6500, 6500, 0.8)
+    rows = [*curve.rows_of(core, "sessions", trace, "cadence", (1.0, 2.0), ())]
+    for row in rows:
+        assert max(row.errors) <= 0.01, row
+    assert rows[-1].sampled < 0.7, "all pages are simulated"
+    largest = rows[-1].sizes[-1]
+    lru = replay(core, trace, trace.room(largest), "lru").hits / len(trace.pages)
+    assert rows[-1].predicted[-1] > lru + 0.005, "what LRU hits is no prediction for cadence"
+
+
+def test_an_absent_page_was_evicted_or_never_stored(core: ctypes.CDLL) -> None:
+    trace = sessions(7, 1000, 0.7)
+    _, large = predict(core, trace, trace.distinct, "lru", np.array([1.0]))
+    _, small = predict(core, trace, trace.room(20), "lru", np.array([1.0]))
+    assert large.absent[Absence.NEVER_STORED] == pytest.approx(1.0)
+    assert small.absent[Absence.EVICTED_FROM_MEMORY] > 0.1
+    assert sum(small.absent) == pytest.approx(1.0)
+    assert large.endless == pytest.approx(small.endless, abs=0.001)
+
+
+def test_the_command_prints_and_judges_the_predictions(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": at * 100, "input_length": 64, "hash_ids": [at % 7, 100 + at % 7, 200 + at % 7, at % 3 * 50 + 300]}
+        for at in range(300)
+    ]
+    path = tmp_path / "small.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    command = [sys.executable, "bench/curve.py", f"{path}:16", "--sizes", "20", "100", "--arenas", "50", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (row,) = map(json.loads, done.stdout.splitlines())
+    assert row["measured"][1] > 0.9
+    assert row["predicted"] == pytest.approx(row["measured"], abs=0.02)
+    assert done.returncode == 0, done.stderr

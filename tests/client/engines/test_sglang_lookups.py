@@ -1,0 +1,76 @@
+"""The leases of SGLang's lookups: what a request has found is what it loads, or it is computed."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagetier.client import Client, RegisteredCache
+from pagetier.client.engines.sglang.engine_groups import EngineGroup
+from pagetier.client.engines.sglang.lookups import Lookups
+from pagetier.client.engines.sglang.settings import LinkerSettings
+from running_daemon import RunningDaemon
+
+LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
+_HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
+
+
+def transfers(pages: int = PAGES) -> list[Any]:
+    """Returns SGLang's transfer of the first pages of the prompt."""
+    return [SimpleNamespace(name=SimpleNamespace(value="kv"), keys=_HASHES[:pages])]
+
+
+def cache_of(client: Client) -> RegisteredCache:
+    tensors = np.zeros((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    return client.register([list(part) for part in tensors], layout="separate_blocks", model="test", page_tokens=TOKENS)
+
+
+def lookups_of(client: Client, group: EngineGroup, lease: float) -> Lookups:
+    return Lookups(client, [group], None, LinkerSettings(lease=lease), several_ranks=True)
+
+
+def store(group: EngineGroup) -> None:
+    result = group.cache.store(group.keys(bytes.fromhex("".join(_HASHES))), range(PAGES))
+    assert not result.refused, result
+
+
+@pytest.mark.parametrize("stored_again", [False, True])
+@pytest.mark.parametrize("lease", [0.0, 600.0])
+def test_a_load_gets_the_pages_that_its_lookup_found(
+    daemon: RunningDaemon, client: Client, lease: float, stored_again: bool
+) -> None:
+    """Also the first of them only, and after the lease has ended; pages that were stored again are other pages."""
+    group = EngineGroup("kv", cache_of(client), {}, TOKENS)
+    store(group)
+    lookups = lookups_of(client, group, lease)
+    assert lookups.lookup("waiting", transfers()) == [1, 2, 3, 4]
+    lookups.expire()
+    assert bool(daemon.slots()[0].pins) is bool(lease)
+    if stored_again:
+        daemon.flush()
+        store(group)
+    hit = lookups.take("waiting", transfers(2))
+    assert (hit is not None) is bool(lease or not stored_again)
+    if hit is not None:
+        assert hit.pages == PAGES and all(len(match) == PAGES and match.pinned for match in hit.matches)
+        hit.release()
+    assert lookups.take("waiting", transfers()) is None, "it was taken"
+    assert not daemon.slots()[0].pins
+
+
+@pytest.mark.parametrize("forget", ["reset", "many others"])
+def test_a_lease_that_has_ended_is_not_kept_for_ever(daemon: RunningDaemon, client: Client, forget: str) -> None:
+    group = EngineGroup("kv", cache_of(client), {}, TOKENS)
+    store(group)
+    lookups = lookups_of(client, group, 0.0)
+    for request in ["waiting", *(map(str, range(100)) if forget == "many others" else ())]:
+        assert lookups.lookup(request, transfers())
+    lookups.expire()
+    if forget == "reset":
+        lookups.release()
+    assert lookups.take("waiting", transfers()) is None
+    assert not daemon.slots()[0].pins

@@ -1,0 +1,299 @@
+"""Tests `pagetier advise` against a real daemon, and the reasons why pages were not found."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from disk_daemon import FRAMES, DiskDaemon
+from eventually import eventually
+from looked_up import PAGE, advice, advice_after, serve
+from metrics_scrape import scrape
+from pagetier.client import Client
+from pagetier.client.group_match import GroupKeys
+from pagetier.client.groups import FullAttention, SlidingWindow
+from pagetier.daemon.cli.advise import advice_lines
+from pagetier.daemon.common.advice import AbsentTokens, NamespaceAdvice, Prediction, SizeAdvice, knee
+from running_daemon import RunningDaemon, namespace
+
+ARENA, RATE = 3 << 39, 12_345_678.9
+NUMBER = re.compile(r"[0-9.,]+(?:%|x| [KMGTP]iB)")
+KEYS = {
+    "total", "namespaces", "arena_bytes", "seconds", "tokens_per_second", "knee_bytes", "curve", "sampled_share",
+    "lookups", "lost_lookups", "hit_ratio_of_all", "warning",
+}  # fmt: skip
+TOTAL_KEYS = {"namespace", "tokens", "hit_ratio", "endless_hit_ratio", "memory", "disk", "absent"}
+
+
+def absent(daemon: RunningDaemon) -> dict[str, int]:
+    result = daemon.pagetier("stats", "--json")
+    tokens: dict[str, int] = json.loads(result.stdout)["absent"]
+    return {reason: count for reason, count in tokens.items() if count}
+
+
+def test_the_prediction_for_the_present_arena_is_what_it_hits() -> None:
+    draw, pages, found = random.Random(5), 0, 0
+    with RunningDaemon() as daemon, daemon.client() as client:
+        for _ in range(400):
+            prompt = min(int(draw.paretovariate(0.4)), 500)
+            keys = namespace(lora=f"tenant {prompt % 2}").keys([prompt, *range(16 * 5)])
+            found += serve(client, keys)
+            pages += len(keys)
+        values = advice_after(daemon, 400)
+        assert set(values) == KEYS
+        assert set(values["total"]) == TOTAL_KEYS
+        total = values["total"]
+        assert total["tokens"] == pages * 16
+        assert total["hit_ratio"] == pytest.approx(found / pages) == pytest.approx(values["hit_ratio_of_all"])
+        assert values["warning"] == ""
+        predicted = {one["size"]: one["hit_ratio"] for one in total["memory"]}
+        assert [*predicted] == ["0.5x", "1x", "2x", "4x"]
+        assert predicted["1x"] == pytest.approx(found / pages, abs=0.02)
+        ratios = [*predicted.values(), *(one["hit_ratio"] for one in total["disk"]), total["endless_hit_ratio"]]
+        assert sorted(ratios[:4]) == ratios[:4]
+        assert ratios[-1] == max(ratios) > ratios[0]
+        assert sum(one["tokens"] for one in values["namespaces"]) == total["tokens"]
+        assert sorted(one["namespace"] for one in values["namespaces"]) == sorted(
+            namespace(lora=f"tenant {number}").name for number in range(2)
+        )
+        assert set(absent(daemon)) == {"never_stored", "evicted_from_memory"}
+        text = daemon.pagetier("advise", "--prefill-rate", "1000").stdout
+        assert all(part in text for part in ("memory 0.5x", "disk   10x", "endless", "engines", "never stored"))
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def memory(values: dict[str, Any]) -> dict[str, float]:
+    """Returns the hit ratios that are predicted for sizes of the arena."""
+    return {one["size"]: one["hit_ratio"] for one in values["total"]["memory"]}
+
+
+def test_a_daemon_that_evicts_by_cadence_predicts_for_cadence(tmp_path: Path) -> None:
+    draw, pages, found = random.Random(11), 0, 0
+    flags = ("--evict-policy", "cadence", "--metrics-listen", str(tmp_path / "metrics.sock"))
+    with RunningDaemon("16MiB", "64KiB", *flags) as daemon, daemon.client() as client:
+        for _ in range(600):
+            prompt = min(int(draw.paretovariate(0.4)), 500)
+            keys = namespace().keys([prompt, *range(16 * 5)])
+            found += serve(client, keys)
+            pages += len(keys)
+        values = advice_after(daemon, 600)
+        assert {one["policy"] for one in values["total"]["memory"]} == {"cadence"}
+        assert {one["policy"] for one in values["total"]["disk"]} == {"lru"}
+        predicted = memory(values)
+        assert predicted["1x"] == pytest.approx(found / pages, abs=0.03)
+        assert 0 < predicted["0.5x"] <= predicted["4x"] <= values["total"]["endless_hit_ratio"]
+        text = daemon.pagetier("advise").stdout
+        assert "cadence" in next(line for line in text.splitlines() if "memory 2x" in line)
+        daemon.pagetier("advise", "--svg", str(tmp_path / "curve.svg"))
+        assert (tmp_path / "curve.svg").read_text().count("<circle") == len(predicted)
+        samples = scrape(tmp_path / "metrics.sock")["pagetier_predicted_hit_ratio"].samples
+        assert {tuple(sorted(one.labels.items())) for one in samples} == {
+            (("policy", "cadence"), ("size", size)) for size in predicted
+        }
+        daemon.kill()
+        daemon.start()
+        assert memory(advice_after(daemon, 600)) == pytest.approx(predicted)
+
+
+def test_a_daemon_that_dies_loses_nothing() -> None:
+    with RunningDaemon() as daemon, daemon.client() as client:
+        for prompt in (1, 2, 1, 2, 1):
+            serve(client, namespace().keys([prompt, *range(64)]))
+        before = advice_after(daemon, 5)
+        daemon.kill()
+        daemon.start()
+        after = advice_after(daemon, 5)
+    assert after["total"]["hit_ratio"] == pytest.approx(before["total"]["hit_ratio"])
+    assert [ratio for _, ratio in after["curve"]] == pytest.approx([ratio for _, ratio in before["curve"]])
+
+
+def test_without_lookups_it_says_so(tmp_path: Path) -> None:
+    with RunningDaemon() as fresh:
+        assert advice(fresh) is None
+        assert "no lookups were counted yet" in fresh.pagetier("advise").stdout
+        drawn = fresh.pagetier("advise", "--svg", str(tmp_path / "curve.svg"))
+        assert drawn.exit_code == 1 and "there is nothing to draw yet" in drawn.output
+        assert len(drawn.output.splitlines()) == 1 and not (tmp_path / "curve.svg").exists()
+
+
+def test_lookups_that_no_store_follows_are_reported() -> None:
+    stored, absent = namespace().keys(range(16 * 40)), namespace().keys([7, *range(16 * 60)])
+    with RunningDaemon() as daemon, daemon.client() as client:
+        client.match(absent).release()
+        assert eventually(lambda: "1 lookup found nothing" in daemon.pagetier("advise").stdout)
+        assert advice(daemon) is None
+        client.store(stored, [bytes(PAGE)] * len(stored))
+        client.match(stored).release()
+        values = advice_after(daemon, 2)
+        memory = daemon.snapshot().tiers.memory
+        assert (values["total"]["hit_ratio"], values["hit_ratio_of_all"]) == (1, pytest.approx(memory.hit_ratio))
+        assert "100.0% counts a miss only if" in values["warning"] and "found 40.0% of all" in values["warning"]
+        assert f"warning: {values['warning']}" in " ".join(daemon.pagetier("advise").stdout.split())
+
+
+def test_a_picture_is_drawn_or_the_reason_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "curve.svg"
+    with RunningDaemon() as daemon, daemon.client() as client:
+        serve(client, namespace().keys(range(64)))
+        advice_after(daemon, 1)
+        assert daemon.pagetier("advise", "--svg", str(path)).exit_code == 0
+        failed = daemon.pagetier("advise", "--svg", str(tmp_path / "absent" / "curve.svg"))
+    ElementTree.parse(path)
+    assert failed.exit_code == 1
+    assert "cannot write the picture" in failed.output
+    assert "No such file" in failed.output
+
+
+def _flush(daemon: RunningDaemon, _: Client) -> None:
+    assert daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+
+
+def _fill(_: RunningDaemon, client: Client) -> None:
+    for number in range(1000, 1000 + 60):
+        client.store(namespace().keys([number, *range(16 * 5)]), [bytes(PAGE)] * 5)
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"), [(None, "never_stored"), (_flush, "dropped"), (_fill, "evicted_from_memory")]
+)
+def test_the_reason_of_a_miss_is_counted(before: Callable[[RunningDaemon, Client], None] | None, reason: str) -> None:
+    keys = namespace().keys([7, *range(16 * 5)])
+    with RunningDaemon() as daemon, daemon.client() as client:
+        if before is not None:
+            client.store(keys, [bytes(PAGE)] * len(keys))
+            before(daemon, client)
+        assert serve(client, keys) == 0
+        advice_after(daemon, 1)
+        assert absent(daemon) == {reason: len(keys) * 16}
+        assert "Not found: 100%" in daemon.pagetier("stats").stdout
+
+
+def test_a_page_whose_store_was_rejected_counts_as_dropped() -> None:
+    keys, others = namespace().keys([7, *range(16 * 5)]), namespace(salt="others").keys(range(16 * 256))
+    with RunningDaemon("16MiB", "64KiB") as daemon, daemon.client() as client:
+        client.store(others, [bytes(PAGE)] * len(others))
+        with client.match(others) as pinned:
+            assert len(pinned) == len(others)
+            assert client.store(keys, [bytes(PAGE)] * len(keys)).stored == 0
+        assert serve(client, keys) == 0
+        advice_after(daemon, 2)
+        assert absent(daemon) == {"dropped": len(keys) * 16}
+
+
+def test_a_page_that_the_disk_evicted_is_recognized() -> None:
+    keys = namespace().keys([7, *range(16 * 5)])
+    with DiskDaemon(FRAMES, "8MiB", "--disk-write", "through") as daemon, daemon.client() as client:
+        assert serve(client, keys) == 0
+        assert not daemon.save().trouble
+        daemon.fill(400)
+        with client.match(keys) as match:
+            assert len(match) == 0
+        client.store(keys, [bytes(PAGE)] * len(keys))
+        advice_after(daemon, 2)
+        assert absent(daemon) == {"never_stored": len(keys) * 16, "evicted_from_disk": len(keys) * 16}
+
+
+def test_a_prompt_that_memory_has_no_room_for_counts_whole() -> None:
+    keys = namespace().keys(range(16 * 300))  # the arena has 256 frames
+    with RunningDaemon() as daemon, daemon.client() as client:
+        for _ in range(2):
+            with client.match(keys) as match:
+                assert len(match) <= 256
+            client.store(keys, [bytes(PAGE)] * len(keys))
+        total = advice_after(daemon, 2)["total"]
+    assert total["tokens"] == 2 * len(keys) * 16
+    assert total["memory"][-1]["hit_ratio"] == total["endless_hit_ratio"] == pytest.approx(0.5)
+
+
+def test_the_same_hashes_under_another_namespace_are_recognized() -> None:
+    hashes = [sha256(bytes([number])).digest() for number in range(4)]
+    with RunningDaemon() as daemon, daemon.client() as client:
+        client.store(namespace(lora="a").keys_of_hashes(hashes), [bytes(PAGE)] * 4)
+        assert serve(client, namespace(lora="b").keys_of_hashes(hashes)) == 0
+        advice_after(daemon, 1)
+        assert absent(daemon) == {"in_other_namespace": 4 * 16}
+
+
+def test_matches_of_groups_count_once_and_by_full_attention() -> None:
+    full, window = namespace(), namespace(group="window")
+    tokens = range(16 * 6)
+    groups = [
+        GroupKeys(FullAttention(16), full.keys(tokens)),
+        GroupKeys(SlidingWindow(16, 32), window.keys(tokens)),
+    ]
+    with RunningDaemon() as daemon, daemon.client() as client:
+        for asked in groups:
+            client.store(asked.keys, [bytes(PAGE)] * len(asked.keys))
+        for _ in range(3):
+            client.match_groups(groups).release()
+        with client.find_groups(groups) as match:
+            assert match.tokens == len(tokens)
+        values = advice_after(daemon, 3)
+    assert values["total"]["tokens"] == 3 * len(tokens)
+    assert [one["namespace"] for one in values["namespaces"]] == [full.name]
+
+
+@pytest.mark.parametrize(
+    ("curve", "endless", "size"),
+    [
+        ([], 0.0, 0),
+        ([(1, 0.0), (2, 0.0)], 0.0, 0),
+        ([(1, 0.2), (2, 0.45), (4, 0.5), (8, 0.55), (16, 0.6)], 0.6, 2),
+        ([(1, 0.6), (2, 0.6)], 0.6, 1),
+    ],
+)
+def test_the_knee_is_where_more_memory_begins_to_help_less(
+    curve: list[tuple[int, float]], endless: float, size: int
+) -> None:
+    assert knee(curve, endless) == size
+
+
+def large_advice(names: int) -> SizeAdvice:
+    """Returns the advice for a large host."""
+
+    def of(name: str) -> NamespaceAdvice:
+        more: dict[str, Any] = {"policy": "cadence", "hit_ratio": 1.0, "saved_tokens_per_second": RATE}
+        rows = tuple(Prediction(size=f"{by:g}x", bytes=round(by * ARENA), **more) for by in (0.5, 1, 2, 4, 10))
+        ratios: dict[str, Any] = {"tokens": 10**15, "hit_ratio": 0.583, "endless_hit_ratio": 1.0}
+        return NamespaceAdvice(namespace=name, memory=rows[:4], disk=rows[2:], absent=AbsentTokens(dropped=9), **ratios)
+
+    return SizeAdvice(
+        total=of(""),
+        namespaces=tuple(of(f"organization/A-Large-Model-With-A-Long-Name-70B 0123abc{at}") for at in range(names)),
+        arena_bytes=ARENA,
+        seconds=1e6,
+        tokens_per_second=RATE,
+        knee_bytes=ARENA,
+        curve=tuple((round(ARENA * 2 ** (at / 4)), 1.0) for at in range(-20, 25)),
+        sampled_share=0.01,
+        lookups=10**9,
+        lost_lookups=0,
+        hit_ratio_of_all=0.4,
+        warning="these numbers are too high " * 5,
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("rate", [None, 8000.0])
+def test_the_text_fits_into_the_terminal_and_no_number_is_cut(width: int, rate: float | None) -> None:
+    lines = list(advice_lines(large_advice(3), "1d", rate, width))
+    assert max(map(len, lines)) <= width, lines
+    assert sorted(NUMBER.findall("\n".join(lines))) == sorted(
+        NUMBER.findall("\n".join(advice_lines(large_advice(3), "1d", rate, 1000)))
+    )
+    assert all(f"0123abc{at}" in "\n".join(lines) for at in range(3))
+    assert not any(line != line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1", "many"])
+def test_a_rate_that_is_no_number_of_tokens_is_refused(daemon: RunningDaemon, rate: str) -> None:
+    refused = daemon.pagetier("advise", "--prefill-rate", rate)
+    assert refused.exit_code == 2 and "prefill-rate" in refused.output

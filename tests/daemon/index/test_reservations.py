@@ -1,0 +1,221 @@
+"""The usual reservation, which the core reads from its message, and those that are left to the decoder in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anonymous_segments import DAY_NS
+from in_process_server import SMALL, Peer, serving
+from learning_index import FRAME, Engine
+from pagetier.client import Client, Namespace
+from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.config.schema import AccessOptions, Config
+from pagetier.daemon.index.chains import reserve_chains, wrong_request
+from pagetier.daemon.index.quotas import NO_LIMIT
+from pagetier.daemon.index.reservations import Reservations
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.connection import Connection
+from pagetier.daemon.server.house import House
+from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm.message_codec import LENGTH, pack, read_answer
+from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
+from pagetier.shm.segments import SegmentRequest, Segments, take
+
+DIGEST = bytes(range(KEY_BYTES))
+SPACE = Space(DIGEST, "model 00112233", 16)
+KEYS = os.urandom(4 * KEY_BYTES)
+
+
+def request(sizes: Sequence[int] = (FRAME,), space: Space = SPACE, number: int = 1, **fields: object) -> Reserve:
+    """Returns a request for pages of these sizes."""
+    pages = {"keys": KEYS[: len(sizes) * KEY_BYTES], "sizes": struct.pack(f"<{len(sizes)}Q", *sizes)}
+    return Reserve(number, space, **{"part": 0, "parts": 1, "chains": (Prompt(0, b"", 0),), **pages, **fields})  # type: ignore[arg-type]
+
+
+def read_directly(engine: Engine, message: bytes, most_frames: int = NO_LIMIT) -> Reserved | None:
+    """Returns the response of the core, None if it leaves the message to the decoder."""
+    served = engine.owner.serve_reserve(engine.slot, DAY_NS, most_frames, len(message), message)
+    if served is None:
+        return None
+    response, pages, granted, refused, _ = served
+    answer = read_answer(response[LENGTH.size :])
+    assert isinstance(answer, Reserved) and len(answer.outcomes) == pages
+    assert granted == answer.outcomes.count(ReserveOutcome.GRANTED)
+    assert refused == sum(map(answer.outcomes.count, (ReserveOutcome.REFUSED_FULL, ReserveOutcome.REFUSED_SIZE)))
+    return answer
+
+
+def decoded(engine: Engine, asked: Reserve) -> Reserved:
+    """Returns the response that the decoder's request gets."""
+    space = asked.space
+    number = engine.owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+    pages = len(asked.keys) // KEY_BYTES
+    return Reserved(asked.number, *reserve_chains(engine.owner, engine.slot, number, DAY_NS, asked, pages))
+
+
+def described(engine: Engine) -> tuple[object, ...]:
+    """Returns what the index says of itself, without times."""
+    return engine.owner.header(), [space._replace(used_ns=0) for space in engine.owner.spaces()]
+
+
+def requests() -> st.SearchStrategy[Reserve]:
+    """Returns requests that are mostly valid and usual."""
+    sizes = st.lists(st.sampled_from([0, 1, FRAME, FRAME + 1, 33 * FRAME, 2**63, 2**64 - 1]), min_size=1, max_size=4)
+    spaces = st.builds(
+        Space,
+        st.sampled_from([DIGEST, bytes(KEY_BYTES)]),
+        st.sampled_from(["", "model", "m" * 300, "n\u00e9", "tab\t", "nul\0"]),
+        st.sampled_from([0, 16, 2**16, 2**32 - 1]),
+        st.sampled_from([0, 3, 255]),
+        st.sampled_from([0, 512]),
+    )
+    prompts = st.builds(Prompt, st.just(0), st.sampled_from([b"", DIGEST, bytes(KEY_BYTES)]), st.integers(-1, 2**25))
+    chains = st.one_of(st.none(), st.just(()), st.tuples(prompts))
+    parts = st.sampled_from([(0, 1), (0, 2), (1, 2), (31, 32)])
+    return st.builds(
+        lambda sizes, space, part, **fields: request(sizes, space, part=part[0], parts=part[1], **fields),
+        *(sizes, spaces, parts),
+        number=st.sampled_from([0, 127, 128, 2**16, 2**32, 2**64 - 1]),
+        division=st.sampled_from([0, 7, 2**32 - 1]),
+        chains=chains,
+    )
+
+
+@given(requests())
+def test_what_the_core_reads_is_what_the_decoder_reads(asked: Reserve) -> None:
+    assert not wrong_request(asked)
+    first, second = Engine(32, learns=False), Engine(32, learns=False)
+    for _ in range(2):  # the second time the pages are being written
+        answer = read_directly(first, pack(asked))
+        assert answer in (None, decoded(second, asked))
+        assert answer is None or described(first) == described(second)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request(hint=3, hint_ttl=60.0),
+        request((FRAME, FRAME), chains=(Prompt(0), Prompt(1, DIGEST, 3))),
+        request((FRAME,), Space(DIGEST, "n\u00e9", 16)),
+        request((FRAME,), Space(DIGEST, "tab\t", 16)),
+        request((FRAME,), Space(DIGEST[1:], "short", 16)),
+        request((FRAME,), Space(DIGEST, "tokens", -1)),
+        request((FRAME,), Space(DIGEST, "group", 1, 256)),
+        request(chains=(Prompt(1),)),
+        request(chains=(Prompt(0, b"x"),)),
+        request(chains=(Prompt(0, b"", -2),)),
+        request(chains=(Prompt(0, b"", 1 << 24),)),
+        request(part=1, parts=1),
+        request(part=0, parts=33),
+        request(part=-1),
+        request(division=1 << 32),
+        request(number=-1),
+        request(()),
+        request((2**64 - 1, 2**64 - 1)),
+        Reserve(1, SPACE, 0, 1, KEYS, bytes(8)),
+        Reserve(1, SPACE, 0, 1, KEYS[1:], bytes(8 * 3)),
+    ],
+)
+def test_rare_and_invalid_requests_are_left_to_the_decoder(asked: Reserve) -> None:
+    engine = Engine(32, learns=False)
+    before = described(engine)
+    assert read_directly(engine, pack(asked)) is None
+    assert described(engine) == before
+
+
+def test_only_a_whole_message_is_read() -> None:
+    engine, message = Engine(32, learns=False), pack(request())
+    for end in range(len(message)):
+        assert read_directly(engine, message[:end]) is None
+        assert read_directly(engine, LENGTH.pack(end) + message[LENGTH.size :][:end]) is None or end == len(message) - 4
+    assert read_directly(engine, message + b"\0") is None
+    assert engine.owner.serve_reserve(engine.slot, DAY_NS, NO_LIMIT, len(message) + 1, message) is None
+
+
+@pytest.mark.parametrize(("sizes", "least"), [((1,), 1), ((FRAME,), 2), ((FRAME, FRAME + 1), 4)])
+def test_pages_that_may_exceed_the_quota_are_left_to_the_decoder(sizes: tuple[int, ...], least: int) -> None:
+    engine = Engine(32, learns=False)
+    assert read_directly(engine, pack(request(sizes)), least - 1) is None
+    assert read_directly(engine, pack(request(sizes)), least) is not None
+
+
+def test_what_a_client_stores_is_read_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reservations, "ask", None)
+    space = Namespace(model="org/model", dtype="bfloat16", page_tokens=16)
+    with serving(tmp_path) as socket, Client(socket) as client:
+        assert client.wait_attached(5)
+        keys = space.keys(range(64))
+        assert client.store(keys, bytes(4 * FRAME)).stored == 4
+        assert client.store(keys[1:], bytes(3 * FRAME)).present == 3
+        assert client.store(keys[3:], bytes(FRAME), timeout=5).present == 1
+
+
+@pytest.mark.parametrize("sizes", [(65 * FRAME,), (0,), (32 * FRAME, 33 * FRAME), (FRAME, FRAME)])
+def test_both_ways_answer_alike(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Messages that arrive together are decoded."""
+    answers = []
+    for way in ("direct", "decoded"):
+        (tmp_path / way).mkdir()
+        with serving(tmp_path / way) as socket, Peer(socket) as peer:
+            peer.attach()
+            if way == "direct":
+                answers.append(peer.ask(request(sizes)))
+            else:
+                assert isinstance(peer.ask(Describe(7), request(sizes)), Description)
+                answers.append(peer.answer())
+    assert answers[0] == answers[1]
+    assert isinstance(answers[0], Reserved)
+    assert bool(answers[0].reason) == (ReserveOutcome.GRANTED not in answers[0].outcomes or sum(sizes) > 64 * FRAME)
+
+
+@pytest.fixture
+def segments() -> Iterator[Segments]:
+    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
+    yield taken
+    taken.remove()
+
+
+def receive(connection: Connection, message: bytes) -> None:
+    """Does what the event loop does with a message that arrives alone."""
+    connection.get_buffer(-1)[: len(message)] = message
+    connection.buffer_updated(len(message))
+
+
+async def responses_before_a_pause(segments: Segments) -> int:
+    """Returns the number of reservations that are served for a peer that reads no response."""
+    service = Service(segments, Config(), asyncio.get_running_loop())
+    service.open_to_engines()
+    throttle, buffer = LogThrottle(logging.getLogger(__name__)), memoryview(bytearray(1 << 16))
+    house = House(service, AccessOptions(), ConnectionLimits(), throttle, buffer)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: Connection(house), ours
+        )
+        receive(connection, pack(Attach(BUILD, 1, "silent")))
+        number = 0
+        while transport.is_reading() and number < 1 << 16:
+            receive(connection, pack(request(number=number)))
+            number += 1
+        transport.abort()
+        await asyncio.sleep(0)
+    service.close()
+    return number
+
+
+def test_a_peer_that_reads_no_response_is_not_read_either(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reservations, "ask", None)
+    assert 1 < asyncio.run(responses_before_a_pause(segments)) < 1 << 16

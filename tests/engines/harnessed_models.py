@@ -1,0 +1,79 @@
+"""Models of layer groups for HarnessedEngine, and what is checked at the end of each test with one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from eventually import eventually
+from harnessed_scheduler import BLOCK, BY_REQUEST, VERSION, HarnessedEngine
+from pagetier.client import Client
+from running_daemon import RunningDaemon
+from vllm_harness import harness
+
+HYBRID = ("window", "recurrent", "chunks", "all")
+EVERY_STATE = ("every state",) if VERSION < (0, 33) else ()  # with --mamba-cache-mode all
+MODELS: tuple[str, ...] = ("full", *HYBRID, *EVERY_STATE) if BY_REQUEST else ("full",)
+DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
+"""Models with a draft model of full attention, or with a window, in the last group."""
+PIPELINE = {"pipeline_parallel_size": 2}
+CONTEXT = {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}
+PROMPTS = {"tensor_parallel_size": 2, "prefill_context_parallel_size": 2}
+"""Of latent attention only, which to the scheduler is a group of full attention."""
+
+
+def groups_of(model: str, blocks: int = 1000) -> Any:
+    if model == "full":
+        return None
+    groups = harness().make_kv_cache_config(
+        BLOCK,
+        swa_enabled=model in ("window", "all", "draft window"),
+        mamba_enabled=model in ("recurrent", "every state", "all"),
+        sw_size=3 * BLOCK,
+        num_blocks=blocks,
+        mamba_cache_mode="all" if model == "every state" else "align",
+    )
+    if model == "chunks":
+        groups.kv_cache_groups.append(_chunked())
+    groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED
+    return groups
+
+
+def _chunked() -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, KVCacheGroupSpec
+
+    heads = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
+    spec = ChunkedLocalAttentionSpec(block_size=BLOCK, attention_chunk_size=4 * BLOCK, **heads)
+    return KVCacheGroupSpec(["layer1", "layer3"], spec)
+
+
+def engine_of(
+    model: str, daemon: RunningDaemon, client: Client, blocks: int = 1000, **settings: Any
+) -> HarnessedEngine:
+    settings.setdefault("salt", random.randbytes(8).hex())
+    return HarnessedEngine(daemon, client, groups_of(model, blocks), blocks=blocks, **settings)
+
+
+def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> None:
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    pool.null_block.ref_cnt = 0  # vLLM increments it and never decrements it
+    harness().assert_scheduler_empty(engine.scheduler)
+    assert pool.get_num_free_blocks() == engine.blocks - 1
+    assert not engine.half._tracked
+    assert not any(slot.pins for slot in daemon.slots() if slot.name != "disk tier")
+    engine.scheduler.shutdown()
+    assert eventually(lambda: not daemon.header().open_entries)
+
+
+def keys_of(engine: HarnessedEngine, request: Any, at: int) -> Any:
+    from pagetier.client.group_match import GroupKeys
+
+    group = engine.groups[at]
+    return GroupKeys(group.kind, group.keys(request.block_hashes[group.hashes - 1 :: group.hashes]))
+
+
+def aborted() -> Any:
+    from vllm.v1.request import RequestStatus
+
+    return RequestStatus.FINISHED_ABORTED

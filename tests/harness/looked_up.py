@@ -1,0 +1,42 @@
+"""Looks prompts up as an engine does, and reads what `pagetier advise` knows of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from pagetier.client import Client, Keys
+from running_daemon import RunningDaemon
+
+PAGE = 60_000
+
+
+def advice(daemon: RunningDaemon) -> dict[str, Any] | None:
+    """Returns the output of `pagetier advise --json`."""
+    result = daemon.pagetier("advise", "--json")
+    assert result.exit_code == 0, result.output
+    values: dict[str, Any] | None = json.loads(result.stdout)
+    return values
+
+
+def advice_after(daemon: RunningDaemon, lookups: int) -> dict[str, Any]:
+    """Returns the advice as soon as the daemon has counted so many lookups."""
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        values = advice(daemon)
+        if values is not None and values["lookups"] >= lookups:
+            assert values["lookups"] == lookups
+            return values
+        time.sleep(0.02)
+    raise AssertionError(f"{lookups} lookups were not counted in time")
+
+
+def serve(client: Client, keys: Keys) -> int:
+    """Looks a prompt up and stores what is missing. Returns the pages that were found."""
+    with client.match(keys) as match:
+        found = len(match)
+    if found < len(keys):
+        done = client.store(keys[found:], [bytes(PAGE)] * (len(keys) - found))
+        assert done.stored + done.left_out == len(keys) - found
+    return found

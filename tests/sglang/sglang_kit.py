@@ -1,0 +1,104 @@
+"""SGLang's own fixtures for HiCache with a store behind it, with pagetier's storage in place of its `file` backend."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import unittest
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.runtime_context import get_context, get_parallel
+from sglang.test.kits.unified_radix_cache import fixtures, mixins
+from sglang.test.kits.unified_radix_cache.config import CONFIGS, supports_hicache
+from sglang.test.kits.unified_radix_cache.fixtures import match_prefix
+from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
+
+import sglang_host_copies
+from sglang_model import RankArguments, Spec, write_config
+
+_MARKER: Final = 7
+
+
+class Kit:
+    """Runs the cases in a process of its own."""
+
+    def __init__(self, arguments: RankArguments) -> None:
+        sglang_host_copies.install()
+        get_parallel().override_permanently(
+            tp_rank=0, pp_rank=0, dp_rank=0, attn_tp_rank=0, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
+        )
+        fixtures.get_device = lambda: "cpu"
+        self._socket = arguments.extra["socket"]
+        self._folder = tempfile.TemporaryDirectory(prefix="pagetier-kit-")
+
+    def labels(self, case: str) -> list[str]:
+        """Returns the names of SGLang's configurations in which a case has a meaning."""
+        configs = [one for one in CONFIGS if supports_hicache(one) and not one.is_eagle]
+        return [one.label for one in configs if case == "read_prompt" or not one.has_mamba]
+
+    def run(self, label: str, case: str) -> str:
+        """Runs one case in a configuration, and returns "passed", or why it failed or was skipped."""
+        config = next(one for one in CONFIGS if one.label == label)
+        kind = type("Case", (_Case,), {"cfg": config, "socket": self._socket, "folder": Path(self._folder.name)})
+        result = unittest.TestResult()
+        kind(case).run(result)
+        return "".join(why for _, why in [*result.failures, *result.errors, *result.skipped]) or "passed"
+
+    def close(self) -> None:
+        """Removes the configurations of the models."""
+        self._folder.cleanup()
+
+
+class _Case(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignore[misc]  # SGLang is not installed there
+    """The cases. Each tree that SGLang's fixtures make has a store of its own; a folder stands for what they share."""
+
+    socket = ""
+    folder = Path()
+
+    def _init_hicache(self, cache: Any, **options: Any) -> None:
+        with patch.object(mixins, "ServerArgs", partial(self._published, options["storage_dir"])):
+            super()._init_hicache(cache, **options)
+        self.addCleanup(cache.cache_controller.storage_backend.close)
+
+    def _published(self, folder: str, **given: Any) -> Any:
+        """Returns SGLang's configuration of a tree with pagetier's storage."""
+        config = {
+            "backend_name": "pagetier",
+            "module_path": "pagetier.client.engines.sglang",
+            "class_name": "PagetierStorage",
+            "interface_v1": 1,
+            "prefetch_threshold": 1,
+            "socket": self.socket,
+            "weights": "kit",
+            "salt": folder,
+            "timeout": 10.0,
+        }
+        storage = {
+            "device": "cpu",
+            "model_path": str(write_config(self.folder / self.cfg.label, Spec(heads=self.cfg.head_num))),
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config": json.dumps(config),
+        }
+        return get_context().override_server_args(**(given | storage)).install()
+
+    def read_prompt(self) -> None:
+        """One tree stores a prompt, another one reads it and loads it back."""
+        folder, seq = self._make_storage_dir(), self._buffer_swa_seq()
+        expected = self._l3_produce(folder, seq, marker=_MARKER)
+        tree, allocator, _ = self._l3_consumer(folder)
+        self._consume_prefetch(tree, seq, CacheRequestHandle("read", 0))
+        leaf = match_prefix(tree, seq).last_host_node
+        self._load_back_node(tree, leaf)
+        slots = tree.path_device_indices(leaf)
+        self.assertEqual(len(slots), len(seq))
+        for found, wanted in zip(self._snapshot_full_kv(allocator, slots), expected, strict=True):
+            self.assertTrue(torch.equal(found, wanted))
+
+    def read_into_a_tree_that_grows(self) -> None:
+        """A tree without a host pool reads a prompt, of which another request computes the first page in between."""
+        self._assert_sibling_head_is_trimmed(self._make_storage_dir(), self._buffer_swa_seq(), window_sized=False)

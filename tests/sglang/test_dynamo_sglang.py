@@ -1,0 +1,88 @@
+"""Dynamo's own indexer, subscribed to SGLang's publisher, believes of prompts exactly what a match would find."""
+
+from __future__ import annotations
+
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from disk_daemon import DiskDaemon
+from eventually import eventually
+from indexer import Indexer, Reach, indexing, reach_of, require_indexer
+from pagetier.client import Client
+from pagetier.client.hash_inputs import mixed_into
+from sglang_engine import SglangEngine
+from sglang_model import Spec, prompt
+
+require_indexer()
+
+SPEC = Spec("mha", 16, ranks=2)
+PAGES = 5
+NUMBERS = range(12)
+PROMPTS = [prompt(number, PAGES * SPEC.page).tolist() for number in NUMBERS]
+_BELIEVED_S = 30.0
+_START_S = 120.0
+
+
+def hashes_of(tokens: list[int]) -> bytes:
+    """Returns SGLang's hashes of the pages of a prompt."""
+    digest, hashes = b"", []
+    for page in range(0, len(tokens), SPEC.page):
+        words = b"".join(token.to_bytes(4, "little") for token in tokens[page : page + SPEC.page])
+        digest = sha256(digest + words).digest()
+        hashes.append(digest)
+    return b"".join(hashes)
+
+
+def agree(indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Client) -> list[Reach]:
+    """Waits until the indexer believes of each prompt what is true, and returns what it believes."""
+    (space,) = daemon.observer().spaces()
+    assert client.session is not None
+    ends = time.monotonic() + _BELIEVED_S
+    while True:
+        engine.poll()
+        believed = indexer.reach(PROMPTS, "1")
+        located = [client.session.locate(mixed_into(hashes_of(one), space.digest)) for one in PROMPTS]
+        expected = [reach_of(one, seen["gpu"], SPEC.page) for one, seen in zip(located, believed, strict=True)]
+        if believed == expected:
+            return believed
+        assert time.monotonic() < ends, (believed, expected)
+        time.sleep(0.1)
+
+
+def is_heard(indexer: Indexer, engine: SglangEngine) -> bool:
+    """Returns whether the indexer has subscribed. Pages are announced again, since it may have missed them before."""
+    engine.reset()
+    engine.poll()
+    return indexer.reach(PROMPTS, "1")[0]["cpu"] > 0
+
+
+def test_stores_moves_and_removals_are_believed(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/events"
+    with (
+        DiskDaemon(1024, "256MiB") as daemon,
+        daemon.client() as client,
+        indexing(SPEC.page, {"1": endpoint}, tmp_path) as indexer,
+        SglangEngine(SPEC, daemon.socket, publish=endpoint) as engine,
+    ):
+        daemon.wait_open()
+        whole = PAGES * SPEC.page
+        engine.insert(NUMBERS[0], PAGES)
+        assert eventually(lambda: is_heard(indexer, engine), _START_S)
+        for number in NUMBERS:
+            engine.insert(number, PAGES)
+        assert agree(indexer, engine, daemon, client) == [{"gpu": whole, "cpu": whole, "disk": whole}] * len(PROMPTS)
+        engine.evict(1024)
+        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": whole, "disk": whole}] * len(PROMPTS)
+        daemon.save()
+        daemon.flush("memory")
+        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": 0, "disk": whole}] * len(PROMPTS)
+        engine.insert(NUMBERS[0], PAGES)
+        assert agree(indexer, engine, daemon, client)[0] == {"gpu": whole, "cpu": whole, "disk": whole}
+        engine.reset()
+        assert agree(indexer, engine, daemon, client)[1] == {"gpu": 0, "cpu": 0, "disk": whole}
+        daemon.kill_worker()
+        daemon.wait_open(restarts=1)
+        assert agree(indexer, engine, daemon, client)[1]["disk"] == whole
+        daemon.flush()
+        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": 0, "disk": 0}] * len(PROMPTS)

@@ -1,0 +1,146 @@
+"""SGLang's KV cache events with those of pagetier's tiers, and what is known of sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from disk_daemon import DiskDaemon
+from eventually import eventually
+from running_daemon import RunningDaemon
+from sglang_engine import SglangEngine
+from sglang_model import Spec, prompt, whole
+
+pytest_plugins = ("sglang_daemon",)
+SPEC = Spec("mha", 16, ranks=2)
+PAGES = 8
+_WAIT_S = 60.0
+
+
+class Router:
+    """Believes what the first rank of an engine announces."""
+
+    def __init__(self, engine: SglangEngine) -> None:
+        self._engine = engine
+        self.blocks: dict[str, dict[int, dict[str, Any]]] = {"GPU": {}, "CPU_PINNED": {}, "DISK": {}}
+
+    def hear(self) -> None:
+        """Takes the events of one step. Only the first rank publishes."""
+        self._engine.poll()
+        for event in self._engine.events()[0]:
+            match event["type"]:
+                case "AllBlocksCleared":
+                    for known in self.blocks.values():
+                        known.clear()
+                case "BlockRemoved":
+                    for block in event["block_hashes"]:
+                        del self.blocks[event["medium"]][block]  # removed what was not announced, or twice
+                case _:
+                    self._store(event)
+
+    def believes(self, **pages: int) -> bool:
+        """Waits until so many pages are announced in each tier."""
+
+        def heard() -> bool:
+            self.hear()
+            return all(len(self.blocks[medium]) == count for medium, count in pages.items())
+
+        return eventually(heard, _WAIT_S)
+
+    def _store(self, event: dict[str, Any]) -> None:
+        parent, size = event["parent_block_hash"], event["block_size"]
+        for at, block in enumerate(event["block_hashes"]):
+            tokens = event["token_ids"][at * size : (at + 1) * size]
+            assert block not in self.blocks[event["medium"]], "stored twice"
+            self.blocks[event["medium"]][block] = {"parent": parent, "tokens": tokens}
+            parent = block
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa"])
+def test_pages_are_announced_as_sglang_announces_its_blocks(daemon: DiskDaemon, kind: str) -> None:
+    with SglangEngine(Spec(kind, 16, ranks=2), daemon.socket, publish="") as engine:
+        router = Router(engine)
+        engine.insert(1, PAGES)
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=0), router.blocks
+        daemon.save()
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=PAGES), router.blocks
+        assert router.blocks["CPU_PINNED"] == router.blocks["GPU"] == router.blocks["DISK"]
+        tokens = [token for block in router.blocks["DISK"].values() for token in block["tokens"]]
+        assert tokens == prompt(1, PAGES * 16).tolist()
+        daemon.flush("memory")
+        assert router.believes(GPU=PAGES, CPU_PINNED=0, DISK=PAGES), router.blocks
+        engine.reset()
+        assert router.believes(GPU=0, CPU_PINNED=0, DISK=PAGES), "all again, since SGLang said that all are gone"
+        daemon.flush("disk")
+        assert router.believes(GPU=0, CPU_PINNED=0, DISK=0), router.blocks
+
+
+def test_pages_of_others_are_announced_when_they_are_used(daemon: DiskDaemon) -> None:
+    with SglangEngine(SPEC, daemon.socket) as engine:
+        engine.insert(1, PAGES)
+    with SglangEngine(SPEC, daemon.socket, publish="") as engine:
+        router = Router(engine)
+        assert engine.restore(1, PAGES) == whole(SPEC, PAGES)
+        engine.insert(1, PAGES)  # as SGLang does after the model has computed the rest
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES), router.blocks
+
+
+def test_an_engine_that_finds_none_of_its_pages_announces_none(daemon: DiskDaemon) -> None:
+    with SglangEngine(SPEC, daemon.socket, publish="", flush="renew") as engine:
+        router = Router(engine)
+        engine.insert(1, PAGES)
+        assert router.believes(CPU_PINNED=PAGES)
+        engine.reset()
+        assert router.believes(GPU=0, CPU_PINNED=0)
+        engine.insert(2, 2)
+        assert router.believes(GPU=2, CPU_PINNED=2), router.blocks
+
+
+def test_pages_without_a_daemon_are_withdrawn_after_their_lease() -> None:
+    with (
+        RunningDaemon("64MiB", "4KiB") as daemon,
+        SglangEngine(SPEC, daemon.socket, publish="", events_lease=1.0) as engine,
+    ):
+        router = Router(engine)
+        engine.insert(1, PAGES)
+        assert router.believes(CPU_PINNED=PAGES)
+        daemon.kill()
+        assert router.believes(GPU=PAGES, CPU_PINNED=0), router.blocks
+        daemon.start()
+        assert router.believes(GPU=PAGES, CPU_PINNED=PAGES), router.blocks
+
+
+_KEEP: dict[str, Any] = {"retain": {"ttl": 300}}
+_WRONG: dict[str, Any] = {"pagetier": {"keep": -1}}
+
+
+def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
+    with (
+        DiskDaemon(1024, "256MiB", "--evict-policy", "cadence") as daemon,
+        SglangEngine(SPEC, daemon.socket) as engine,
+    ):
+
+        def hinted() -> tuple[int, int]:
+            hints = daemon.snapshot().hints
+            return hints.pages, hints.kept_bytes
+
+        def is_hinted_by(*arguments: Any) -> bool:
+            """Releases a request and returns whether a hint of all of its pages arrives."""
+            before = hinted()[0]
+            engine.finish_request(*arguments)
+            engine.poll()
+            if len(arguments) == 5:
+                engine.close_session(arguments[4])
+            return eventually(lambda: hinted()[0] >= before + PAGES, _WAIT_S)
+
+        engine.insert(1, PAGES)
+        for reason, said in (("", {}), ("FINISH_ABORT", {}), ("FINISH_ABORT", _WRONG)):
+            engine.finish_request(1, PAGES, reason, said)
+        assert engine.log.count("ignoring the hints of request request-1") == 1, "only the first rank reads them"
+        assert hinted() == (0, 0)
+        engine.finish_request(1, PAGES, "FINISH_ABORT", _KEEP)
+        assert eventually(lambda: hinted()[1] > 0, _WAIT_S), engine.log
+        assert is_hinted_by(1, PAGES, "FINISH_LENGTH", {}), engine.log
+        assert is_hinted_by(1, PAGES, "FINISH_MATCHED_STR", {}), engine.log
+        assert is_hinted_by(1, PAGES, "FINISH_ABORT", {}, "conversation"), engine.log

@@ -1,0 +1,249 @@
+"""An environment of the files store: LMDB has a record for each page, and files beside it have the frames."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import ClassVar, Final
+
+import lmdb
+import msgspec
+
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
+from pagetier.tiers.capacity import FilesShape, Store
+from pagetier.tiers.disk import reader, records
+from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.read_priority import Patience, Turns
+from pagetier.tiers.disk.records import FrameRun, Header, RecordError, frames_of, runs_of
+from pagetier.tiers.disk.reports import ReadReport, Transaction
+from pagetier.tiers.disk.writer import FullError
+from pagetier.tiers.frame_files import fitting
+from pagetier.tiers.frame_files.direct_files import DirectFiles
+from pagetier.tiers.frame_files.page_record import pack_record, unpack_record
+from pagetier.tiers.frame_files.record_count import RecordCount
+from pagetier.tiers.frame_files.slot_owners import find_owners
+from pagetier.tiers.frame_files.slot_table import SlotTable
+
+READERS_S: Final = 5.0
+"""How long a write waits for the readers of slots that it needs."""
+_TRIES: Final = 8  # a page that is replaced again and again while it is looked up
+
+
+class NoSlotError(lmdb.MapFullError):
+    """There are not enough free slots for a write."""
+
+    def __init__(self) -> None:
+        super().__init__("there are not enough free slots")
+
+
+class SlotWrite(msgspec.Struct, frozen=True):
+    """The slots that one write owns."""
+
+    serial: int
+    runs: tuple[FrameRun, ...]
+
+
+class PlacedBatch(msgspec.Struct):
+    """The slots of several pages, and the runs of all of them. `recorded`: a commit has made them reachable."""
+
+    writes: list[SlotWrite]
+    runs: tuple[FrameRun, ...]
+    recorded: bool = False
+
+
+class FilesEnvironment(Environment):
+    """An environment whose frames lie in files. The order of every change keeps slots from being reused too early."""
+
+    STORE: ClassVar[Store] = "files"
+    COUNTED: ClassVar[bytes] = b"pages"
+    shape: FilesShape
+
+    def _open_frames(self, undo: contextlib.ExitStack) -> None:
+        self.files = DirectFiles(self.folder, self.shape.frame_bytes, self.shape.room)
+        undo.callback(self.files.close)
+        found = find_owners(self, self.files.slots)
+        self.slots = SlotTable(found.owners)
+        self._capacity = max(self.shape.room, self.files.slots)
+        self.wrong = found.wrong
+        self._next_serial = found.next_serial
+        # Of the transaction that runs:
+        self._deleted_pages: list[Header] = []
+        self._batch: PlacedBatch | None = None
+
+    @property
+    def used(self) -> int:
+        """The number of frames in use."""
+        return self.slots.used
+
+    @property
+    def largest_page(self) -> int:
+        """The length of all slots that there may be."""
+        return self._capacity * self.shape.frame_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """The length of its files."""
+        return super().file_bytes + self.files.file_bytes
+
+    @property
+    def note(self) -> str:
+        """What an administrator should know of the files, "" if nothing."""
+        refused = f"the file system of {self.folder.parent} refuses O_DIRECT: pages go through the page cache"
+        return refused if self.files.buffered else ""
+
+    def unpack(self, key: bytes, value: memoryview) -> Header:
+        """Decodes a record. Raises RecordError also if its slots cannot be those of such a page."""
+        header = unpack_record(key, value)
+        frames = sum(run.frames for run in header.runs)
+        beyond = any(run.page + run.frames > self.slots.length for run in header.runs)
+        if beyond or frames != frames_of(header.size, self.shape.frame_bytes):
+            raise RecordError("a record names other slots than the page needs")
+        return header
+
+    def read(self, page: Incoming) -> ReadReport:
+        """Reads slots that cannot be reused until it ends. Raises lmdb.Error, OSError."""
+        header = None
+        for _ in range(_TRIES):
+            with self.reading() as txn:
+                header = reader.header_in(self, txn, page.key)
+            if header is None or reader.is_other(header, page):
+                return reader.ABSENT
+            if header == reader.NONSENSE:
+                break
+            # The record may have been deleted since: then another write owns the slots, or none does.
+            if self.slots.begin_reading(header.serial, header.runs):
+                try:
+                    whole = self.files.read(header.runs, page.frames)
+                finally:
+                    self.slots.end_reading(header.serial)
+                return reader.verified(page, header, whole=whole)
+        return ReadReport(ReadResult(ReadOutcome.DAMAGED, "its slots belong to another page"), header)
+
+    def store_together(self, pages: Sequence[Outgoing], turns: Turns) -> None:
+        """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
+        if not self.blocks.allocate_to(self.shape.map_bytes):
+            raise FullError(self)
+        sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
+        batch = self._place(pages)
+        try:
+            self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), turns)
+            with self.changing() as txn:
+                self._batch = batch
+                for page, checksum, write in zip(pages, sums, batch.writes, strict=True):
+                    number = self.number_of(txn, page.space)
+                    header = Header(number, page.size, page.stamp, checksum, write.runs, page.history, write.serial)
+                    self.put(txn, page.key, header)
+        except BaseException:
+            if not batch.recorded:
+                self._give_back(batch)
+            raise
+
+    def _place(self, pages: Sequence[Outgoing]) -> PlacedBatch:
+        """Returns slots for pages. Raises FullError, NoSlotError, lmdb.Error, TierError."""
+        counts = [len(page.frames) for page in pages]
+        if not self._find_free(sum(counts)):
+            # What is replaced may have to leave first, and what has just left may still be read.
+            with self.changing() as txn:
+                for page in pages:
+                    self.delete(txn, page.key)
+            self.slots.wait_for_readers(READERS_S)
+            if not self._find_free(sum(counts)):
+                raise FullError(self) if self.files.slots < self.shape.room else NoSlotError
+        return self.take(counts)
+
+    def _find_free(self, count: int) -> bool:
+        missing = count - self.slots.free_below(self._end)
+        if missing > 0 and not self.files.grow(missing):
+            return False
+        self.slots.lengthen(self.files.slots)
+        return True
+
+    @property
+    def _end(self) -> int:
+        return min(self.files.slots, self.shape.room)
+
+    def take(self, counts: Sequence[int]) -> PlacedBatch:
+        """Returns slots for writes of so many frames each. Raises NoSlotError."""
+        first = self._next_serial
+        serials = range(first, first + len(counts))
+        slots = self.slots.take(serials, counts, self._end)
+        if not slots:
+            raise NoSlotError
+        self._next_serial += len(counts)
+        left = iter(slots)
+        writes = [SlotWrite(serial, runs_of(islice(left, n), 1)) for serial, n in zip(serials, counts, strict=True)]
+        return PlacedBatch(writes, runs_of(slots, 1))
+
+    def _give_back(self, batch: PlacedBatch) -> None:
+        for write in batch.writes:
+            self.slots.release(write.serial, write.runs)
+
+    def write_frames(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], turns: Turns) -> None:
+        """Writes bytes to slots that no record names yet. Raises lmdb.DiskError."""
+        try:
+            self.files.write(runs, frames, Patience(turns).give_way)
+        except OSError as error:
+            raise lmdb.DiskError(f"pwritev: {error.strerror or error}") from error
+
+    def put(self, txn: Transaction, key: bytes, header: Header) -> None:
+        """Puts a record in place of what the key had. Raises lmdb.Error."""
+        self.delete(txn, key)
+        txn.put(key, pack_record(key, header), db=self.pages)
+
+    def delete(self, txn: Transaction, key: bytes) -> None:
+        """Deletes a record. Its slots are free once that is committed. Raises lmdb.Error."""
+        header = reader.header_in(self, txn, key)
+        if txn.delete(key, db=self.pages) and header is not None and header != reader.NONSENSE:
+            self._deleted_pages.append(header)
+
+    def _committed(self) -> None:
+        if self._batch is not None:
+            self._batch.recorded = True
+        for header in self._deleted_pages:
+            self.slots.release(header.serial, header.runs)
+        point("frames.released")
+
+    def _aborted(self) -> None:
+        self._batch = None
+        self._deleted_pages = []
+
+    def fetch_heads(self, header: Header) -> None:
+        """Dropping a page touches its record alone."""
+
+    def can_drop(self, keys: Sequence[bytes]) -> bool:
+        """Returns whether the blocks of all records are allocated."""
+        del keys
+        return self.blocks.allocate_to(self.shape.map_bytes)
+
+    def reserve(self) -> None:
+        """Allocates the blocks of all records, so that drops never need any."""
+        self.blocks.allocate_to(self.shape.map_bytes)
+
+    def tally(self) -> RecordCount:
+        """Compares the count of records with what is listed."""
+        return RecordCount()
+
+    def needs_fitting(self) -> bool:
+        """Returns whether records must be dropped, more is stored than fits, or files are too long."""
+        return fitting.is_needed(self)
+
+    def fit(self) -> str:
+        """Drops records, moves pages and shortens the files. Raises lmdb.Error, OSError."""
+        fitting.fit(self)
+        return ""
+
+    def compact_records(self, folder: Path) -> None:
+        """Copies the records to another folder, without what was free between them. Raises lmdb.Error."""
+        self._env.copy(str(folder), compact=True)
+
+    def sync(self) -> None:
+        """Syncs bytes, then records: a record that is durable names bytes that are. Raises lmdb.Error, OSError."""
+        self.files.sync()
+        super().sync()
+
+    def changed(self) -> str:
+        """Returns how a file was changed by something else since it was opened, or "". Raises OSError if it is gone."""
+        return super().changed() or self.files.changed()
