@@ -19,7 +19,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import log_to_stderr
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
-from pagetier.tiers.base import DoubtError, Tier, TierError
+from pagetier.tiers.base import Catalogue, DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
@@ -80,7 +80,7 @@ def _closing(tier: Tier) -> Iterator[None]:
     tier.close()
 
 
-def open_tier(command: Serve, frame_bytes: int) -> Tier:
+def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
     from pagetier.tiers.disk import doubt, give_up

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import NO_ROOM, DoubtError, ReadOutcome, Tier, TierError
+from pagetier.tiers.base import NO_ROOM, Catalogue, DoubtError, ReadOutcome, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing, read_tasks
@@ -40,7 +40,7 @@ READERS: Final = 4
 class Worker:
     """Serves one open tier until the daemon ends it or is gone."""
 
-    def __init__(self, tier: Tier, memory: WorkerArena, channel: Channel) -> None:
+    def __init__(self, tier: Catalogue, memory: WorkerArena, channel: Channel) -> None:
         self._tier = tier
         self._memory = memory
         self._channel = channel
