@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.worker_process import CommandSender
+from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError

@@ -15,7 +15,6 @@ from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport
 from pagetier.shm._core import STATUS_BYTES
 
-WORKER_NAME: Final = "disk tier"  # the name of the worker's attachment, whose token is 0
 _LONGEST_TEXT: Final = 400
 _SHORTER_TEXTS: Final = (160, 60)
 _TEXTS: Final = ("trouble", "opened", "note", "folder")
