@@ -30,9 +30,7 @@ SIMULATED_FACTORS: tuple[float, ...]  # sizes of simulated caches, as multiples 
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
-    """The outcome of one page of reserve() or fetch(); ABSENT and GRANTED_TO_FLEET only of fetch(), LEFT_OUT only
-    of reserve().
-    """
+    """The outcome of one page of reserve() (LEFT_OUT) or fetch() (ABSENT, GRANTED_TO_FLEET)."""
 
     GRANTED = ...
     PRESENT = ...
