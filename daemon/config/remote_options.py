@@ -14,6 +14,7 @@ from pagetier.daemon.config.value_types import (
     size_setting,
     url_setting,
 )
+from pagetier.tiers.worker_protocol import FleetOptions
 
 
 class RemoteOptions(Section, frozen=True, kw_only=True):
@@ -55,3 +56,15 @@ class RemoteOptions(Section, frozen=True, kw_only=True):
     buffers: Annotated[
         int, size_setting("Memory of the fleet's worker for pages on their way, beside the arena.", 1 << 20)
     ] = 256 << 20
+
+    @property
+    def fleet(self) -> FleetOptions:
+        """The settings that the worker gets."""
+        return FleetOptions(
+            url=self.url,
+            prefix=self.prefix,
+            key_file=str(self.key_file or ""),
+            trusted=self.trusted == "yes",
+            timeout_s=self.timeout,
+            buffers=self.buffers,
+        )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import MOST_FRAMES, Config
 from pagetier.shm._core import DISK_DEVICES
 from pagetier.shm.units import counted, format_size, spell_duration, spell_size
@@ -88,11 +90,22 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
         yield f"{describe('disk.size', sizes)} {why}"
 
 
+def wrong_fleet(remote: RemoteOptions) -> str:
+    """Returns why a fleet cannot be opened with these settings; or ""."""
+    from pagetier.tiers.base import TierError
+    from pagetier.tiers.fleet.open_fleet import check_options
+
+    try:
+        check_options(remote.fleet)
+    except TierError as error:
+        return str(error)
+    return ""
+
+
 def _check_remote(config: Config, describe: Describe) -> Iterator[str]:
     remote = config.remote
-    url = describe("remote.url", remote.url)
-    if remote.url.startswith("mooncake:") and remote.key_file is None and remote.trusted == "no":
-        yield f'{url} needs remote.key_file, or remote.trusted = "yes": who reaches Mooncake\'s port can read pages'
+    if remote.url and (wrong := wrong_fleet(remote)):
+        yield f"{describe('remote.url', re.sub('//[^/]*@', '//', remote.url))}: {wrong}"
     if remote.ask_timeout > remote.timeout:
         ask = describe("remote.ask_timeout", spell_duration(remote.ask_timeout))
         yield f"{ask} is more than {describe('remote.timeout', spell_duration(remote.timeout))}: lower it"

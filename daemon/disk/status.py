@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
-from pagetier.daemon.common.fleet_report import FleetReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport
@@ -72,8 +72,8 @@ class _PackedDevice(DeviceReport, frozen=True, kw_only=True, array_like=True):
     """A DeviceReport without the names of its fields, of which the header would have room for few."""
 
 
-class _PackedFleet(FleetReport, frozen=True, kw_only=True, array_like=True):
-    """A FleetReport without the names of its fields."""
+class _PackedFleet(FleetStatus, frozen=True, kw_only=True, array_like=True):
+    """A FleetStatus without the names of its fields."""
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
     tenants: tuple[TenantUse, ...] = ()
-    fleet: FleetReport | None = None
+    fleet: FleetStatus | None = None
 
     def pack(self) -> bytes:
         """Returns the status as JSON, shortened to fit into the header: tenants are left out before devices are."""
@@ -116,7 +116,7 @@ class _PackedStatus(DaemonStatus, frozen=True, kw_only=True):
         devices = tuple(DeviceReport(**msgspec.structs.asdict(device)) for device in self.devices)
         disk = msgspec.structs.replace(self.disk, devices=devices)
         own = {name: getattr(self, name) for name in DaemonStatus.__struct_fields__}
-        fleet = FleetReport(**msgspec.structs.asdict(self.packed_fleet)) if self.packed_fleet else None
+        fleet = FleetStatus(**msgspec.structs.asdict(self.packed_fleet)) if self.packed_fleet else None
         return DaemonStatus(**own | {"disk": disk, "fleet": fleet})
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common.fleet_report import FleetReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
@@ -28,7 +28,6 @@ from pagetier.tiers.base import FleetState
 from pagetier.tiers.worker_protocol import (
     Complete,
     FleetOpened,
-    FleetOptions,
     Found,
     GetState,
     HasRead,
@@ -60,7 +59,7 @@ class FleetTier:
         segments: Segments,
         options: RemoteOptions,
         reads: DiskReads,
-        publish: Callable[[FleetReport], None],
+        publish: Callable[[FleetStatus], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._owner = segments.owner
@@ -73,11 +72,11 @@ class FleetTier:
         self.locates = Locates(loop, options.ask_timeout, self._answered)
         self.writes = WriteThrough(self._owner.header().arena_bytes, loop.time)
         self.writes.rate = options.rate
-        self._supervisor = Supervisor(segments, _worker_options(options), self, loop)
+        self._supervisor = Supervisor(segments, options.fleet, self, loop)
         self._is_open = False
         self._heard_at = self._asked_at = self._read_at = 0.0
         self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
-        self.report = FleetReport(url=options.url)
+        self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
 
     @property
@@ -257,17 +256,6 @@ class FleetTier:
         written = msgspec.structs.asdict(self.writes.counts)
         self.report = msgspec.structs.replace(self.report, **counts, **written, **(state | news))
         self._publish(self.report)
-
-
-def _worker_options(options: RemoteOptions) -> FleetOptions:
-    return FleetOptions(
-        url=options.url,
-        prefix=options.prefix,
-        key_file=str(options.key_file or ""),
-        trusted=options.trusted == "yes",
-        timeout_s=options.timeout,
-        buffers=options.buffers,
-    )
 
 
 def _fields(state: FleetState) -> dict[str, object]:

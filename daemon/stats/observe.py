@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagetier.daemon.common.advice import AbsentTokens
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DiskReport
@@ -54,6 +55,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         hints=status.hints,
         huge_pages=status.huge_pages,
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
+        fleet=status.fleet or FleetStatus(),
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )

@@ -56,7 +56,8 @@ async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
 
 async def test_a_failed_or_lost_question_is_answered_at_once() -> None:
     asked = Asked()
-    asked.ask(), asked.ask()
+    asked.ask()
+    asked.ask()
     asked.locates.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
     asked.locates.lost()
     assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.LATE] * 2

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 
-class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
+class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet since the daemon started.
 
     The fields are keys of `pagetier stats --json`: new ones may be added, none is renamed.
