@@ -7,6 +7,7 @@ from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace
+from pagetier.client.location import Location
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
@@ -40,6 +41,7 @@ __all__ = [
     "Keys",
     "LayoutError",
     "LoadHandle",
+    "Location",
     "Lookup",
     "Match",
     "MatchHandle",

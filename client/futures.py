@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -179,16 +180,26 @@ class Prefetch:
         return f"<Prefetch of {self.pages} pages, {state}>"
 
 
-def request_prefetch(attachment: Attachment, keys: bytes, disk_timeout: float, timeout: float) -> PendingRequest[int]:
-    """Returns a request to read pages from disk, sent without waiting for the response.
+class FleetPages(msgspec.Struct, frozen=True):
+    """The sizes (u64) of pages in the fleet, 0 where it does not have them, and the namespace of all of them."""
+
+    sizes: bytes
+    space: Space
+
+
+def request_prefetch(
+    attachment: Attachment, keys: bytes, disk_timeout: float, timeout: float, fleet: FleetPages | None = None
+) -> PendingRequest[int]:
+    """Returns a request to read pages from disk and from the fleet, sent without waiting for the response.
 
     Its result is the number of pages, from the first on, that were in memory when the daemon answered.
 
     Args:
         attachment: The attachment of this process.
         keys: The keys, 32 bytes each. Without keys no request is sent.
-        disk_timeout: Seconds that the disk may take.
+        disk_timeout: Seconds that the disk and the fleet may take.
         timeout: Seconds for sending.
+        fleet: The pages that were located in the fleet.
     """
     linked = attachment.linked if keys else None
     pages, due = len(keys) // KEY_BYTES, time.monotonic() + disk_timeout + RESPONSE_S
@@ -197,7 +208,13 @@ def request_prefetch(attachment: Attachment, keys: bytes, disk_timeout: float, t
         return _in_memory(answer.outcomes[:pages]) if isinstance(answer, Fetched) else None
 
     pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: 0, due)
-    attachment.requests.ask(pending, lambda number: Fetch(number, keys, disk_timeout), timeout)
+
+    def request(number: int) -> Fetch:
+        if fleet is None:
+            return Fetch(number, keys, disk_timeout)
+        return Fetch(number, keys, disk_timeout, fleet.sizes, bytes(4 * pages), (fleet.space,))
+
+    attachment.requests.ask(pending, request, timeout)
     return pending
 
 

@@ -109,32 +109,42 @@ def destination_of(match: Match, out: HostBuffers | Blocks, start_page: int, thr
     return BufferDestination(out, start_page, threads)
 
 
-class DiskPrefix(msgspec.Struct, frozen=True):
-    """The keys of a prefix that is partly on disk.
+class UnpinnedPrefix(msgspec.Struct, frozen=True):
+    """The keys of a prefix that is partly on disk or in the fleet.
 
     Attributes:
         session: The session of the match.
         rest: The keys after the pinned pages.
         all: All keys from the first page of the match on, including those in `rest`.
+        on_disk: How many of `rest`, from the first on, are on disk or come into memory.
     """
 
     session: Session
     rest: Keys
     all: Keys
+    on_disk: int
 
 
-def disk_prefix_of(match: Match, out: Destination) -> DiskPrefix | None:
-    """Returns the pages on disk after the pinned ones for which there is room, or None if there are none.
+def unpinned_prefix_of(match: Match, out: Destination) -> UnpinnedPrefix | None:
+    """Returns the pages after the pinned ones for which there is room, or None if there are none to read.
+
+    Pages that are not on disk are among them while the fleet can be asked for them.
 
     If no page is pinned, the page size is unknown, and one buffer counts as room for all pages.
     """
     keys, session = match.keys, match.session
-    if keys is None or match.available_pages <= len(match) or not match.pinned or session is None or not session.usable:
+    if keys is None or not match.pinned or session is None or not session.usable:
+        return None
+    available = match.asked if session.asks_fleet else match.available_pages
+    if available <= len(match):
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(out.start_page, len(sizes) - 1)]) if len(sizes) else 1
-    ends = min(match.available_pages, out.start_page + out.room(page_bytes))
-    return DiskPrefix(session, keys[len(match) : ends], keys[:ends]) if ends > max(out.start_page, len(match)) else None
+    ends = min(available, out.start_page + out.room(page_bytes))
+    if ends <= max(out.start_page, len(match)):
+        return None
+    on_disk = min(ends, match.available_pages) - len(match)
+    return UnpinnedPrefix(session, keys[len(match) : ends], keys[:ends], on_disk)
 
 
 def _fitting(memory: HostPages, sizes: npt.NDArray[np.uint64]) -> HostPages:

@@ -11,28 +11,25 @@ import numpy.typing as npt
 from pagetier.client.futures import (
     RESPONSE_S,
     PendingReservation,
-    Prefetch,
     packed_sizes,
     request_flush,
     request_prefetch,
     request_reservation,
 )
-from pagetier.client.group_match import GroupMatch
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.load import destination_of, disk_prefix_of
+from pagetier.client.load import destination_of, unpinned_prefix_of
 from pagetier.client.match import Match
-from pagetier.client.matching_client import MatchingClient
 from pagetier.client.misuse import require_keys, require_match, require_namespace, why_nothing_loaded
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
+from pagetier.client.prefetching_client import PrefetchingClient
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
-from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 
 
-class PageClient(MatchingClient):
+class PageClient(PrefetchingClient):
     """A client that loads, prefetches and stores pages by their keys: the part of Client that needs no registration.
 
     `timeout` is a number of seconds everywhere; None stands for the client's own timeout.
@@ -42,15 +39,16 @@ class PageClient(MatchingClient):
         """Copies pages of a match to host memory.
 
         Pages of the match that are on disk are read into memory while pinned pages are copied, as far as `out` has room
-        for them; they are pinned for the copy only. The timeout does not limit the time for copying.
+        for them; they are pinned for the copy only. So are pages after them that the fleet has, if there is one and it
+        answers. The timeout does not limit the time for copying.
 
         Args:
             match: A match that is not released, of a client of this process that is not closed.
             out: One writable buffer in C order for all pages, or a sequence of buffers, one for each page: numpy
                 arrays, torch CPU tensors, bytearrays and the like. Or blocks of an engine's cache.
             start_page: The first page to copy, counted from the first page of the match.
-            timeout: Seconds to wait for pages on disk, from the request on. With 0 the call does not wait, but copies
-                pages that reached memory while others were copied.
+            timeout: Seconds to wait for pages on disk and in the fleet, from the request on. With 0 the call does not
+                wait, but copies pages that reached memory while others were copied; the fleet is not asked.
 
         Returns:
             The number of pages that were copied, counted from `start_page`. A page is a miss, with all pages after it,
@@ -65,16 +63,21 @@ class PageClient(MatchingClient):
         if start_page < 0:
             raise ValueError(f"start_page must be 0 or more, not {start_page}")
         destination = destination_of(match, out, start_page, self.threads)
-        on_disk = disk_prefix_of(match, destination)
-        if on_disk is None:
-            return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
+        unpinned = unpinned_prefix_of(match, destination)
         seconds = self._seconds(timeout)
+        if unpinned is None or (not unpinned.on_disk and not seconds):
+            return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         ends = time.monotonic() + seconds
         # The disk works while pages in memory are copied. It gets a little less time than the caller has, so that a
         # response that does not come in time is the daemon's fault and not the disk's.
         attachment = self._own_attachment()
         attachment.wait_linked(seconds)
-        prefetch = request_prefetch(attachment, on_disk.rest.data, seconds - min(RESPONSE_S, seconds / 8), seconds)
+        fleet = self._locate_rest(attachment, unpinned, ends)
+        left = max(0.0, ends - time.monotonic())
+        pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
+        prefetch = request_prefetch(
+            attachment, unpinned.rest[:pages].data, left - min(RESPONSE_S, left / 8), left, fleet
+        )
         try:
             done = destination.copy(match, 0)
             if done < len(match) - start_page:
@@ -84,49 +87,16 @@ class PageClient(MatchingClient):
         finally:
             prefetch.leave()
         point("client.fetched")
-        with self._rematch(on_disk.session, on_disk.all, match) as longer:
+        with self._rematch(unpinned.session, unpinned.all, match) as longer:
             done += destination.copy(longer, done)
         match.count_loaded(start_page + done)
-        return done
+        return done or self._nothing_loaded(match, out, start_page)
 
     def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
         """Returns 0, and logs once if that is the caller's mistake."""
         if not isinstance(out, Blocks) and (why := why_nothing_loaded(match, out, start_page)):
             self.misuse.report(why)
         return 0
-
-    def prefetch(self, keys: Keys, timeout: float | None = None) -> Prefetch:
-        """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
-
-        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
-        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
-        take the request, at most the client's timeout.
-
-        Args:
-            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
-                that is in memory already costs one lookup.
-            timeout: Seconds that the disk may take.
-
-        Returns:
-            The pending prefetch. Dropping it does not cancel the prefetch.
-        """
-        require_keys(keys, "prefetch()")
-        return self._prefetch(keys.data, timeout)
-
-    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
-        """Requests in one message all pages that the hit including the disk needs and that are not pinned.
-
-        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
-        recency of the pages of all groups.
-
-        Args:
-            match: A match of this client.
-            timeout: Seconds that the disk may take.
-
-        Returns:
-            The pending prefetch.
-        """
-        return self._prefetch(match.missing(), timeout)
 
     def store(
         self,
@@ -270,9 +240,3 @@ class PageClient(MatchingClient):
         with self.reserve(keys, pages.page_bytes, pages.part, timeout, hint) as reservation:
             reservation.gather(pages, self.threads)
             return reservation.publish()
-
-    def _prefetch(self, keys: bytes, timeout: float | None) -> Prefetch:
-        attachment = self._own_attachment()
-        pending = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None))
-        pending.leave()
-        return Prefetch(pending, len(keys) // KEY_BYTES)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Answer, Fetched, Flushed, Request, Reserved
+from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Request, Reserved
 
 log = logging.getLogger("pagetier.client")
 
@@ -210,7 +210,7 @@ class Requests:
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. The caller has the lock."""
         self._last_answer = time.monotonic()
-        if not isinstance(answer, (Reserved, Fetched, Flushed)):
+        if not isinstance(answer, (Reserved, Fetched, Located, Flushed)):
             return
         pending = self._waiting.get(answer.number)
         result = pending.accept(answer) if pending is not None else None

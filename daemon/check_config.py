@@ -25,6 +25,9 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
         yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.total_size)}"
         for device in disk.devices:
             yield from _disk_warnings(device, host)
+    if config.remote.url:
+        yield f"fleet: {config.remote.url}"
+        yield from _fleet_key_warnings(config)
     if config.http.listen:
         yield f"http: {', '.join(map(str, config.http.listen))}"
         yield from _token_warnings(config)
@@ -38,6 +41,17 @@ def _token_warnings(config: Config) -> Iterator[str]:
     try:
         read_token(config.http.token_file)
     except ConfigError as error:
+        yield f"warning: on this host {error}"
+
+
+def _fleet_key_warnings(config: Config) -> Iterator[str]:
+    from pagetier.tiers.base import TierError
+    from pagetier.tiers.fleet.open_fleet import read_key
+
+    try:
+        if config.remote.key_file is not None:
+            read_key(str(config.remote.key_file))
+    except TierError as error:
         yield f"warning: on this host {error}"
 
 

@@ -157,6 +157,7 @@ class _Life:
         self._service.disk.enter(PhaseProgress(Phase.STOPPING))
         if self._way is StopRequest.STOP:
             self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)
+            await self._service.fleet.stop()
             await self._service.disk.stop(self._config.disk.stop_timeout)
             point("run.written")
 

@@ -30,7 +30,7 @@ SIMULATED_FACTORS: tuple[float, ...]  # sizes of simulated caches, as multiples 
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
-    """The outcome of one page of reserve() or fetch(); ABSENT only of fetch(), LEFT_OUT only of reserve()."""
+    """The outcome of one page of reserve() (LEFT_OUT) or fetch() (ABSENT, GRANTED_TO_FLEET)."""
 
     GRANTED = ...
     PRESENT = ...
@@ -39,6 +39,7 @@ class ReserveOutcome(IntEnum):
     REFUSED_SIZE = ...
     ABSENT = ...
     LEFT_OUT = ...
+    GRANTED_TO_FLEET = ...
 
 class ChainKind(IntEnum):
     """How the pages of a store depend on each other: not known, each on those before it, or not at all."""
@@ -543,6 +544,9 @@ class Session:
     def disk_complete(self) -> bool:
         """Whether the disk tier is open, and all its pages are in the index."""
     @property
+    def asks_fleet(self) -> bool:
+        """Whether pages that no tier of this host has should be located in the fleet: its circuit breaker is closed."""
+    @property
     def slot(self) -> int: ...
     def match(self, kind: type[_P], context: object, keys: Array, page_tokens: int = 0, /) -> _P:
         """Pins the longest readable prefix of keys and finds how far it continues in memory or on disk.
@@ -897,6 +901,8 @@ class Owner:
         """
     def set_pin_quota(self, frames: int, /) -> None:
         """Limits the frames that one attachment may have pinned; its matches end there. 0: no limit."""
+    def set_fleet_breaker(self, state: int, /) -> None:
+        """Says whether engines may ask the fleet: they may while it is 0."""
     def matches_at_quota(self) -> int:
         """Returns how many matches of the present attachments ended at that limit."""
     def attachments_with_pins(self) -> list[AttachmentRecord]:
@@ -957,14 +963,30 @@ class Owner:
         """
     def end_writes(self, entries: Array, results: Array, /) -> None:
         """Ends writes that were commanded. results: a WriteResult (u8) each."""
-    def fetch(self, slots: Array, ttl_ns: int, keys: Array, most_frames: Array, /) -> ReservedPages:
-        """Grants frames for pages on disk to the worker of their device.
+    def fetch(
+        self,
+        slots: Array,
+        ttl_ns: int,
+        keys: Array,
+        most_frames: Array,
+        fleet_slot: int = ...,
+        fleet_frames: int = ...,
+        sizes: Array = ...,
+        spaces: Array = ...,
+        /,
+    ) -> ReservedPages:
+        """Grants frames for pages on disk to the worker of their device, and for pages in the fleet to the fleet's.
 
         Args:
             slots: The slot of each device's worker (u32).
             ttl_ns: The grants expire after this time.
             keys: KEY_BYTES each.
             most_frames: For each device (u64): pages that would exceed this number of frames are rejected.
+            fleet_slot: The slot of the fleet's worker.
+            fleet_frames: Pages of the fleet that would exceed this number of frames are rejected.
+            sizes: The size of each page in the fleet (u64), 0 if it is not there. They count for pages that no tier
+                of this host has, and are granted as by a store.
+            spaces: The namespace of each page (u32), as space() returns it. Without it there is no fleet.
         """
     def sizes(self, entries: Array, /) -> bytes:
         """Returns the bytes of each page (u64); 0 for an entry that does not exist."""

@@ -6,15 +6,15 @@ with Refusal. After that the client may send requests at any time; each is answe
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
-
-import msgspec
 
 from pagetier.shm._core import FORMAT
 from pagetier.shm.errors import PagetierError
+from pagetier.shm.page_messages import Fetch, Fetched, FetchOutcome, Locate, Located, Message, Space
 
-PROTOCOL: Final = 3
+__all__ = ["Fetch", "FetchOutcome", "Fetched", "Locate", "Located", "Space"]  # of other modules, beside those here
+
+PROTOCOL: Final = 4
 BUILD: Final = f"pagetier protocol {PROTOCOL} format {FORMAT}"
 # Maximum bytes of any message, of an engine's request (400,000 pages), and of a greeting.
 MESSAGE_LIMIT: Final = 64 << 20
@@ -30,14 +30,7 @@ class ProtocolError(PagetierError):
     """The peer sent data that is not a message of this protocol."""
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
-    """A message, encoded as an array: the lower-case name of the class, then its fields.
-
-    A client chooses the `number` of its request; the response carries the same number.
-    """
-
-
-class Attach(_Message, frozen=True):
+class Attach(Message, frozen=True):
     """An engine's request for a slot.
 
     Attributes:
@@ -51,13 +44,13 @@ class Attach(_Message, frozen=True):
     serials: bytes = b""
 
 
-class Observe(_Message, frozen=True):
+class Observe(Message, frozen=True):
     """An observer's request for read-only descriptors of index and lock words."""
 
     build: str
 
 
-class Welcome(_Message, frozen=True):
+class Welcome(Message, frozen=True):
     """Accepts Attach or Observe. Sent with the descriptors of index, lock words and, for an engine, the arena.
 
     Attributes:
@@ -70,20 +63,10 @@ class Welcome(_Message, frozen=True):
     extras: tuple[str, ...] = ()
 
 
-class Refusal(_Message, frozen=True):
+class Refusal(Message, frozen=True):
     """Rejects Attach or Observe, permanently or for now."""
 
     reason: str
-
-
-class Space(msgspec.Struct, frozen=True, array_like=True):
-    """A namespace of the index: `digest` has KEY_BYTES, `group` is a GroupKind, `window` is in tokens (0: none)."""
-
-    digest: bytes
-    name: str
-    page_tokens: int
-    group: int = 0
-    window: int = 0
 
 
 class Prompt(NamedTuple):
@@ -98,7 +81,7 @@ class Prompt(NamedTuple):
     depth: int = -1
 
 
-class Reserve(_Message, frozen=True):
+class Reserve(Message, frozen=True):
     """Requests memory for one part of each page of a chain, in order from the head.
 
     Attributes:
@@ -124,7 +107,7 @@ class Reserve(_Message, frozen=True):
     hint_ttl: float = 0.0
 
 
-class Reserved(_Message, frozen=True):
+class Reserved(Message, frozen=True):
     """Answers Reserve with one element per page: ReserveOutcome u8, entries u32, serials u64."""
 
     number: int
@@ -134,32 +117,7 @@ class Reserved(_Message, frozen=True):
     reason: str = ""
 
 
-class Fetch(_Message, frozen=True):
-    """Requests pages of a chain from disk, in order from the head. keys: KEY_BYTES per page; timeout: seconds."""
-
-    number: int
-    keys: bytes
-    timeout: float
-
-
-class FetchOutcome(IntEnum):
-    """The outcome of a page of Fetch. PENDING: it is still being read; NO_ROOM: there is no memory for it."""
-
-    IN_MEMORY = 0
-    PENDING = 1
-    ABSENT = 2
-    NO_ROOM = 3
-
-
-class Fetched(_Message, frozen=True):
-    """Answers Fetch with a FetchOutcome (u8) per page, when none is being read any more or at the timeout."""
-
-    number: int
-    outcomes: bytes
-    reason: str = ""
-
-
-class HintPages(_Message, frozen=True):
+class HintPages(Message, frozen=True):
     """Says what is known of pages. Only to a daemon with HINTS among its extras: others close the connection.
 
     Attributes:
@@ -177,7 +135,7 @@ class HintPages(_Message, frozen=True):
     namespace: str | None = None
 
 
-class PagesHinted(_Message, frozen=True):
+class PagesHinted(Message, frozen=True):
     """Answers HintPages: pages named, pages to which it applies now, all bytes kept. trouble: why it has no effect."""
 
     number: int
@@ -187,7 +145,7 @@ class PagesHinted(_Message, frozen=True):
     trouble: str = ""
 
 
-class Flush(_Message, frozen=True):
+class Flush(Message, frozen=True):
     """Requests that the pages of namespaces are dropped.
 
     Attributes:
@@ -200,14 +158,14 @@ class Flush(_Message, frozen=True):
     tier: str | None = None
 
 
-class Forget(_Message, frozen=True):
+class Forget(Message, frozen=True):
     """Requests that pages leave all tiers. keys: KEY_BYTES per page. Only to a daemon with FORGET among its extras."""
 
     number: int
     keys: bytes
 
 
-class Flushed(_Message, frozen=True):
+class Flushed(Message, frozen=True):
     """Answers Flush and Forget: pages dropped, pages kept in use, matching labels, why others may still be on disk."""
 
     number: int
@@ -217,13 +175,13 @@ class Flushed(_Message, frozen=True):
     trouble: str = ""
 
 
-class Save(_Message, frozen=True):
+class Save(Message, frozen=True):
     """Requests that unwritten pages are written and synced; repeated, as the daemon writes while requests arrive."""
 
     number: int
 
 
-class Saved(_Message, frozen=True):
+class Saved(Message, frozen=True):
     """Answers Save at once with the pages and bytes that are still unwritten.
 
     Attributes:
@@ -238,62 +196,73 @@ class Saved(_Message, frozen=True):
     trouble: str = ""
 
 
-class Resize(_Message, frozen=True):
+class Resize(Message, frozen=True):
     """An administrator's request for other sizes: `settings` maps names ("disk.size") to new values, as texts."""
 
     number: int
     settings: dict[str, str]
 
 
-class Resized(_Message, frozen=True):
+class Resized(Message, frozen=True):
     """Answers Resize with the settings that have another value now. trouble: why none was changed, or ""."""
 
     number: int
-    changed: list[str] = []
+    changed: list[str] = []  # noqa: RUF012  a Struct copies it
     trouble: str = ""
 
 
-class Describe(_Message, frozen=True):
+class Describe(Message, frozen=True):
     """Requests the configuration that is in force. Every peer that may observe may send it."""
 
     number: int
 
 
-class Description(_Message, frozen=True):
+class Description(Message, frozen=True):
     """Answers Describe with a triple for each setting: its name, its value as a configuration has it, its source."""
 
     number: int
     settings: list[tuple[str, str, str]]
 
 
-class Check(_Message, frozen=True):
+class Check(Message, frozen=True):
     """Requests a complete check of the index."""
 
     number: int
 
 
-class Findings(_Message, frozen=True):
+class Findings(Message, frozen=True):
     """Answers Check with one sentence for each problem."""
 
     number: int
     findings: list[str]
 
 
-class Detach(_Message, frozen=True):
+class Detach(Message, frozen=True):
     """An engine's message that it accesses no segment any more. It may follow Attach at once. number 0: no response."""
 
     number: int = 0
 
 
-class Detached(_Message, frozen=True):
+class Detached(Message, frozen=True):
     """Answers Detach when the slot is free."""
 
     number: int
 
 
 Request: TypeAlias = (
-    Attach | Observe | Reserve | Fetch | HintPages | Flush | Forget | Save | Resize | Describe | Check | Detach
+    Attach | Observe | Reserve | Fetch | Locate | HintPages | Flush | Forget | Save | Resize | Describe | Check | Detach
 )
 Answer: TypeAlias = (
-    Welcome | Refusal | Reserved | Fetched | PagesHinted | Flushed | Saved | Resized | Description | Findings | Detached
+    Welcome
+    | Refusal
+    | Reserved
+    | Fetched
+    | Located
+    | PagesHinted
+    | Flushed
+    | Saved
+    | Resized
+    | Description
+    | Findings
+    | Detached
 )

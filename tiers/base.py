@@ -1,14 +1,18 @@
-"""The interface of a tier, a place for pages beyond the arena. Each store implements it.
+"""The interfaces of tiers, places for pages beyond the arena.
 
 A page is a key of KEY_BYTES bytes, its namespace, its size in bytes and ``ceil(size / frame_bytes)`` frames. One worker
 process uses a tier, from several threads at once. A tier never returns other bytes than were written under a key.
+
+A Catalogue is a tier whose pages the index knows: this host alone changes it. A Fleet is shared by many hosts: the
+index does not know its pages, and the daemon asks for them.
 """
 
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -27,6 +31,13 @@ class DoubtError(TierError):
 
     The tier records this in its folder, unless the disk does not even accept that.
     """
+
+
+class PageName(NamedTuple):
+    """The name of a page in a fleet: the digest of its namespace and its key, KEY_BYTES each."""
+
+    space: bytes
+    key: bytes
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -49,6 +60,8 @@ class Outgoing(msgspec.Struct, frozen=True):
 class Incoming(msgspec.Struct, frozen=True):
     """A page to read, and the frames for it.
 
+    `space` is the digest of the page's namespace; a Catalogue does not need it.
+
     The caller guarantees that the frames are writable, whole and used by nothing else until read() returns. Whatever
     the result, all of their bytes may have been overwritten.
     """
@@ -56,6 +69,7 @@ class Incoming(msgspec.Struct, frozen=True):
     key: bytes
     size: int
     frames: Sequence[memoryview]
+    space: bytes = b""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -65,13 +79,15 @@ class Written(msgspec.Struct, frozen=True):
         stored: Whether the page is in the tier now.
         reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first.
         undropped: Why some drops may still be in the tier, "" if all are gone.
-        disk_bytes: Bytes passed to the file system, trees and free lists included.
+        disk_bytes: Bytes passed to the file system or to the fleet, trees and free lists included.
+        present: The numbers of pages that were stored before, and were not written again.
     """
 
     stored: tuple[bool, ...]
     reasons: tuple[str, ...]
     undropped: str = ""
     disk_bytes: int = 0
+    present: frozenset[int] = frozenset()
 
 
 class ReadOutcome(enum.Enum):
@@ -86,7 +102,7 @@ class ReadOutcome(enum.Enum):
 class ReadResult(msgspec.Struct, frozen=True):
     """The result of a read and, where it is neither EXACT nor ABSENT, the reason.
 
-    After DAMAGED the disk returned other bytes than were written, and the page leaves the tier. After FAILED the disk
+    After DAMAGED the tier returned other bytes than were written, and the page leaves the tier. After FAILED the tier
     did not answer, and the page stays.
     """
 
@@ -118,7 +134,7 @@ class StoredPages(msgspec.Struct, frozen=True):
 
 
 class TierState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a tier, for people and metrics.
+    """The state of a catalogue, for people and metrics.
 
     Attributes:
         file_bytes: The size of the files.
@@ -146,8 +162,59 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
+class FleetState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a fleet as this worker sees it, for people and metrics. Counts begin with the worker.
+
+    Attributes:
+        url: The store, without secrets.
+        lent_bytes: The bytes of bounce buffers in use, those of calls that have not returned included.
+        calls: The calls of the store's client that have not returned.
+        late: How many calls did not return within their timeout.
+        damaged: How many objects did not contain the bytes that were written.
+        foreign: How many objects were written with another fleet key.
+        present: How many pages were not written because the fleet had them.
+        note: What an administrator should know or do, "" if nothing.
+    """
+
+    url: str
+    lent_bytes: int = 0
+    calls: int = 0
+    late: int = 0
+    damaged: int = 0
+    foreign: int = 0
+    present: int = 0
+    note: str = ""
+
+
 class Tier(Protocol):
     """A place for pages. Any thread may call any method at any time until close()."""
+
+    def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
+        """Drops pages (unknown keys are ignored), then stores pages.
+
+        The caller guarantees that `pages` has no key twice.
+
+        Raises:
+            TierError: The tier cannot continue. The process should end, and its successor opens the tier again.
+        """
+
+    def read(self, page: Incoming) -> ReadResult:
+        """Fills the frames and verifies them. Has priority over writes. A page of another size than asked is ABSENT."""
+
+    def state(self) -> TierState | FleetState:
+        """Returns the current state."""
+
+    def close(self) -> None:
+        """Releases everything. The caller guarantees that no other call is running or follows."""
+
+
+class Catalogue(Tier, Protocol):
+    """A tier on this host, whose pages the index knows: it reports them when it is opened.
+
+    write() replaces older pages of the same keys. If a page could not be stored, an older one of its key may still be
+    there. The death of a process loses nothing that was reported stored; the death of the host loses what was written
+    after the last sync(). close() syncs, and raises DoubtError if that fails; everything is released nevertheless.
+    """
 
     @property
     def room(self) -> int:
@@ -159,20 +226,6 @@ class Tier(Protocol):
 
     def contents(self) -> Iterator[StoredPages]:
         """Returns all pages in batches. Pages written or dropped during the walk may or may not be included."""
-
-    def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        """Drops pages (unknown keys are ignored), then stores pages, replacing older ones of the same keys.
-
-        The caller guarantees that `pages` has no key twice. If a page could not be stored, an older one of its key may
-        still be there. The death of a process loses nothing that was reported stored; the death of the host loses what
-        was written after the last sync().
-
-        Raises:
-            TierError: The tier cannot continue. The process should end, and its successor opens the tier again.
-        """
-
-    def read(self, page: Incoming) -> ReadResult:
-        """Fills the frames and verifies them. Has priority over writes. A page of another size than asked is ABSENT."""
 
     def sync(self) -> None:
         """Makes everything that was written durable. Raises DoubtError if that fails."""
@@ -189,9 +242,21 @@ class Tier(Protocol):
     def state(self) -> TierState:
         """Returns the current state."""
 
-    def close(self) -> None:
-        """Syncs and releases everything. The caller guarantees that no other call is running or follows.
+
+class Fleet(Tier, Protocol):
+    """A tier that many hosts share. What it contains changes at any time, and each host asks for what it needs.
+
+    write() ignores drops, and keeps the object of a page that is there already.
+    """
+
+    def locate(self, names: Sequence[PageName]) -> array[int]:
+        """Returns the size of each page in bytes, 0 for those that are not there, as an array of type "Q".
+
+        The answer may be wrong a moment later, in both directions.
 
         Raises:
-            DoubtError: Syncing failed; everything is released nevertheless.
+            TierError: The fleet did not answer.
         """
+
+    def state(self) -> FleetState:
+        """Returns the current state."""

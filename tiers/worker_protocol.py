@@ -1,8 +1,13 @@
 """The protocol between the daemon and a tier's worker, over a socket pair, framed like the control socket's messages.
 
-The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with Fails,
-and ends), then any number of Holds, then Complete. From then on it answers each Write, Read and Sync once, by its
-number. Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
+The daemon begins with Serve, which carries the segments' descriptors. The worker answers with Opened (or with
+OpenFailed, and ends), then any number of InventoryPart, then Complete. From then on it answers each Write, Read and
+Sync once, by its number.
+
+For a fleet the daemon begins with ServeFleet, the worker answers with FleetOpened and Complete, and the commands are
+Write, Read, Find and GetState.
+
+Arrays are little-endian: keys of 32 bytes, entries and spaces u32, serials, sizes and stamps u64. A stamp is in
 nanoseconds of the realtime clock. A history is what is known of the uses of a page (HISTORY_BYTES).
 """
 
@@ -14,7 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pagetier.shm.protocol import ProtocolError, Space
-from pagetier.tiers.base import TierState
+from pagetier.tiers.base import FleetState, TierState
 from pagetier.tiers.capacity import Store
 
 
@@ -52,6 +57,34 @@ class Serve(_WorkerMessage, frozen=True):
     trust: Trust = Trust.AS_LEFT
 
 
+class FleetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker reaches a fleet.
+
+    Attributes:
+        url: The store: s3://, mooncake://, file:/// or python://.
+        prefix: The first part of the names of all objects. Another prefix is another fleet.
+        key_file: A file with the fleet key of 32 bytes; "" if pages are not encrypted.
+        trusted: Whether Mooncake may be used without a fleet key.
+        timeout_s: How long one call of the store may take, in seconds.
+        buffers: The limit of the bytes of bounce buffers.
+    """
+
+    url: str
+    prefix: str = "pagetier"
+    key_file: str = ""
+    trusted: bool = False
+    timeout_s: float = 2.0
+    buffers: int = 256 << 20
+
+
+class ServeFleet(_WorkerMessage, frozen=True):
+    """Asks the worker to open a fleet; in place of Serve. The attributes have the meaning of Serve's."""
+
+    slot: int
+    options: FleetOptions
+    populated: bool = False
+
+
 class Write(_WorkerMessage, frozen=True):
     """Requests to drop pages, then to write pages. `spaces` are indices into `table`."""
 
@@ -68,13 +101,27 @@ class Write(_WorkerMessage, frozen=True):
 
 
 class Read(_WorkerMessage, frozen=True):
-    """Requests to read pages into the frames that were granted to the worker, and to publish them."""
+    """Requests to read pages into the frames that were granted to the worker, and to publish them.
+
+    From a fleet: `spaces` are indices into `table`.
+    """
 
     number: int
     entries: bytes
     serials: bytes
     keys: bytes
     sizes: bytes
+    spaces: bytes = b""
+    table: tuple[Space, ...] = ()
+
+
+class Find(_WorkerMessage, frozen=True):
+    """Asks which pages a fleet has; answered with Found. `spaces` are indices into `table`."""
+
+    number: int
+    keys: bytes
+    spaces: bytes
+    table: tuple[Space, ...]
 
 
 class Sync(_WorkerMessage, frozen=True):
@@ -84,7 +131,7 @@ class Sync(_WorkerMessage, frozen=True):
 
 
 class GetState(_WorkerMessage, frozen=True):
-    """Requests the tier's state; answered with Tells."""
+    """Requests the tier's state; answered with StateReport or FleetReport."""
 
 
 class SaveLookups(_WorkerMessage, frozen=True):
@@ -102,6 +149,12 @@ class Opened(_WorkerMessage, frozen=True):
 
     room: int
     state: TierState
+
+
+class FleetOpened(_WorkerMessage, frozen=True):
+    """Reports that the fleet's store can be asked; Complete follows."""
+
+    state: FleetState
 
 
 class OpenFailed(_WorkerMessage, frozen=True):
@@ -136,19 +189,23 @@ class Complete(_WorkerMessage, frozen=True):
 
 
 class Stored(IntEnum):
-    """The result of one page of a Write. GONE: it had left memory; NO_ROOM: pages must be dropped first."""
+    """The result of one page of a Write.
+
+    GONE: it had left memory; NO_ROOM: pages must be dropped first; PRESENT: the fleet had it already.
+    """
 
     FAILED = 0
     DONE = 1
     GONE = 2
     NO_ROOM = 3
+    PRESENT = 4
 
 
 class Wrote(_WorkerMessage, frozen=True):
     """Answers Write. `stored` has a u8 a page, a Stored.
 
     `reason` says why the first failed page was not stored, "" if there is none. `disk_bytes` were passed to the file
-    system.
+    system or the fleet.
     """
 
     number: int
@@ -160,13 +217,22 @@ class Wrote(_WorkerMessage, frozen=True):
 class HasRead(_WorkerMessage, frozen=True):
     """Reports the end of some pages of a Read: `pages` of them from page `first` on. The last report ends the Read.
 
-    `read` has a u8 a page, 1 if it is in memory. `damaged` has the keys of pages that are no longer in the tier.
+    `read` has a u8 a page, 1 if it is in memory. `damaged` has the keys of pages that are no longer in the tier. For
+    pages that are in neither, the tier did not answer.
     """
 
     number: int
     first: int
     read: bytes
     damaged: bytes
+    reason: str
+
+
+class Found(_WorkerMessage, frozen=True):
+    """Answers Find. `sizes` has a u64 a page, 0 if it is absent; all are 0 if there is a `reason`: no answer came."""
+
+    number: int
+    sizes: bytes
     reason: str
 
 
@@ -178,14 +244,31 @@ class Synced(_WorkerMessage, frozen=True):
 
 
 class StateReport(_WorkerMessage, frozen=True):
-    """Answers Tell. The worker also sends it when something changed that matters to an administrator."""
+    """Answers GetState. The worker also sends it when something changed that matters to an administrator."""
 
     state: TierState
 
 
-Command: TypeAlias = Serve | Write | Read | Sync | GetState | SaveLookups | Leave
+class FleetReport(_WorkerMessage, frozen=True):
+    """Answers GetState for a fleet. The worker also sends it when an administrator should know of a change."""
+
+    state: FleetState
+
+
+Command: TypeAlias = Serve | ServeFleet | Write | Read | Find | Sync | GetState | SaveLookups | Leave
 Report: TypeAlias = (
-    Opened | OpenFailed | SavedLookups | InventoryPart | Complete | Wrote | HasRead | Synced | StateReport
+    Opened
+    | FleetOpened
+    | OpenFailed
+    | SavedLookups
+    | InventoryPart
+    | Complete
+    | Wrote
+    | HasRead
+    | Found
+    | Synced
+    | StateReport
+    | FleetReport
 )
 
 _commands: Final[msgspec.msgpack.Decoder[Command]] = msgspec.msgpack.Decoder(Command)

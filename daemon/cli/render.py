@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagetier.daemon.common.advice import AbsentTokens
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.disk.status import HintReport
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
@@ -45,6 +46,20 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"
+
+
+def fleet_line(fleet: FleetStatus) -> str:
+    """Returns the state of the fleet, what it answered and what was moved; "" without one."""
+    if fleet.standing == "none":
+        return ""
+    state = "not asked, since it does not answer" if fleet.breaker_open else fleet.standing
+    trouble = f" ({fleet.trouble})" if fleet.trouble else ""
+    questions = f"{fleet.found + fleet.absent + fleet.late:,} questions, {fleet.found:,} found, {fleet.late:,} late"
+    dropped = f", {format_size(fleet.dropped_bytes)} dropped" if fleet.dropped_bytes else ""
+    moved = f"read {format_size(fleet.read_bytes)}, wrote {format_size(fleet.written_bytes)}"
+    present = f" ({counted(fleet.present, 'page')} present already{dropped})"
+    faults = f"{fleet.damaged:,} damaged; breaker opened {fleet.openings} times"
+    return f"Fleet {fleet.url}: {state}{trouble}; {questions}; {moved}{present}; {faults}"
 
 
 def absent_line(absent: AbsentTokens) -> str:
@@ -131,6 +146,8 @@ def _tables(snapshot: Snapshot) -> Iterator[RenderableType]:
         devices = snapshot.disk.devices if snapshot.disk.several else ()
         lines = (device_line(device, snapshot.daemon.frame_bytes) for device in devices)
         yield "\n  ".join([*disk_lines(snapshot.disk, snapshot.disk_work), *lines])
+    if fleet := fleet_line(snapshot.fleet):
+        yield fleet
     if snapshot.tenants:
         yield _tenants(snapshot)
     if snapshot.namespaces:

@@ -31,6 +31,9 @@ AT_ONCE: Final = frozenset(
         "log.level",
         "match.share",
         "quota",
+        "remote.ask_timeout",
+        "remote.rate",
+        "remote.write",
         "store.reservation_timeout",
     }
 )

@@ -15,6 +15,7 @@ from pagetier.daemon.config.address import Address, address_setting, addresses_s
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.path_types import file_setting, socket_setting
 from pagetier.daemon.config.quota import TenantQuota, quota_setting
+from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.value_types import (
     Section,
     arena_setting,
@@ -237,6 +238,7 @@ class Config(Section, frozen=True, kw_only=True):
     store: StoreOptions = StoreOptions()
     match: MatchOptions = MatchOptions()
     disk: DiskOptions = DiskOptions()
+    remote: RemoteOptions = RemoteOptions()
     access: AccessOptions = AccessOptions()
     advise: AdviseOptions = AdviseOptions()
     log: LogOptions = LogOptions()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import MOST_FRAMES, Config
 from pagetier.shm._core import DISK_DEVICES
-from pagetier.shm.units import counted, format_size, spell_size
+from pagetier.shm.units import counted, format_size, spell_duration, spell_size
 from pagetier.tiers.capacity import has_room, least_cap
 
 # The tier's files are mapped by several processes, beside the arena: this is half of a process's addresses.
@@ -59,7 +61,7 @@ Describe: TypeAlias = Callable[[str, str], str]
 
 def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
-    checks = (_check_arena, _check_disk, _check_evict, _check_quota, _check_sockets, _check_http)
+    checks = (_check_arena, _check_disk, _check_remote, _check_evict, _check_quota, _check_sockets, _check_http)
     return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
@@ -86,6 +88,27 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
         yield f"{describe('disk.path', folders)} has {shared} twice, or one folder in another: each needs its own"
     if why := wrong_disk_size(config):
         yield f"{describe('disk.size', sizes)} {why}"
+
+
+def wrong_fleet(remote: RemoteOptions) -> str:
+    """Returns why a fleet cannot be opened with these settings; or ""."""
+    from pagetier.tiers.base import TierError
+    from pagetier.tiers.fleet.open_fleet import check_options
+
+    try:
+        check_options(remote.fleet)
+    except TierError as error:
+        return str(error)
+    return ""
+
+
+def _check_remote(config: Config, describe: Describe) -> Iterator[str]:
+    remote = config.remote
+    if remote.url and (wrong := wrong_fleet(remote)):
+        yield f"{describe('remote.url', re.sub('//[^/]*@', '//', remote.url))}: {wrong}"
+    if remote.ask_timeout > remote.timeout:
+        ask = describe("remote.ask_timeout", spell_duration(remote.ask_timeout))
+        yield f"{ask} is more than {describe('remote.timeout', spell_duration(remote.timeout))}: lower it"
 
 
 def _nested(folders: tuple[Path, ...]) -> Iterator[Path]:

@@ -8,8 +8,8 @@ from array import array
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
+from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import KEY_BYTES, DiskDevice, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError

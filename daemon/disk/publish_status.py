@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import BudgetReport, DeviceReport, DiskReport, summed
@@ -22,6 +23,7 @@ class StatusPublisher:
         self.eviction = EvictionReport()
         self.hints = HintReport()
         self.huge_pages = HugePageReport()
+        self.fleet: FleetStatus | None = None
         self.tenants: tuple[TenantUse, ...] = ()
 
     def note(self, devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> None:
@@ -52,6 +54,12 @@ class StatusPublisher:
             self.huge_pages = huge_pages
             self._publish()
 
+    def note_fleet(self, fleet: FleetStatus) -> None:
+        """Publishes the state of the fleet, if it changed."""
+        if fleet != self.fleet:
+            self.fleet = fleet
+            self._publish()
+
     def note_tenants(self, tenants: tuple[TenantUse, ...]) -> None:
         """Publishes what tenants have, if it changed."""
         if tenants != self.tenants:
@@ -66,5 +74,6 @@ class StatusPublisher:
             hints=self.hints,
             huge_pages=self.huge_pages,
             tenants=self.tenants,
+            fleet=self.fleet,
         )
         self._owner.publish_status(status.pack())

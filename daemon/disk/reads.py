@@ -1,4 +1,4 @@
-"""Reads pages from disk for engines: each request is answered when its pages are there or its timeout has passed."""
+"""Reads pages from disk and the fleet for engines; a request is answered when its pages are there, or in time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import itertools
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.worker_process import CommandSender
+from pagetier.daemon.disk.waiting_fetch import WaitingFetch
+from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, ProtocolError
@@ -25,38 +26,25 @@ _FETCH_OUTCOME_OF: Final = {
     ReserveOutcome.PENDING: FetchOutcome.PENDING,
     ReserveOutcome.REFUSED_FULL: FetchOutcome.NO_ROOM,
     ReserveOutcome.ABSENT: FetchOutcome.ABSENT,
+    ReserveOutcome.GRANTED_TO_FLEET: FetchOutcome.PENDING,
 }
 _FETCH_OUTCOMES: Final = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
-# The largest part of the arena that pages being read may take.
+# The largest parts of the arena that pages being read may take, from disk and from the fleet.
 _MOST_READING = 0.9
+_MOST_FROM_FLEET = 0.5
+FLEET: Final = DISK_DEVICES  # in place of a device's number
+_BEING_READ: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET, ReserveOutcome.PENDING)
 NO_LIMIT: Final = 1 << 62  # of the frames of a request
 # A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
 _STALLED_S = 2.0
 
 
-class _WaitingFetch:
-    """One request that waits for pages.
+class ReadPages(NamedTuple):
+    """The result of some pages of a read command: how many were read, their bytes, and how many were not."""
 
-    Attributes:
-        outcomes: The answer so far, one byte for each page of the request.
-        open: The positions in the answer of each page that is being read, by the page's serial.
-    """
-
-    def __init__(self, request: Fetch, outcomes: bytes, reply: Callable[[Fetched], None]) -> None:
-        self.number = request.number
-        self.outcomes = bytearray(outcomes)
-        self.open: defaultdict[int, array[int]] = defaultdict(lambda: array("I"))
-        self.reply: Callable[[Fetched], None] | None = reply
-        self.reason = ""
-        self.timer: asyncio.TimerHandle | None = None
-
-    def end(self) -> None:
-        """Sends the response with the current outcomes, once."""
-        if self.timer is not None:
-            self.timer.cancel()
-        reply, self.reply = self.reply, None
-        if reply is not None:
-            reply(Fetched(self.number, bytes(self.outcomes), self.reason))
+    read: int
+    nbytes: int
+    unread: int
 
 
 class _Job(msgspec.Struct, frozen=True):
@@ -70,7 +58,7 @@ class _PageRead(msgspec.Struct, frozen=True, eq=False):
     """A page that is being read from a device, and the requests that wait for it."""
 
     device: int
-    waiting: dict[_WaitingFetch, None] = {}
+    waiting: dict[WaitingFetch, None] = {}
 
 
 class _DeviceReads(msgspec.Struct, eq=False):
@@ -111,20 +99,29 @@ class DiskReads:
         header = owner.header()
         self._frame_bytes = header.frame_bytes
         self._most_frames = max(1, int(header.frames * _MOST_READING))
+        self._most_from_fleet = max(1, int(header.frames * _MOST_FROM_FLEET))
         self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")
         self.at_work = Busy()
 
     @property
     def workers(self) -> int:
         """The number of devices that have a worker."""
-        return len(self._devices)
+        return len(self._devices) - (FLEET in self._devices)
 
     def begin(self, device: int, slot: int, send: CommandSender) -> None:
         """Reserves frames for a device's worker in this slot and sends it the commands from now on."""
         self._devices[device] = _DeviceReads(slot, send)
 
-    def ask(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
+    def ask(
+        self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT, spaces: bytes = b""
+    ) -> int:
         """Reads the requested pages into at most `most_frames` frames; calls `reply` once, maybe before it returns.
+
+        Args:
+            request: The request.
+            reply: Takes the response.
+            most_frames: The limit of the frames.
+            spaces: The namespaces of the pages in the index, u32; b"" to read from disk only.
 
         Returns:
             The number of frames that were granted.
@@ -132,13 +129,20 @@ class DiskReads:
         now = self._loop.time()
         stalled = {number for number, device in self._devices.items() if device.stalled(now)}
         room = array("Q", self._room(stalled, most_frames))
-        outcomes, entries, serials = self._owner.fetch(array("I", self._slots()), self._ttl_ns, request.keys, room)
+        slots, fleet = array("I", self._slots()), self._devices.get(FLEET) if spaces else None
+        if fleet is None:
+            outcomes, entries, serials = self._owner.fetch(slots, self._ttl_ns, request.keys, room)
+        else:
+            left = 1 if FLEET in stalled else min(most_frames, max(0, self._most_from_fleet - fleet.frames))
+            outcomes, entries, serials = self._owner.fetch(
+                slots, self._ttl_ns, request.keys, room, fleet.slot, left, request.sizes, spaces
+            )
         point("disk_reads.granted")
-        waiting = _WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
-        granted = self._read(request.keys, outcomes, entries, serials)
+        waiting = WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
+        granted = self._read(request, outcomes, entries, serials)
         point("disk_reads.sent")
         for page, serial in enumerate(array("Q", serials)):
-            if outcomes[page] not in (ReserveOutcome.GRANTED, ReserveOutcome.PENDING) or serial not in self._reading:
+            if outcomes[page] not in _BEING_READ or serial not in self._reading:
                 continue
             if self._reading[serial].device not in stalled:
                 waiting.open[serial].append(page)
@@ -150,66 +154,89 @@ class DiskReads:
 
     def has_read(self, number: int, report: HasRead) -> None:
         """Handles the result of some pages of a read command. Raises ProtocolError if there is no such command."""
-        device = self._devices[number]
-        job = device.jobs.get(report.number)
-        if job is None or report.first + len(report.read) > len(job.serials):
-            raise ProtocolError("a report on pages without a read command")
-        device.read_at = self._loop.time()
         if report.damaged:
+            self._require_job(number, report)
             self._owner.disk_damaged(report.damaged, number)
             point("disk_reads.damaged")
+        done = self.end_pages(number, report)
+        self._owner.count_fetched(done.read, done.nbytes, done.unread)
+        self._faults.report(report.reason)
+
+    def end_pages(self, number: int, report: HasRead) -> ReadPages:
+        """Completes some pages of a read command for the requests that wait for them.
+
+        Raises ProtocolError if there is no such command.
+        """
+        device = self._devices[number]
+        job = self._require_job(number, report)
+        device.read_at = self._loop.time()
         came = 0
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
             device.frames -= self._frames_of(job.sizes[page])
             self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
         point("disk_reads.completed")
-        read = report.read.count(1)
-        self._owner.count_fetched(read, came, len(report.read) - read)
-        self._faults.report(report.reason)
         if not any(serial in self._reading for serial in job.serials):
             del device.jobs[report.number]
-        self.at_work.note(len(self._reading))
+        self._note_work()
+        read = report.read.count(1)
+        return ReadPages(read, came, len(report.read) - read)
+
+    def _require_job(self, number: int, report: HasRead) -> _Job:
+        """Returns the read command of a report. Raises ProtocolError if there is none."""
+        job = self._devices[number].jobs.get(report.number)
+        if job is None or report.first + len(report.read) > len(job.serials):
+            raise ProtocolError("a report on pages without a read command")
+        return job
+
+    def _note_work(self) -> None:
+        """Takes note of whether the disk is reading."""
+        self.at_work.note(sum(len(device.jobs) for number, device in self._devices.items() if number != FLEET))
 
     def lost(self, number: int) -> None:
         """Completes all reads of a device as failed: its worker is gone."""
         self._devices.pop(number, None)
         for serial in [serial for serial, page in self._reading.items() if page.device == number]:
-            self._complete(serial, FetchOutcome.ABSENT, "the disk worker ended while it read the page")
-        self.at_work.note(len(self._reading))
+            name = "fleet's" if number == FLEET else "disk"
+            self._complete(serial, FetchOutcome.ABSENT, f"the {name} worker ended while it read the page")
+        self._note_work()
 
     def _slots(self) -> list[int]:
         return [self._devices[n].slot if n in self._devices else 0 for n in range(DISK_DEVICES)]
 
     def _room(self, stalled: set[int], most_frames: int) -> list[int]:
         """Returns how many frames a request may get for each device: one for a stalled one, as long as it has room."""
-        devices = max(1, len(self._devices))
+        devices = max(1, self.workers)
         most, most_asked = max(1, self._most_frames // devices), max(1, most_frames // devices)
         used = [self._devices[n].frames if n in self._devices else 0 for n in range(DISK_DEVICES)]
         return [min(max(0, most - frames), 1 if n in stalled else most_asked) for n, frames in enumerate(used)]
 
-    def _read(self, keys: bytes, outcomes: bytes, entries: bytes, serials: bytes) -> int:
+    def _read(self, request: Fetch, outcomes: bytes, entries: bytes, serials: bytes) -> int:
         """Asks the workers to read the pages for which frames were granted, each those of its device.
 
         Returns:
             The number of these frames.
         """
-        granted = [page for page, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
-        if not granted:
-            return 0
-        of, frames = self._owner.devices(entries), 0
-        for number in sorted({of[page] for page in granted}):
-            frames += self._read_from(number, [page for page in granted if of[page] == number], keys, entries, serials)
-        self.at_work.note(len(self._reading))
+        of, pages = self._owner.devices(entries), defaultdict[int, list[int]](list)
+        for page, outcome in enumerate(outcomes):
+            if outcome == ReserveOutcome.GRANTED:
+                pages[of[page]].append(page)
+            elif outcome == ReserveOutcome.GRANTED_TO_FLEET:
+                pages[FLEET].append(page)
+        frames = sum(self._read_from(number, pages[number], request, entries, serials) for number in sorted(pages))
+        if pages:
+            self._note_work()
         return frames
 
-    def _read_from(self, number: int, pages: list[int], keys: bytes, entries: bytes, serials: bytes) -> int:
+    def _read_from(self, number: int, pages: list[int], request: Fetch, entries: bytes, serials: bytes) -> int:
         device = self._devices[number]
         wanted = b"".join(entries[4 * i : 4 * i + 4] for i in pages)
         numbers = b"".join(serials[8 * i : 8 * i + 8] for i in pages)
         sizes = self._owner.sizes(wanted)
-        wanted_keys = b"".join(keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in pages)
-        command = Read(next(self._numbers), wanted, numbers, wanted_keys, sizes)
+        keys = b"".join(request.keys[KEY_BYTES * i : KEY_BYTES * (i + 1)] for i in pages)
+        spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages) if number == FLEET else b""
+        table = request.table if number == FLEET else ()
+        command = Read(next(self._numbers), wanted, numbers, keys, sizes, spaces, table)
         job = _Job(array("Q", numbers), array("Q", sizes))
         if not device.jobs:
             device.read_at = self._loop.time()
@@ -232,20 +259,19 @@ class DiskReads:
             if not waiting.open:
                 waiting.end()
 
-    def _wait(self, waiting: _WaitingFetch, timeout: float) -> None:
+    def _wait(self, waiting: WaitingFetch, timeout: float) -> None:
         for serial in waiting.open:
             self._reading[serial].waiting[waiting] = None
         waiting.timer = self._loop.call_later(timeout, self._late, waiting)
 
-    def _late(self, waiting: _WaitingFetch) -> None:
+    def _late(self, waiting: WaitingFetch) -> None:
         """Answers a request whose timeout has passed and forgets it, because a disk may hang forever."""
         if waiting.reply is None:
             return
         for serial in waiting.open:
             self._reading[serial].waiting.pop(waiting, None)
-        missed = len(waiting.outcomes) - waiting.outcomes.count(FetchOutcome.IN_MEMORY)
-        if missed:
-            self._owner.count_fetched(0, 0, missed)
+        if len(waiting.outcomes) > waiting.outcomes.count(FetchOutcome.IN_MEMORY):
+            self._owner.count_fetched(0, 0, waiting.missed_on_disk())
             waiting.reason = waiting.reason or self._why(waiting.outcomes)
         waiting.end()
 

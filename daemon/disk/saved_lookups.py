@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from pagetier.daemon.disk.worker_process import CommandSender
+from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import Owner
 from pagetier.shm.log_format import event
 from pagetier.tiers.worker_protocol import SaveLookups

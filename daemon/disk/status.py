@@ -10,12 +10,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport
 from pagetier.shm._core import STATUS_BYTES
 
-WORKER_NAME: Final = "disk tier"  # the name of the worker's attachment, whose token is 0
 _LONGEST_TEXT: Final = 400
 _SHORTER_TEXTS: Final = (160, 60)
 _TEXTS: Final = ("trouble", "opened", "note", "folder")
@@ -72,8 +72,12 @@ class _PackedDevice(DeviceReport, frozen=True, kw_only=True, array_like=True):
     """A DeviceReport without the names of its fields, of which the header would have room for few."""
 
 
+class _PackedFleet(FleetStatus, frozen=True, kw_only=True, array_like=True):
+    """A FleetStatus without the names of its fields."""
+
+
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon publishes about itself: its phase, order of eviction, hints, huge pages, tenants and disk tier."""
+    """What a daemon publishes about itself: its phase, order of eviction, hints, pages, tenants, disk and fleet."""
 
     progress: PhaseProgress = PhaseProgress()
     eviction: EvictionReport = EvictionReport()
@@ -81,6 +85,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
     tenants: tuple[TenantUse, ...] = ()
+    fleet: FleetStatus | None = None
 
     def pack(self) -> bytes:
         """Returns the status as JSON, shortened to fit into the header: tenants are left out before devices are."""
@@ -93,23 +98,26 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PackedStatus(DaemonStatus, frozen=True, kw_only=True):
-    """A status with its devices in short."""
+    """A status with its devices and its fleet in short."""
 
     devices: tuple[_PackedDevice, ...] = ()
+    packed_fleet: _PackedFleet | None = None
 
     @classmethod
     def of(cls, status: DaemonStatus, disk: DiskReport) -> _PackedStatus:
         """Returns a status with this report of the disk tier."""
         devices = tuple(_PackedDevice(**msgspec.structs.asdict(device)) for device in disk.devices)
-        fields = msgspec.structs.asdict(status) | {"disk": msgspec.structs.replace(disk, devices=())}
-        return cls(**fields, devices=devices)
+        fields = msgspec.structs.asdict(status) | {"disk": msgspec.structs.replace(disk, devices=()), "fleet": None}
+        fleet = _PackedFleet(**msgspec.structs.asdict(status.fleet)) if status.fleet else None
+        return cls(**fields, devices=devices, packed_fleet=fleet)
 
     def whole(self) -> DaemonStatus:
         """Returns the status with its devices where they belong."""
         devices = tuple(DeviceReport(**msgspec.structs.asdict(device)) for device in self.devices)
         disk = msgspec.structs.replace(self.disk, devices=devices)
         own = {name: getattr(self, name) for name in DaemonStatus.__struct_fields__}
-        return DaemonStatus(**own | {"disk": disk})
+        fleet = FleetStatus(**msgspec.structs.asdict(self.packed_fleet)) if self.packed_fleet else None
+        return DaemonStatus(**own | {"disk": disk, "fleet": fleet})
 
 
 _Report = TypeVar("_Report", DiskReport, DeviceReport)

@@ -20,9 +20,9 @@ from pagetier.daemon.disk.disk_report import DeviceReport, Standing, with_state
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.saved_lookups import restore_lookups
-from pagetier.daemon.disk.supervisor import Supervisor
-from pagetier.daemon.disk.worker_process import CommandSender, no_worker
 from pagetier.daemon.disk.write_behind import WriteBehind
+from pagetier.daemon.workers.supervisor import Supervisor
+from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from array import array
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,7 @@ from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.daemon.fleet.fleet_tier import FleetTier
 from pagetier.daemon.index.chains import reserve_chains, wrong_request
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
@@ -24,7 +26,7 @@ from pagetier.daemon.index.tenants import Tenants
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import LENGTH, pack, read_answer, read_request
-from pagetier.shm.protocol import Reserve, Reserved
+from pagetier.shm.protocol import Reserve, Reserved, Space
 
 _SERIAL_BYTES: Final = 8
 _SIZE_BYTES: Final = 8
@@ -39,6 +41,7 @@ class Neighbours(msgspec.Struct, frozen=True, eq=False):
     evictor: Evictor
     hints: Hints
     disk: DiskTier
+    fleet: FleetTier
     idle_namespaces: IdleNamespaces
 
 
@@ -56,6 +59,7 @@ class Reservations:
         self._evictor = neighbours.evictor
         self._hints = neighbours.hints
         self._disk = neighbours.disk
+        self._fleet = neighbours.fleet
         self._idle_namespaces = neighbours.idle_namespaces
         self._store_quota = StoreQuota(owner, config.store.share)
         self._pin_quota = PinQuota(owner, config.match.share)
@@ -100,6 +104,8 @@ class Reservations:
         send(self._with_reason(response, bytes(received[:nbytes])) if refused else response)
         self._store_quota.add(slot, pages, page_bytes)
         disk.write_behind.stores.add(granted, pages, page_bytes)
+        if granted and self._fleet.writes.enabled:
+            self._fleet.note_stored(bytes(received[:nbytes]), response, page_bytes)
         self._make_room()
         self.seconds.add(time.monotonic() - began)
         return True
@@ -117,7 +123,7 @@ class Reservations:
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
         wrong = wrong_request(request)
-        space = -1 if wrong else self._space(request)
+        space = -1 if wrong else self.space(request.space)
         if wrong or space < 0:
             return _refused(request, wrong or self._idle_namespaces.reject())
         request, pages = self._hints.checked(request), self._store_quota.pages(slot, request.sizes)
@@ -127,6 +133,8 @@ class Reservations:
         if self._disk.budget.per_day:
             self._disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
         self._disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
+        granted = Reserved(request.number, outcomes, entries, serials)
+        self._fleet.note_stored(request, granted, sum(array("Q", request.sizes)))
         self._make_room()
         if ReserveOutcome.REFUSED_FULL in outcomes:
             self._pin_quota.full()
@@ -137,6 +145,10 @@ class Reservations:
             return Reserved(request.number, outcomes, entries, serials, why)
         why = why_refused(self._owner, self._store_quota, self._tenants, outcomes, request.sizes)
         return Reserved(request.number, outcomes, entries, serials, why)
+
+    def space(self, space: Space) -> int:
+        """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
+        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
     def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
         if self._reaper.ends(slot) == ends:
@@ -157,10 +169,6 @@ class Reservations:
         self._evictor.maybe_evict()
         self._disk.write_behind.write_due()
         point("service.checked")
-
-    def _space(self, request: Reserve) -> int:
-        space = request.space
-        return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
 
 
 def _refused(request: Reserve, reason: str) -> Reserved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.reads import NO_LIMIT
 from pagetier.daemon.disk.status import Phase, PhaseProgress
+from pagetier.daemon.fleet.fleet_tier import FleetTier
+from pagetier.daemon.fleet.locates import wrong_pages
 from pagetier.daemon.host.arena_fit import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor
@@ -46,6 +49,8 @@ from pagetier.shm.protocol import (
     Flush,
     Flushed,
     Forget,
+    Locate,
+    Located,
     Refusal,
     Resize,
     Resized,
@@ -91,11 +96,14 @@ class Service:
         self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
         self._shortage = Shortage(self._owner)
         self.disk = DiskTier(segments, config, loop)
+        self.fleet = FleetTier(segments, config.remote, self.disk.reads, self.disk.published.note_fleet, loop)
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reservations = Reservations(
             self._owner,
             config,
-            Neighbours(self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.idle_namespaces),
+            Neighbours(
+                self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.fleet, self.idle_namespaces
+            ),
         )
         self.in_force = LiveSettings(config)
         self.in_force.notes = self.evictor.notes()
@@ -111,6 +119,7 @@ class Service:
         self._open = True
         self.disk.enter(PhaseProgress(Phase.SERVING))
         self.disk.start()
+        self.fleet.start()
 
     @property
     def deaths(self) -> int:
@@ -132,7 +141,7 @@ class Service:
         if len(request.serials) % _SERIAL_BYTES:
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
-        if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept):
+        if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept + self.fleet.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
@@ -153,14 +162,29 @@ class Service:
         point("service.detached")
 
     def fetch(self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT) -> int:
-        """Returns how many frames pages on disk get; `reply` is called once they are read or the timeout has passed."""
+        """Returns how many frames pages that are not in memory get; `reply` is called once, in time."""
         if len(request.keys) % KEY_BYTES:
             reply(Fetched(request.number, b"", f"{len(request.keys)} bytes are not a whole number of keys"))
             return 0
-        granted = self.disk.reads.ask(request, reply, most_frames)
+        granted = self.disk.reads.ask(request, reply, most_frames, self._located_spaces(request))
         point("service.fetched")
         self.evictor.maybe_evict()
         return granted
+
+    def _located_spaces(self, request: Fetch) -> bytes:
+        """Returns the number of each page's namespace if pages were located in the fleet, else b""."""
+        if not request.sizes or len(request.sizes) != 8 * (len(request.keys) // KEY_BYTES):
+            return b""
+        if wrong_pages(request.keys, request.spaces, request.table):
+            return b""
+        numbers = [self.reservations.space(space) for space in request.table]
+        if min(numbers, default=-1) < 0:
+            return b""
+        return array("I", [numbers[at] for at in array("I", request.spaces)]).tobytes()
+
+    def locate(self, request: Locate, reply: Callable[[Located], None]) -> None:
+        """Asks which pages the fleet has; `reply` is called once, within `remote.ask_timeout`."""
+        self.fleet.locate(request, reply)
 
     def prefetch(self, user: int, request: Fetch, reply: Callable[[Fetched], None]) -> None:
         """Reads pages from disk for a user who is not attached, within the user's share; `reply` is called once."""
@@ -205,12 +229,14 @@ class Service:
         self._lookups.follow(config.advise)
         self.idle_namespaces.follow(config.index)
         self.disk.follow(config.disk)
+        self.fleet.follow(config.remote)
 
     def close(self) -> None:
         """Stops the service. The segments stay as they are."""
         self._tidying.cancel()
         self._scans.close()
         self.disk.abandon()
+        self.fleet.abandon()
         self._reaper.close()
 
     def _welcome(self, slot: int) -> Welcome:
@@ -228,6 +254,7 @@ class Service:
         with suppress(OSError):  # without memory for events engines announce nothing
             self._owner.serve_events()
         self.disk.tidy()
+        self.fleet.tidy()
         self.disk.published.evicts(self.evictor.poll())
         self.disk.published.note_hints(self.hints.report)
         self.tenants.poll()

@@ -30,6 +30,7 @@ from pagetier.shm.protocol import (
     Flush,
     Forget,
     HintPages,
+    Locate,
     Observe,
     ProtocolError,
     Refusal,
@@ -177,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, request: Request) -> None:
         match request:
-            case Reserve() | Fetch() | Detach() if self._greeter.slot >= 0:
+            case Reserve() | Fetch() | Locate() | Detach() if self._greeter.slot >= 0:
                 self._handle_of_engine(request)
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
@@ -188,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
             case _:
                 raise ProtocolError(f"{type(request).__name__} is not allowed for this peer, or not yet")
 
-    def _handle_of_engine(self, request: Reserve | Fetch | Detach) -> None:
+    def _handle_of_engine(self, request: Reserve | Fetch | Locate | Detach) -> None:
         slot = self._greeter.slot
         if self._service.ends(slot) != self._greeter.ends:
             raise ProtocolError("its slot was released over another connection and may have another owner by now")
@@ -198,6 +199,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._service.reservations.ask(slot, request, self._send_late)
             case Fetch():
                 self._service.fetch(request, self._send_late)
+            case Locate():
+                self._service.locate(request, self._send_late)
             case Detach():
                 self._service.detach(slot)
                 self._greeter.slot = -1

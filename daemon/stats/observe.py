@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from pagetier.daemon.common.advice import AbsentTokens
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DiskReport
-from pagetier.daemon.disk.status import WORKER_NAME, DaemonStatus, PhaseProgress, unpack
+from pagetier.daemon.disk.status import DaemonStatus, PhaseProgress, unpack
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
@@ -25,6 +26,7 @@ from pagetier.daemon.stats.snapshot import (
     TierQuota,
     Tiers,
 )
+from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
 
@@ -53,6 +55,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         hints=status.hints,
         huge_pages=status.huge_pages,
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
+        fleet=status.fleet or FleetStatus(),
         namespaces=tuple(map(_namespace, observer.spaces())),
         clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
     )
@@ -143,8 +146,8 @@ def _tier_quota(minimum: float, maximum: float, used: int, frames: int, frame_by
 
 
 def _is_client(slot: AttachmentRecord) -> bool:
-    """Returns whether an attachment is a client, not the disk tier's worker."""
-    return slot.token != 0 or slot.name != WORKER_NAME
+    """Returns whether an attachment is a client, not a worker."""
+    return slot.token != 0 or slot.name not in (DISK_WORKER, FLEET_WORKER)
 
 
 def _client(slot: AttachmentRecord) -> ClientStats:

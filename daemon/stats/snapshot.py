@@ -11,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.common.advice import AbsentTokens
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.disk.disk_report import DiskReport
@@ -240,7 +241,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     absent: tokens that were not found, since the segments were created; disk: the state of the disk tier; eviction:
     which page leaves memory first; hints: since the daemon started; huge_pages: how much of the segments is in huge
-    pages; tenants: what quotas allow and what is used, none without quotas.
+    pages; tenants: what quotas allow and what is used, none without quotas; fleet: since the daemon started.
     """
 
     daemon: DaemonStats
@@ -254,6 +255,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     hints: HintReport = HintReport()
     huge_pages: HugePageReport = HugePageReport()
     tenants: tuple[TenantStats, ...] = ()
+    fleet: FleetStatus = FleetStatus()
     namespaces: tuple[NamespaceStats, ...]
     clients: tuple[ClientStats, ...]
 

@@ -26,7 +26,8 @@ static const named_number limits[] = {
 
 static const named_number reserve_outcomes[] = {
     {"GRANTED", PT_GRANTED}, {"PRESENT", PT_PRESENT}, {"PENDING", PT_PENDING}, {"REFUSED_FULL", PT_REFUSED_FULL},
-    {"REFUSED_SIZE", PT_REFUSED_SIZE}, {"ABSENT", PT_ABSENT}, {"LEFT_OUT", PT_LEFT_OUT}, {NULL, 0},
+    {"REFUSED_SIZE", PT_REFUSED_SIZE}, {"ABSENT", PT_ABSENT}, {"LEFT_OUT", PT_LEFT_OUT},
+    {"GRANTED_TO_FLEET", PT_GRANTED_TO_FLEET}, {NULL, 0},
 };
 
 static const named_number chain_kinds[] = {

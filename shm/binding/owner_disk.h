@@ -300,17 +300,54 @@ static PyObject *owner_end_writes(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fetch(slots, ttl_ns, keys, most_frames) -> (outcomes, entries, serials): grants frames for pages on disk to the slot of
- * their device's worker (u32 for each device), at most most_frames for each device (u64). */
+/* Reads what was located in the fleet: the sizes and namespaces of `pages` pages, which may be without any. Returns false with an
+ * exception set. */
+static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssize_t pages, array *in, pt_located *located)
+{
+    if (!arrays_open((array_wanted[]){{sizes, 8, "sizes"}, {spaces, 4, "spaces"}}, 2, in))
+        return false;
+    bool valid = in[0].count == pages && located->reader.slot < PT_SLOTS;
+    for (Py_ssize_t i = 0; valid && i < pages; i++)
+        valid = space_exists(self, ((uint32_t *)in[1].view.buf)[i]);
+    located->sizes = in[0].view.buf;
+    located->spaces = in[1].view.buf;
+    if (!valid) {
+        PyErr_SetString(PyExc_ValueError, "there is no such slot or namespace, or there are not as many sizes as keys");
+        arrays_close(in, 2);
+    }
+    return valid;
+}
+
+static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located, const array *keys)
+{
+    PyObject *packed = NULL;
+    pt_answer *answers = malloc((size_t)keys->count * sizeof *answers + 1);
+    if (answers) {
+        pt_fetch(&self->shared, r, readers, located, keys->view.buf, (uint32_t)keys->count, answers);
+        packed = answers_pack(answers, keys->count);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(answers);
+    return packed;
+}
+
+/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> (outcomes, entries, serials): grants frames
+ * for pages on disk to the slot of their device's worker (u32 for each device), at most most_frames for each device (u64). Pages
+ * that no tier of this host has, but that have a size, are granted to the fleet's worker, at most fleet_frames. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};
     pt_reader readers[PT_DEVICES] = {{0}};
     unsigned long long ttl;
-    PyObject *slots, *given, *most, *packed = NULL;
-    array of[3];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO", &slots, &ttl, &given, &most))
+    unsigned long long fleet_frames = 0;
+    PyObject *slots, *given, *most, *sizes = NULL, *spaces = NULL, *packed = NULL;
+    pt_located located = {{0}, NULL, NULL};
+    array of[3], in[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO|IKOO", &slots, &ttl, &given, &most, &located.reader.slot, &fleet_frames,
+                                                &sizes, &spaces))
         return NULL;
+    located.reader.most_frames = fleet_frames;
     if (!arrays_open((array_wanted[]){{slots, 4, "slots"}, {most, 8, "most_frames"}}, 2, of))
         return NULL;
     bool valid = of[0].count <= PT_DEVICES;
@@ -324,14 +361,12 @@ static PyObject *owner_fetch(Owner *self, PyObject *args)
     r.expires_ns = r.now + ttl;
     if (!array_open(given, PT_KEY_BYTES, "keys", &of[2]))
         return NULL;
-    pt_answer *answers = malloc((size_t)of[2].count * sizeof *answers + 1);
-    if (answers) {
-        pt_fetch(&self->shared, &r, readers, of[2].view.buf, (uint32_t)of[2].count, answers);
-        packed = answers_pack(answers, of[2].count);
-    } else {
-        PyErr_NoMemory();
+    if (!spaces) {
+        packed = fetch_pages(self, &r, readers, NULL, &of[2]);
+    } else if (located_open(self, sizes, spaces, of[2].count, in, &located)) {
+        packed = fetch_pages(self, &r, readers, &located, &of[2]);
+        arrays_close(in, 2);
     }
-    free(answers);
     PyBuffer_Release(&of[2].view);
     return packed;
 }

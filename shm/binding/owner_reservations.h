@@ -200,6 +200,16 @@ static PyObject *owner_set_pin_quota(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* set_fleet_breaker(state): 0: engines may ask the fleet. */
+static PyObject *owner_set_fleet_breaker(Owner *self, PyObject *args)
+{
+    unsigned int state;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "I", &state))
+        return NULL;
+    atomic_store_explicit(&self->shared.view.header->fleet_breaker, state, memory_order_relaxed);
+    Py_RETURN_NONE;
+}
+
 /* matches_at_quota() -> number of matches of the present attachments that ended at that limit. */
 static PyObject *owner_matches_at_quota(Owner *self, PyObject *unused)
 {

@@ -30,6 +30,7 @@ static PyMethodDef owner_methods[] = {
     {"process_of", (PyCFunction)owner_process_of, METH_VARARGS, NULL},
     {"frames_writing", (PyCFunction)owner_frames_writing, METH_VARARGS, NULL},
     {"set_pin_quota", (PyCFunction)owner_set_pin_quota, METH_VARARGS, NULL},
+    {"set_fleet_breaker", (PyCFunction)owner_set_fleet_breaker, METH_VARARGS, NULL},
     {"matches_at_quota", (PyCFunction)owner_matches_at_quota, METH_NOARGS, NULL},
     {"attachments_with_pins", (PyCFunction)owner_attachments_with_pins, METH_NOARGS, NULL},
     {"settle", (PyCFunction)owner_settle, METH_VARARGS, NULL},

@@ -54,6 +54,14 @@ static PyObject *session_locate(Session *self, PyObject *given)
     return tiers_of_keys(handle_usable(self) ? &self->shared.view : NULL, &keys);
 }
 
+/* asks_fleet: whether pages that are neither in memory nor on disk should be located in the fleet. */
+static PyObject *session_asks_fleet(Session *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(handle_usable(self) &&
+                           !atomic_load_explicit(&self->shared.view.header->fleet_breaker, memory_order_relaxed));
+}
+
 /* disk_complete: whether the disk tier is open, and all its pages are in the index. */
 static PyObject *session_disk_complete(Session *self, void *unused)
 {

@@ -246,6 +246,7 @@ static PyGetSetDef session_getset[] = {
     {"arena_address", (getter)session_number, NULL, NULL, (void *)5},
     {"disk_bytes", (getter)session_number, NULL, NULL, (void *)6},
     {"disk_complete", (getter)session_disk_complete, NULL, NULL, NULL},
+    {"asks_fleet", (getter)session_asks_fleet, NULL, NULL, NULL},
     {0},
 };
 static PyType_Slot session_slots[] = {

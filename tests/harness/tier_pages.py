@@ -10,7 +10,7 @@ from pathlib import Path
 from numbered_pages import key_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult, Tier
+from pagetier.tiers.base import Catalogue, Incoming, Outgoing, ReadOutcome, ReadResult, Tier
 from pagetier.tiers.capacity import Store
 from pagetier.tiers.disk.tier import LocalTier, tier_of
 
@@ -77,7 +77,7 @@ def outcomes(tier: Tier, pages: Sequence[Outgoing]) -> set[ReadOutcome]:
     return {outcome_of(tier, page) for page in pages}
 
 
-def keys_in(tier: Tier) -> set[bytes]:
+def keys_in(tier: Catalogue) -> set[bytes]:
     found = [held.keys[at : at + KEY_BYTES] for held in tier.contents() for at in range(0, len(held.keys), 32)]
     assert len(found) == len(set(found))
     return set(found)

@@ -12,7 +12,7 @@ from typing import Self
 from bare_engine import Engine
 from disk_daemon import FRAMES, DiskDaemon
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
-from pagetier.daemon.disk.status import WORKER_NAME
+from pagetier.daemon.workers.supervisor import DISK_WORKER
 from pagetier.shm.protocol import FetchOutcome
 from running_daemon import RunningDaemon
 
@@ -66,7 +66,7 @@ class TwoDevices(DiskDaemon):
     def worker_of(self, number: int) -> int:
         """Returns the PID of the worker of a device, which has the device's files open."""
         for slot in self.slots():
-            if slot.name == WORKER_NAME and _has_open(slot.pid, self.folders[number]):
+            if slot.name == DISK_WORKER and _has_open(slot.pid, self.folders[number]):
                 self._workers.add(slot.pid)
                 return slot.pid
         raise AssertionError(f"no worker of {self.folders[number]}: {self.reported()}")

@@ -25,6 +25,7 @@ from pagetier.tiers.disk.records import (
     RecordError,
 )
 from pagetier.tiers.disk.reports import ReadReport, Tally, Transaction
+from pagetier.tiers.page_checksum import page_checksum
 
 BATCH: Final = 65536  # pages listed at once
 NONSENSE: Final = Header(0, 0, 0, b"", ())
@@ -65,7 +66,7 @@ def is_other(header: Header | None, page: Incoming) -> bool:
 
 
 def _verify(page: Incoming, header: Header) -> str:
-    exact = records.checksum(page.key, page.size, page.frames) == header.checksum
+    exact = page_checksum(page.key, page.size, page.frames) == header.checksum
     return "" if exact else "the checksum does not match"
 
 

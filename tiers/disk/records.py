@@ -14,11 +14,10 @@ page fault at a time. A wrong run is harmless: the checksum does not match then.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
-import xxhash
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.protocol import Space
@@ -37,7 +36,6 @@ _MORE: Final = struct.Struct(f"<{HISTORY_BYTES}sQ8x")  # history, serial (0 in t
 _RUN: Final = struct.Struct("<II")
 RUN_BYTES: Final = _RUN.size
 _NUMBER: Final = struct.Struct(">I")
-_SIZE: Final = struct.Struct("<Q")
 
 
 class RecordError(Exception):
@@ -130,17 +128,6 @@ def unpack_number(packed: bytes) -> int:
 def frames_of(size: int, frame_bytes: int) -> int:
     """Returns the number of frames of a page."""
     return -(-size // frame_bytes)
-
-
-def checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:
-    """Returns the checksum of the frames' first `size` bytes. It covers key and size, so that no other page passes."""
-    digest = xxhash.xxh3_128(key + _SIZE.pack(size), seed=int.from_bytes(key[:8], "little"))
-    for frame in frames:
-        digest.update(frame[:size])
-        size -= len(frame)
-        if size <= 0:
-            break
-    return digest.digest()
 
 
 def runs_of(pages: Iterable[int], stride: int) -> tuple[FrameRun, ...]:

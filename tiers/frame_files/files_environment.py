@@ -14,7 +14,7 @@ import msgspec
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import FilesShape, Store
-from pagetier.tiers.disk import reader, records
+from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.read_priority import Patience, Turns
 from pagetier.tiers.disk.records import FrameRun, Header, RecordError, frames_of, runs_of
@@ -26,6 +26,7 @@ from pagetier.tiers.frame_files.page_record import pack_record, unpack_record
 from pagetier.tiers.frame_files.record_count import RecordCount
 from pagetier.tiers.frame_files.slot_owners import find_owners
 from pagetier.tiers.frame_files.slot_table import SlotTable
+from pagetier.tiers.page_checksum import page_checksum
 
 READERS_S: Final = 5.0
 """How long a write waits for the readers of slots that it needs."""
@@ -126,7 +127,7 @@ class FilesEnvironment(Environment):
         """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
         if not self.blocks.allocate_to(self.shape.map_bytes):
             raise FullError(self)
-        sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
+        sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
         batch = self._place(pages)
         try:
             self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), turns)

@@ -16,6 +16,7 @@ from pagetier.tiers.disk.reports import Transaction
 from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.lmdb import free_space
 from pagetier.tiers.lmdb.frame_reader import page_after
+from pagetier.tiers.page_checksum import page_checksum
 
 if TYPE_CHECKING:
     from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
@@ -25,7 +26,7 @@ def store_together(environment: LmdbEnvironment, pages: Sequence[Outgoing], turn
     """Stores pages in one transaction. Raises FullError, lmdb.Error."""
     if not free_space.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
         raise FullError(environment)
-    sums = [records.checksum(page.key, page.size, page.frames) for page in pages]
+    sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
     patience = Patience(turns)
     with environment.changing() as txn:
         for page, checksum in zip(pages, sums, strict=True):

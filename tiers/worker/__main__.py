@@ -1,16 +1,18 @@
 """`python -m pagetier.tiers.worker FD`: the process that the daemon starts for a tier.
 
-FD is its end of the socket pair.
+FD is its end of the socket pair. `--connect PATH` in its place connects to a daemon that did not start it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -19,11 +21,11 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import log_to_stderr
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
-from pagetier.tiers.base import DoubtError, Tier, TierError
+from pagetier.tiers.base import Catalogue, DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
-from pagetier.tiers.worker_protocol import OpenFailed, Serve, Trust
+from pagetier.tiers.worker_protocol import OpenFailed, Serve, ServeFleet, Trust
 
 _NICE: Final = 10
 FAILED: Final = 4
@@ -31,11 +33,11 @@ FAILED: Final = 4
 log = logging.getLogger("pagetier.tier")
 
 
-def main(descriptor: int) -> int:
+def main(connection: socket.socket) -> int:
     """Serves a tier until the daemon ends it or is gone. Returns the exit code."""
     log_to_stderr("info")
     be_child(b"pagetier-disk", _NICE)
-    channel = Channel(socket.socket(fileno=descriptor))
+    channel = Channel(connection)
     try:
         return _serve(channel)
     except (TierError, ShmError, ProtocolError, OSError) as error:
@@ -43,17 +45,35 @@ def main(descriptor: int) -> int:
         return FAILED
 
 
+def connected(arguments: Sequence[str]) -> socket.socket:
+    """Returns the connection to the daemon: an inherited descriptor, or a socket after --connect."""
+    if arguments[0] != "--connect":
+        return socket.socket(fileno=int(arguments[0]))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(arguments[1])
+    return connection
+
+
 def _serve(channel: Channel) -> int:
     command = channel.receive()
     if command is None:
         return 0
-    if not isinstance(command, Serve):
+    if not isinstance(command, Serve | ServeFleet):
         raise ProtocolError(f"{type(command).__name__} came before Serve")
     point("worker.configured")
     memory = WorkerArena(descriptors_of(channel), command.slot)
     point("worker.mapped")
     if command.populated:
         threading.Thread(target=memory.populate, name="pagetier-populate", daemon=True).start()
+    if isinstance(command, ServeFleet):
+        _serve_fleet(command, memory, channel)
+    else:
+        _serve_catalogue(command, memory, channel)
+    point("worker.closed")
+    return 0
+
+
+def _serve_catalogue(command: Serve, memory: WorkerArena, channel: Channel) -> None:
     tier = open_tier(command, memory.frame_bytes)
     point("worker.opened")
     with _closing(tier):
@@ -61,8 +81,17 @@ def _serve(channel: Channel) -> int:
         worker.report()
         point("worker.reported")
         worker.serve()
-    point("worker.closed")
-    return 0
+
+
+def _serve_fleet(command: ServeFleet, memory: WorkerArena, channel: Channel) -> None:
+    # Load the store's libraries only where there is a fleet.
+    from pagetier.tiers.fleet.open_fleet import open_fleet
+    from pagetier.tiers.worker.fleet_worker import FleetWorker
+
+    with closing(open_fleet(command.options)) as fleet:
+        worker = FleetWorker(fleet, memory, channel, command.options.timeout_s)
+        worker.report()
+        worker.serve()
 
 
 @contextlib.contextmanager
@@ -80,7 +109,7 @@ def _closing(tier: Tier) -> Iterator[None]:
     tier.close()
 
 
-def open_tier(command: Serve, frame_bytes: int) -> Tier:
+def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
     from pagetier.tiers.disk import doubt, give_up
@@ -96,4 +125,6 @@ def open_tier(command: Serve, frame_bytes: int) -> Tier:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    code = main(connected(sys.argv[1:]))
+    sys.stderr.flush()
+    os._exit(code)  # a call of a fleet's store may never return; nothing else has to be cleaned up

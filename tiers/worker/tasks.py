@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import msgspec
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
-from pagetier.tiers.base import Incoming, Outgoing
+from pagetier.shm.protocol import Space
+from pagetier.tiers.base import Incoming, Outgoing, PageName
 from pagetier.tiers.worker.arena import WorkerArena
-from pagetier.tiers.worker_protocol import Read, Write
+from pagetier.tiers.worker_protocol import Find, Read, Write
 
 _TASK_BYTES = 4 << 20
 _TASK_PAGES = 64
@@ -25,26 +26,39 @@ class ReadTask(msgspec.Struct, frozen=True):
     serials: array[int]
     keys: bytes
     sizes: array[int]
+    spaces: array[int]
+    table: tuple[Space, ...]
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def incoming(self, page: int, memory: WorkerArena) -> Incoming:
         """Returns one page with the frames that were granted for it."""
-        return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]))
+        space = self.table[self.spaces[page]].digest if self.spaces else b""
+        return Incoming(_key(self.keys, page), self.sizes[page], memory.frames(self.entries[page]), space)
 
 
 def read_tasks(command: Read) -> Iterator[ReadTask]:
     """Splits a Read so that several threads share it and its first pages are ready soon."""
     entries, serials, sizes = array("I", command.entries), array("Q", command.serials), array("Q", command.sizes)
+    spaces = array("I", command.spaces)
     first = 0
     while first < len(entries):
         last, nbytes = first + 1, sizes[first]
         while last < len(entries) and last - first < _TASK_PAGES and nbytes + sizes[last] <= _TASK_BYTES:
             nbytes += sizes[last]
             last += 1
-        keys = command.keys[first * KEY_BYTES : last * KEY_BYTES]
-        yield ReadTask(command.number, first, entries[first:last], serials[first:last], keys, sizes[first:last])
+        keys, pages = command.keys[first * KEY_BYTES : last * KEY_BYTES], slice(first, last)
+        yield ReadTask(
+            command.number,
+            first,
+            entries[pages],
+            serials[pages],
+            keys,
+            sizes[pages],
+            spaces[pages],
+            command.table,
+        )
         first = last
 
 
@@ -68,6 +82,14 @@ def outgoing(command: Write, there: list[bool], memory: WorkerArena) -> list[Out
         )
         for i in range(len(entries))
         if there[i]
+    ]
+
+
+def names_of(command: Find) -> list[PageName]:
+    """Returns the names of the pages to find."""
+    return [
+        PageName(command.table[space].digest, _key(command.keys, number))
+        for number, space in enumerate(array("I", command.spaces))
     ]
 
 

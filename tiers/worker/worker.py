@@ -1,4 +1,4 @@
-"""The threads of the worker: one receives, one writes, some read."""
+"""The threads of a disk worker: one receives, one writes, some read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import NO_ROOM, DoubtError, ReadOutcome, Tier, TierError
+from pagetier.tiers.base import Catalogue, DoubtError, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
-from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing, read_tasks
+from pagetier.tiers.worker.moved_pages import read_pages, write_pages
+from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
     Command,
     Complete,
     GetState,
-    HasRead,
     InventoryPart,
     Leave,
     Opened,
@@ -25,11 +25,9 @@ from pagetier.tiers.worker_protocol import (
     SavedLookups,
     SaveLookups,
     StateReport,
-    Stored,
     Sync,
     Synced,
     Write,
-    Wrote,
 )
 
 log = logging.getLogger("pagetier.tier")
@@ -40,7 +38,7 @@ READERS: Final = 4
 class Worker:
     """Serves one open tier until the daemon ends it or is gone."""
 
-    def __init__(self, tier: Tier, memory: WorkerArena, channel: Channel) -> None:
+    def __init__(self, tier: Catalogue, memory: WorkerArena, channel: Channel) -> None:
         self._tier = tier
         self._memory = memory
         self._channel = channel
@@ -102,7 +100,7 @@ class Worker:
     def _do(self, command: Write | Sync | SaveLookups) -> None:
         match command:
             case Write():
-                self._channel.send(self._write(command))
+                self._channel.send(write_pages(self._tier.write, self._memory, command))
             case Sync():
                 self._channel.send(self._sync(command))
             case SaveLookups():
@@ -114,18 +112,6 @@ class Worker:
         self._broken = str(error) if isinstance(error, TierError) else f"{type(error).__name__}: {error}"
         self._channel.end()
 
-    def _write(self, command: Write) -> Wrote:
-        with self._memory.pinned(command.entries, command.serials) as there:
-            point("worker.pinned")
-            pages = outgoing(command, there, self._memory)
-            written = self._tier.write(drops_of(command), pages)
-            point("worker.written")
-        point("worker.unpinned")
-        results = map(_stored, written.stored, written.reasons)
-        stored = bytes(next(results) if here else Stored.GONE for here in there)
-        reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
-        return Wrote(command.number, stored, reason, written.disk_bytes)
-
     def _sync(self, command: Sync) -> Synced:
         self._tier.sync()
         point("worker.synced")
@@ -134,28 +120,6 @@ class Worker:
 
     def _read_or_end(self, task: ReadTask) -> None:
         try:
-            self._read(task)
+            self._channel.send(read_pages(self._tier.read, self._memory, task))
         except Exception as error:  # noqa: BLE001  its pages would be pending as long as this process lives
             self._break(error)
-
-    def _read(self, task: ReadTask) -> None:
-        """Reads the pages of a task on one thread; whatever happens to a page, its part is published or given up."""
-        read, damaged, reason = bytearray(len(task)), b"", ""
-        for page in range(len(task)):
-            incoming = task.incoming(page, self._memory)
-            result = self._tier.read(incoming)
-            if result.outcome is ReadOutcome.EXACT:
-                read[page] = self._memory.publish(task.entries[page], task.serials[page])
-                continue
-            reason = reason or result.reason
-            if result.outcome is not ReadOutcome.FAILED:
-                damaged += incoming.key
-            self._memory.abandon(task.entries[page], task.serials[page])
-        point("worker.has_read")
-        self._channel.send(HasRead(task.number, task.first, bytes(read), damaged, reason))
-
-
-def _stored(done: bool, reason: str) -> Stored:  # noqa: FBT001  a tier says so
-    if done:
-        return Stored.DONE
-    return Stored.NO_ROOM if reason == NO_ROOM else Stored.FAILED

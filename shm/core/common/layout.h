@@ -218,7 +218,7 @@ typedef struct {
     pt_a64 dictionary; /* its lowest bit selects the dictionary that is in use */
     pt_a32 closed; /* the daemon was stopped for good: processes should unmap the memory */
     pt_a32 pin_frames; /* limit of the frames that one attachment may pin at once; its matches end there; 0: no limit */
-    pt_a32 fleet_breaker; /* reserved: engines do not ask the fleet while it is not 0 */
+    pt_a32 fleet_breaker; /* engines do not ask the fleet while it is not 0 */
     pt_a32 sample_threshold; /* processes leave the keys below it in their rings (samples.h); 0: none */
     /* The cache lines that the daemon writes with every request. */
     _Alignas(64) uint32_t free_entry, free_frame, open_first, open_last; /* heads of the lists */

@@ -4,7 +4,7 @@
 #include "owner.h"
 
 enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5,
-                  PT_LEFT_OUT = 6 };
+                  PT_LEFT_OUT = 6, PT_GRANTED_TO_FLEET = 7 };
 
 /* How the pages of a store depend on each other, for the policy that learns when pages return (cadence/). */
 enum pt_chain {

@@ -13,7 +13,7 @@ import msgspec
 from oracle.checker import Kind, Violation
 from oracle.page_contents import wrong
 from pagetier.shm._core import KEY_BYTES
-from pagetier.tiers.base import Incoming, ReadOutcome, Tier, TierError
+from pagetier.tiers.base import Catalogue, Incoming, ReadOutcome, TierError
 from pagetier.tiers.disk import recovery
 from power_loss.workload import FRAME, SEED, Terms, key_of, outgoing
 from tier_pages import aligned
@@ -53,7 +53,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class PageReader:
     """Reads the pages of a tier, and collects broken promises."""
 
-    def __init__(self, tier: Tier, frame: int) -> None:
+    def __init__(self, tier: Catalogue, frame: int) -> None:
         self.tier = tier
         self._frame = frame
         self.violations: list[Violation] = []

@@ -25,7 +25,7 @@ BOLD = re.compile("\x1b\\[[0-9;]*m")
 KEYS = {
     "": {
         *("daemon", "tiers", "disk", "disk_work", "lookups", "absent", "stores", "eviction", "hints", "huge_pages"),
-        *("tenants", "namespaces", "clients"),
+        *("tenants", "fleet", "namespaces", "clients"),
     },
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),

@@ -57,6 +57,9 @@ def file(tmp_path: Path) -> Path:
         ("[arena]\nhuge_pages = false", ["arena.huge_pages", "false", "never, advise"]),
         ("[arena]\nthreads = -1", ["arena.threads", "-1", "between 0 and 1024"]),
         ("[arena]\nthreads = 4.0", ["arena.threads", "4.0", "whole number"]),
+        ('[remote]\nurl = "/mnt/pages"', ["remote.url", "is not an URL", "file:///mnt/pages"]),
+        ('[remote]\nurl = "ftp://host/x"', ["remote.url", "unknown scheme", "file, s3, mooncake, python"]),
+        ('[remote]\nurl = "file://mnt/pages"', ["remote.url", "absolute path"]),
         ("[index]\nnamespaces = 0", ["index.namespaces", "0", "between 1 and"]),
         ("[evict]\nlow = nan", ["evict.low", "nan is not a share"]),
         ("[evict]\nhigh = 1", ["evict.high", "1", "0 <= share < 1"]),
@@ -243,3 +246,11 @@ def test_no_text_escapes_as_another_error(text: str) -> None:
             load(None, {field.variable: text}, {})
         except ConfigError as error:
             assert field.variable in str(error) or "default" in str(error)
+
+
+def test_a_fleet_that_cannot_be_opened_is_refused_without_its_secrets() -> None:
+    assert "set remote.key_file, or remote.trusted" in refused(remote_url="mooncake://10.0.0.1:50051")
+    assert load(None, {}, {"remote_url": "mooncake://10.0.0.1:50051", "remote_trusted": "yes"}).remote.url
+    why = refused(remote_url="s3://me:secret@bucket/x")
+    assert "password" in why and "secret" not in why and "s3://bucket/x" in why
+    assert "remote.ask_timeout = 3s" in refused(remote_ask_timeout="3s")

@@ -12,7 +12,7 @@ from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, content_of, key_of, store
 from pagetier.daemon.disk import inventory
 from pagetier.daemon.disk.inventory import Inventory
-from pagetier.daemon.disk.worker_process import check
+from pagetier.daemon.workers.worker_process import check
 from pagetier.shm._core import KEY_BYTES, Owner, TierFlag, WriteRule
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.worker_protocol import HasRead, InventoryPart, Opened, Report, Wrote

@@ -105,7 +105,17 @@ static inline void daemon_fetch(place *p)
     pt_request r = choose_request(p, engine, 1);
     uint64_t most = choose(&p->choices, PLACE_FRAMES);
     pt_reader readers[PT_DEVICES] = {{r.slot, most ? most : UINT64_MAX, 0}, {r.slot, most / 2, 0}};
-    pt_fetch(&p->owner, &r, readers, keys, count, answers);
+    uint64_t sizes[PROMPT];
+    uint32_t spaces[PROMPT];
+    pt_located located = {{r.slot, most ? most : UINT64_MAX, 0}, sizes, spaces};
+    for (uint32_t i = 0; i < count; i++) { /* no choices, as above */
+        sizes[i] = (r.chain + i) % 4 ? page_size(page_id(pt_nth_key(keys, i))) : 0;
+        spaces[i] = r.space;
+    }
+    pt_fetch(&p->owner, &r, readers, r.chain % 3 ? NULL : &located, keys, count, answers);
+    for (uint32_t i = 0; i < count; i++)
+        if (answers[i].outcome == PT_GRANTED_TO_FLEET)
+            answers[i].outcome = PT_GRANTED;
     grants_add(p, engine, 0, answers, count);
 }
 

@@ -61,7 +61,7 @@ static inline void service_fetch(service *s, mailbox *m)
     pt_reader readers[PT_DEVICES];
     for (uint32_t d = 0; d < PT_DEVICES; d++)
         readers[d] = (pt_reader){m->request.slot, UINT64_MAX, 0};
-    pt_fetch(&s->owner, &m->request, readers, m->keys, m->count, m->answers);
+    pt_fetch(&s->owner, &m->request, readers, NULL, m->keys, m->count, m->answers);
     for (uint32_t d = 0; d < TIERS; d++)
         tier_expect_granted(&s->tiers[d], &s->owner, m->answers, m->count);
 }

@@ -183,6 +183,56 @@ DISK_CASE(a_written_page_is_evicted_before_an_unwritten_one, 8, 8, 8, PT_WRITE_E
     EXPECT(pt_least_recently_used(&s->owner, UINT64_MAX, noon + 50).entry == unwritten.entry); /* no overflow */
 }
 
+/* ---- in the fleet ---- */
+
+DISK_CASE(a_page_of_the_fleet_is_stored_by_the_fleets_worker, 8, 8, 8, PT_WRITE_EVICTED)
+{
+    const uint64_t sizes[] = {FRAME, 2 * FRAME - 1, 0, FRAME};
+    const uint32_t spaces[MOST] = {0};
+    pt_answer a[4];
+    pt_located located = {{s->other.slot, 8, 0}, sizes, spaces};
+    store(s, "a");
+    fetch_all(s, "abcd", &located, a);
+    EXPECT(a[0].outcome == PT_PRESENT && a[1].outcome == PT_GRANTED_TO_FLEET && a[2].outcome == PT_ABSENT);
+    EXPECT(a[3].outcome == PT_ABSENT && located.reader.granted == 2 && used(s) == 3); /* useless without the one before */
+    EXPECT(s->owner.view.entries[a[1].entry].writers[0] == s->other.slot && !in_memory(s, "b"));
+    fetch_all(s, "b", &located, a + 2);
+    EXPECT(a[2].outcome == PT_PENDING && ask(s, &s->one, "b", 2 * FRAME - 1, 0, 1).outcome == PT_PENDING);
+    EXPECT(pt_part_finish(&s->other.view, a[1].entry, 0) && in_memory(s, "b"));
+    settle(s, later(s));
+    EXPECT(evict(s) && evict(s) && dropped(s, ""));
+}
+
+DISK_CASE(a_fetch_from_the_fleet_is_bounded, 8, 4, 4, PT_WRITE_EVICTED)
+{
+    const uint64_t sizes[] = {FRAME, 2 * FRAME, FRAME};
+    const uint32_t spaces[MOST] = {0};
+    pt_answer a[3];
+    pt_located located = {{s->other.slot, 2, 0}, sizes, spaces};
+    fetch_all(s, "abc", &located, a);
+    EXPECT(a[0].outcome == PT_GRANTED_TO_FLEET && a[1].outcome == PT_REFUSED_FULL && a[2].outcome == PT_REFUSED_FULL);
+    pt_reap(&s->owner, s->other.slot, later(s)); /* the worker dies */
+    expect_sound(&s->owner, "after a death");
+    EXPECT(nowhere(s, "a") && used(s) == 0);
+    const uint64_t too_large[] = {5 * FRAME};
+    located = (pt_located){{s->one.slot, 8, 0}, too_large, spaces};
+    fetch_all(s, "a", &located, a);
+    EXPECT(a[0].outcome == PT_REFUSED_FULL && used(s) == 0);
+}
+
+DISK_CASE(a_page_on_disk_is_not_read_from_the_fleet, 8, 4, 4, PT_WRITE_EVICTED)
+{
+    const uint64_t sizes[] = {FRAME};
+    const uint32_t spaces[MOST] = {0};
+    pt_answer a;
+    pt_located located = {{s->other.slot, 8, 0}, sizes, spaces};
+    store_written(s, "a");
+    EXPECT(evict(s));
+    fetch_all(s, "a", &located, &a);
+    EXPECT(a.outcome == PT_GRANTED && s->owner.view.entries[a.entry].writers[0] == s->one.slot && located.reader.granted == 0);
+    pt_reap(&s->owner, s->one.slot, later(s));
+}
+
 DISK_CASE(frames_before_unwritten_counts_frames_that_can_become_free, 8, 8, 8, PT_WRITE_EVICTED)
 {
     EXPECT(pt_frames_before_unwritten(&s->owner, 0, 100) == 100); /* nothing is unwritten */

@@ -5,17 +5,25 @@
 
 #define MOST 8u
 
-static inline pt_answer fetch(scene *s, const char *name)
+/* Fetches pages with names of one letter each, which `located` may have in the fleet. */
+static inline void fetch_all(scene *s, const char *names, pt_located *located, pt_answer *answers)
 {
-    uint8_t key[PT_KEY_BYTES];
-    pt_answer a;
+    uint8_t keys[MOST * PT_KEY_BYTES];
+    uint32_t count = (uint32_t)strlen(names);
     pt_request r = request(s, &s->one);
-    key_of(name, key);
+    for (uint32_t i = 0; i < count; i++)
+        key_of((char[]){names[i], 0}, keys + i * PT_KEY_BYTES);
     pt_reader readers[PT_DEVICES];
     for (uint32_t d = 0; d < PT_DEVICES; d++)
         readers[d] = (pt_reader){r.slot, UINT64_MAX, 0};
-    pt_fetch(&s->owner, &r, readers, key, 1, &a);
+    pt_fetch(&s->owner, &r, readers, located, keys, count, answers);
     expect_sound(&s->owner, "after a fetch");
+}
+
+static inline pt_answer fetch(scene *s, const char *name)
+{
+    pt_answer a;
+    fetch_all(s, name, NULL, &a);
     return a;
 }
 

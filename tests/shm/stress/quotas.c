@@ -173,7 +173,7 @@ static void read_one(trial *t)
     pt_answer a;
     uint32_t space;
     draw_key(t, &space, key);
-    pt_fetch(owner(t), &r, readers, key, 1, &a);
+    pt_fetch(owner(t), &r, readers, NULL, key, 1, &a);
     expect_minimums(t, owner(t)->view.spaces[space].tenant, "after a fetch");
     if (a.outcome == PT_GRANTED)
         finish(&t->s, &a, 0);

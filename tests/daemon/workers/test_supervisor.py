@@ -17,9 +17,9 @@ from fake_worker import impostor
 from numbered_pages import GEOMETRY
 from open_descriptors import open_descriptors
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.disk import supervisor, worker_process
-from pagetier.daemon.disk.supervisor import Supervisor
-from pagetier.daemon.disk.worker_process import CommandSender
+from pagetier.daemon.workers import supervisor, worker_process
+from pagetier.daemon.workers.supervisor import Supervisor
+from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD

@@ -1,4 +1,4 @@
-"""Keeps a disk worker running: restarts it when it ends, each time after a longer pause if it did not last."""
+"""Keeps a worker running: restarts it when it ends, each time after a longer pause if it did not last."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 from typing import Final, Protocol
 
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.disk.status import WORKER_NAME
-from pagetier.daemon.disk.worker_process import CommandSender, WorkerProcess
+from pagetier.daemon.workers.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.segments import Segments
-from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
+from pagetier.tiers.worker_protocol import FleetOptions, Leave, Report, Serve, ServeFleet, Trust
 
+# The names of the workers' attachments, whose token is 0.
+DISK_WORKER: Final = "disk tier"
+FLEET_WORKER: Final = "fleet"
 FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 30.0
 LASTING_S: Final = 2.0
@@ -53,7 +55,11 @@ class Supervisor:
     """
 
     def __init__(
-        self, segments: Segments, options: DeviceOptions, watcher: Watcher, loop: asyncio.AbstractEventLoop
+        self,
+        segments: Segments,
+        options: DeviceOptions | FleetOptions,
+        watcher: Watcher,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._segments = segments
         self._options = options
@@ -109,7 +115,7 @@ class Supervisor:
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def renew(self, options: DeviceOptions) -> None:
+    def renew(self, options: DeviceOptions | FleetOptions) -> None:
         """Replaces the worker by one with these options, after it has completed its commands."""
         self._options = options
         worker = self._worker
@@ -122,6 +128,11 @@ class Supervisor:
         """Kills the worker if a hung disk has kept it from leaving."""
         if worker is self._worker:
             worker.kill()
+
+    def replace(self, why: str) -> None:
+        """Kills the worker for this reason. Another one follows."""
+        if self._worker is not None:
+            self._worker.give_up(why)
 
     def abandon(self) -> None:
         """Kills the worker without waiting for its commands: the next daemon's worker finds the files as they are."""
@@ -188,7 +199,8 @@ class Supervisor:
 
     def _attach(self, worker: WorkerProcess) -> int:
         process = worker.process
-        return self._segments.owner.attach(process.pid, os.geteuid(), process.started, 0, WORKER_NAME)
+        name = FLEET_WORKER if isinstance(self._options, FleetOptions) else DISK_WORKER
+        return self._segments.owner.attach(process.pid, os.geteuid(), process.started, 0, name)
 
     async def _serve(self, worker: WorkerProcess, slot: int) -> None:
         try:
@@ -196,19 +208,17 @@ class Supervisor:
         except (OSError, ShmError) as error:
             worker.give_up(f"cannot receive the segments: {error}")
             return
-        command = Serve(
-            slot,
-            str(self._options.path),
-            self._options.size,
-            self._options.environments,
-            self.populated,
-            self._options.store,
-            max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)]),
-        )
         try:
-            await worker.serve(command, descriptors)
+            await worker.serve(self._command(slot), descriptors)
         except OSError as error:
             worker.give_up(f"cannot receive its commands: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _command(self, slot: int) -> Serve | ServeFleet:
+        options = self._options
+        if isinstance(options, FleetOptions):
+            return ServeFleet(slot, options, self.populated)
+        trust = max(self._doubt, _TRUST[min(self._crashes, len(_TRUST) - 1)])
+        return Serve(slot, str(options.path), options.size, options.environments, self.populated, options.store, trust)

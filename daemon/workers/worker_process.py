@@ -1,4 +1,4 @@
-"""The disk worker as a child process, connected by a socket pair."""
+"""A worker as a child process, connected by a socket pair."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
     Command,
+    FleetOpened,
+    Found,
     HasRead,
     InventoryPart,
     Opened,
     OpenFailed,
     Report,
     Serve,
+    ServeFleet,
+    Stored,
     Wrote,
     decode_report,
 )
 
 _MOST_FRAMES: Final = 1 << 40
 _MOST_BYTES: Final = 1 << 48
-_RESULTS: Final = frozenset(range(4))
+_RESULTS: Final = frozenset(Stored)
 _U32, _U64 = 4, 8
 
 
@@ -54,6 +58,8 @@ def _wrong(report: Report) -> str:
             return "an unknown result of a page"
         case HasRead() if report.first < 0 or not set(report.read) <= {0, 1} or len(report.damaged) % KEY_BYTES:
             return "inconsistent pages"
+        case Found() if len(report.sizes) % _U64:
+            return "a size in part"
         case _:
             return ""
 
@@ -133,7 +139,7 @@ class WorkerProcess(asyncio.Protocol):
             undo.pop_all()
         loop.add_reader(self._pidfd, self._gone)
 
-    async def serve(self, command: Serve, descriptors: list[int]) -> None:
+    async def serve(self, command: Serve | ServeFleet, descriptors: list[int]) -> None:
         """Sends the worker its configuration and the descriptors of the segments, and starts to receive reports.
 
         Raises OSError if the worker is gone.
@@ -156,16 +162,16 @@ class WorkerProcess(asyncio.Protocol):
             for body in self._unpacker.feed(data) if self._listens else ():
                 report = decode_report(body)
                 check(report)
-                if isinstance(report, Opened | OpenFailed):
+                if isinstance(report, Opened | FleetOpened | OpenFailed):
                     self._note_opening(report)
                 self._hear(report)
         except ProtocolError as error:
             self._listens = False
             self.give_up(f"sent an invalid report: {error}")
 
-    def _note_opening(self, report: Opened | OpenFailed) -> None:
+    def _note_opening(self, report: Opened | FleetOpened | OpenFailed) -> None:
         match report:
-            case Opened():
+            case Opened() | FleetOpened():
                 self.opened = True
             case OpenFailed():
                 self.failure = report

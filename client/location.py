@@ -1,0 +1,84 @@
+"""Asking which pages the fleet has: the request, and its result."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.client.attachment import Attachment
+from pagetier.client.keys import Keys
+from pagetier.client.pending_request import PendingRequest
+from pagetier.shm.protocol import Answer, Locate, Located, Space
+
+_NOTHING = Located(0, b"")
+
+
+class Location:
+    """A request to locate pages in the fleet. Made by Client.locate(). Thread-safe.
+
+    What it says is a hint: each page is verified when it is read. In a forked child it is ready, without pages.
+
+    Attributes:
+        keys: The keys that were asked for.
+    """
+
+    def __init__(self, pending: PendingRequest[Located], keys: Keys) -> None:
+        self.keys = keys
+        self._pending = pending
+
+    @property
+    def ready(self) -> bool:
+        """Whether wait() returns at once. Cheap to poll; the daemon answers within `remote.ask_timeout`."""
+        return self._pending.ready
+
+    def wait(self, timeout: float) -> int:
+        """Returns how many pages, from the first on, the fleet has. May be called again.
+
+        Waits at most `timeout` seconds; 0 without a response by then.
+        """
+        absent = np.flatnonzero(np.frombuffer(self._pending.wait(timeout).sizes, "<u8") == 0)
+        return int(absent[0]) if len(absent) else len(self.page_sizes)
+
+    @property
+    def page_sizes(self) -> npt.NDArray[np.uint64]:
+        """The size of each page in bytes (u64), 0 if the fleet does not have it; empty while not ready."""
+        return np.frombuffer(self._pending.wait(0.0).sizes, "<u8")
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second at which the daemon has read pages from the fleet; 0 if not known."""
+        return self._pending.wait(0.0).rate
+
+    def __repr__(self) -> str:
+        state = f"{self.wait(0.0)} in the fleet" if self.ready else "requested"
+        return f"<Location of {len(self.keys)} pages, {state}>"
+
+
+def space_of(keys: Keys) -> Space:
+    """Returns the namespace of keys, as messages have it."""
+    return Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
+
+
+def request_location(attachment: Attachment, keys: Keys, timeout: float) -> Location:
+    """Returns a request to locate pages in the fleet, sent without waiting for the response.
+
+    Nothing is sent while the fleet does not answer, or if there is none.
+
+    Args:
+        attachment: The attachment of this process.
+        keys: The pages.
+        timeout: Seconds for sending.
+    """
+    session = attachment.session
+    asks = bool(keys) and session is not None and session.asks_fleet
+    linked = attachment.linked if asks else None
+
+    def accept(answer: Answer) -> Located | None:
+        sound = isinstance(answer, Located) and len(answer.sizes) == 8 * len(keys)
+        return answer if sound and isinstance(answer, Located) else _NOTHING
+
+    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: _NOTHING)
+    spaces, table = bytes(4 * len(keys)), (space_of(keys),)
+    attachment.requests.ask(pending, lambda number: Locate(number, keys.data, spaces, table), timeout)
+    pending.leave()
+    return Location(pending, keys)

@@ -1,0 +1,97 @@
+"""Bringing pages into memory that are on disk or in the fleet."""
+
+from __future__ import annotations
+
+import time
+
+from pagetier.client.attachment import Attachment
+from pagetier.client.futures import FleetPages, Prefetch, request_prefetch
+from pagetier.client.group_match import GroupMatch
+from pagetier.client.keys import Keys
+from pagetier.client.load import UnpinnedPrefix
+from pagetier.client.location import Location, request_location, space_of
+from pagetier.client.matching_client import MatchingClient
+from pagetier.client.misuse import require_keys
+from pagetier.shm._core import KEY_BYTES
+
+
+class PrefetchingClient(MatchingClient):
+    """A client that brings pages into memory: the part of Client that asks the daemon for pages of other tiers."""
+
+    def locate(self, keys: Keys, timeout: float | None = None) -> Location:
+        """Asks which pages the fleet has, and returns without waiting for the response.
+
+        For pages that a match has found neither in memory nor on disk; prefetch() then reads them. Nothing is asked,
+        and the result is ready, without a fleet and while it does not answer. The call may wait for the daemon's
+        socket to take the request, at most the client's timeout.
+
+        Args:
+            keys: The keys of the pages, in order.
+            timeout: Seconds for sending.
+
+        Returns:
+            The pending location. The daemon answers within `remote.ask_timeout`.
+        """
+        require_keys(keys, "locate()")
+        return request_location(self._own_attachment(), keys, self._seconds(timeout))
+
+    def prefetch(self, keys: Keys, timeout: float | None = None, located: Location | None = None) -> Prefetch:
+        """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
+
+        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
+        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
+        take the request, at most the client's timeout.
+
+        Args:
+            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
+                that is in memory already costs one lookup.
+            timeout: Seconds that the disk and the fleet may take.
+            located: A location of the last of these keys that is ready: those that no tier of this host has are read
+                from the fleet.
+
+        Returns:
+            The pending prefetch. Dropping it does not cancel the prefetch.
+
+        Raises:
+            ValueError: The location is not of the last of these keys.
+        """
+        require_keys(keys, "prefetch()")
+        if located is None:
+            return self._prefetch(keys.data, timeout)
+        before = len(keys) - len(located.keys)
+        if before < 0 or keys[before:].data != located.keys.data:
+            raise ValueError("the location is not of the last of these keys")
+        sizes = located.page_sizes
+        if not len(sizes):
+            return self._prefetch(keys.data, timeout)
+        return self._prefetch(keys.data, timeout, FleetPages(bytes(8 * before) + sizes.tobytes(), space_of(keys)))
+
+    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
+        """Requests in one message all pages that the hit including the disk needs and that are not pinned.
+
+        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
+        recency of the pages of all groups.
+
+        Args:
+            match: A match of this client.
+            timeout: Seconds that the disk may take.
+
+        Returns:
+            The pending prefetch.
+        """
+        return self._prefetch(match.missing(), timeout)
+
+    def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, ends: float) -> FleetPages | None:
+        """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""
+        rest = unpinned.rest[unpinned.on_disk :]
+        left = max(0.0, ends - time.monotonic())
+        location = request_location(attachment, rest, left) if rest and left else None
+        if location is None or not location.wait(ends - time.monotonic()):
+            return None
+        return FleetPages(bytes(8 * unpinned.on_disk) + location.page_sizes.tobytes(), space_of(rest))
+
+    def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None = None) -> Prefetch:
+        attachment = self._own_attachment()
+        pending = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None), fleet)
+        pending.leave()
+        return Prefetch(pending, len(keys) // KEY_BYTES)

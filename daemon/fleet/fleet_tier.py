@@ -1,0 +1,264 @@
+"""The fleet of one daemon, from start() to stop(): its worker, and what the worker's reports mean."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from pagetier.daemon.common.fleet_status import FleetStatus
+from pagetier.daemon.common.log_throttle import FaultLog
+from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.disk.reads import FLEET, DiskReads
+from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
+from pagetier.daemon.fleet.breaker import Breaker
+from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.daemon.fleet.write_through import WriteThrough
+from pagetier.daemon.workers.supervisor import Supervisor
+from pagetier.daemon.workers.worker_process import CommandSender, no_worker
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import Locate, Located, ProtocolError, Reserve, Reserved
+from pagetier.shm.segments import Segments
+from pagetier.tiers import worker_protocol
+from pagetier.tiers.base import FleetState
+from pagetier.tiers.worker_protocol import (
+    Complete,
+    FleetOpened,
+    Found,
+    GetState,
+    HasRead,
+    OpenFailed,
+    Report,
+    Wrote,
+)
+
+log = logging.getLogger("pagetierd.fleet")
+
+_REPORT_EVERY_S: Final = 1.0
+_SILENT_S: Final = 5.0
+_OPENING_S: Final = 30.0
+_STOP_S: Final = 0.5
+_MEAN: Final = 0.2  # weight of the newest read in the rate
+
+
+class FleetTier:
+    """The fleet as the service sees it, a Watcher of its worker. On the loop's thread only.
+
+    Without a configured fleet it is never asked and has no effect.
+
+    Attributes:
+        report: The status, as it was noted last.
+    """
+
+    def __init__(
+        self,
+        segments: Segments,
+        options: RemoteOptions,
+        reads: DiskReads,
+        publish: Callable[[FleetStatus], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._owner = segments.owner
+        self._loop = loop
+        self._options = options
+        self._reads = reads
+        self._publish = publish
+        self._send: CommandSender = no_worker
+        self._breaker = Breaker()
+        self.locates = Locates(loop, options.ask_timeout, self._answered)
+        self.writes = WriteThrough(self._owner.header().arena_bytes, loop.time)
+        self.writes.rate = options.rate
+        self._supervisor = Supervisor(segments, options.fleet, self, loop)
+        self._is_open = False
+        self._heard_at = self._asked_at = self._read_at = 0.0
+        self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
+        self.report = FleetStatus(url=options.url)
+        self._owner.set_fleet_breaker(1)
+
+    @property
+    def configured(self) -> bool:
+        """Whether a fleet is configured."""
+        return bool(self._options.url)
+
+    @property
+    def slots_kept(self) -> int:
+        """The number of slots to keep free for the worker."""
+        return int(self.configured and self._send is no_worker)
+
+    def start(self) -> None:
+        """Starts the worker if a fleet is configured."""
+        if self.configured:
+            self._note(standing="starting")
+            self._supervisor.start()
+
+    async def stop(self) -> None:
+        """Ends the worker; what is not written by then is not written."""
+        self._owner.set_fleet_breaker(1)
+        if self.configured:
+            await self._supervisor.stop(_STOP_S)
+
+    def abandon(self) -> None:
+        """Kills the worker: the next daemon starts its own."""
+        self._owner.set_fleet_breaker(1)
+        self._supervisor.abandon()
+
+    def follow(self, options: RemoteOptions) -> None:
+        """Applies the settings that may change while engines run."""
+        self._options = options
+        self.locates.ask_timeout, self.writes.rate = options.ask_timeout, options.rate
+        self.writes.enabled = self._is_open and options.write == "through"
+
+    def locate(self, request: Locate, reply: Callable[[Located], None]) -> None:
+        """Asks which pages the fleet has. `reply` is called once, at most `remote.ask_timeout` later."""
+
+        def answer(sizes: bytes) -> None:
+            reply(Located(request.number, sizes, self.report.rate))
+
+        ask = self.locates.ask if self._asks else self.locates.refuse
+        ask(request, answer)
+
+    def note_stored(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
+        """Queues what a reservation granted to be written. See WriteThrough.note()."""
+        if self.writes.enabled:
+            self.writes.note(request, response, nbytes)
+
+    def tidy(self) -> None:
+        """Sends what is due, watches the worker and publishes the status. Called a few times a second."""
+        if not self.configured:
+            return
+        now = self._loop.time()
+        if self._is_open:
+            self._tidy_open(now)
+        if self._send is not no_worker and now - self._heard_at > (_SILENT_S if self._is_open else _OPENING_S):
+            self._supervisor.replace("did not answer and was killed")
+            self._heard_at = now
+        if now - self._asked_at > _REPORT_EVERY_S:
+            self._asked_at = now
+            self._send(GetState())
+            self._note()
+
+    def _tidy_open(self, now: float) -> None:
+        if self._breaker.take_probe(now):
+            self.locates.probe()
+        if self._breaker.is_open:
+            self.writes.drop_all()
+        else:
+            self.writes.send_due()
+
+    @property
+    def _asks(self) -> bool:
+        """Whether engines may ask."""
+        return self._is_open and not self._breaker.is_open
+
+    def started(self, slot: int, send: CommandSender) -> None:
+        """Implements Watcher.started()."""
+        self._reads.begin(FLEET, slot, send)
+        self._send = send
+        self._heard_at = self._loop.time()
+
+    def hear(self, report: Report) -> None:
+        """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
+        self._heard_at = self._loop.time()
+        match report:
+            case Found():
+                self.locates.found(report)
+            case HasRead():
+                self._has_read(report)
+            case Wrote():
+                self._judge(self.writes.wrote(report))
+            case worker_protocol.FleetReport():
+                self._note(**_fields(report.state))
+            case FleetOpened() if not self._is_open:
+                self._open(report.state)
+            case Complete() | OpenFailed():  # the process keeps the reason of a failure for ended()
+                pass
+            case _:
+                raise ProtocolError(f"{type(report).__name__} at the wrong time")
+
+    def ended(self, slot: int, why: str) -> None:
+        """Implements Watcher.ended(): engines do not ask until the next worker has opened the fleet."""
+        self._is_open, self._send = False, no_worker
+        self._owner.set_fleet_breaker(1)
+        self._owner.reap(slot)
+        self.locates.send, self.writes.enabled = no_worker, False
+        self.locates.lost()
+        self.writes.lost()
+        self._reads.lost(FLEET)
+        self._note(standing="down", trouble=why)
+        if not self._supervisor.leaving:
+            log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
+
+    def failed(self, why: str) -> None:
+        """Implements Watcher.failed()."""
+        self._note(standing="down", trouble=why)
+        log.warning("no fleet: %s; serving from this host only", why, extra=event("fleet_down"))
+
+    def _open(self, state: FleetState) -> None:
+        self._is_open = True
+        self._breaker.answered()
+        self.locates.send = self._send
+        self.writes.begin(self._send)
+        self.follow(self._options)
+        self._owner.set_fleet_breaker(0)
+        log.info("fleet in %s: open", state.url, extra=event("fleet_open"))
+        self._note(standing="open", trouble="", **_fields(state))
+
+    def _has_read(self, report: HasRead) -> None:
+        """Counts what came, and remembers what did not: the fleet may claim for a while that it has it."""
+        done = self._reads.end_pages(FLEET, report)
+        now = self._loop.time()
+        if report.damaged:
+            self.locates.absent.add(report.damaged, now + UNREADABLE_S)
+        rate = self.report.rate
+        if done.nbytes and (took := now - max(self._read_at, now - 1.0)) > 0.0:
+            rate = done.nbytes / took if not rate else (1 - _MEAN) * rate + _MEAN * done.nbytes / took
+        self._read_at = now
+        self.report = msgspec.structs.replace(
+            self.report,
+            read=self.report.read + done.read,
+            read_bytes=self.report.read_bytes + done.nbytes,
+            unread=self.report.unread + done.unread,
+            rate=rate,
+        )
+        self._judge(report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
+
+    def _answered(self, answered: Answered) -> None:
+        late = answered is Answered.LATE
+        self._judge("it did not answer within remote.ask_timeout" if late else "")
+
+    def _judge(self, trouble: str) -> None:
+        """Takes note of an answer, or of a failure, which may open the breaker."""
+        was_open = self._breaker.is_open
+        if trouble:
+            self._breaker.failed(self._loop.time())
+        else:
+            self._breaker.answered()
+        if was_open == self._breaker.is_open:
+            return
+        self._faults.report(trouble)
+        self._owner.set_fleet_breaker(int(self._breaker.is_open or not self._is_open))
+        opened_at = time.time() if self._breaker.is_open else self.report.opened_at
+        self._note(trouble=trouble, opened_at=opened_at)
+
+    def _note(self, **news: object) -> None:
+        """Takes over the fields in `news` and the current values of the others, and publishes them."""
+        counts = {answered.value: count for answered, count in self.locates.counts.items()}
+        state = {
+            "breaker_open": self._breaker.is_open,
+            "openings": self._breaker.openings,
+            "queued_bytes": self.writes.queued_bytes,
+            "restarts": self._supervisor.restarts,
+        }
+        written = msgspec.structs.asdict(self.writes.counts)
+        self.report = msgspec.structs.replace(self.report, **counts, **written, **(state | news))
+        self._publish(self.report)
+
+
+def _fields(state: FleetState) -> dict[str, object]:
+    """Returns the fields of the report that the worker's state sets."""
+    names = ("url", "lent_bytes", "damaged", "foreign", "note")
+    return {name: getattr(state, name) for name in names}

@@ -1,0 +1,154 @@
+"""Locates pages in the fleet for engines: each request is answered within `remote.ask_timeout`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from enum import Enum
+
+import msgspec
+
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.common.namespaces import wrong_space
+from pagetier.daemon.fleet.absent_pages import ABSENT_S, AbsentPages
+from pagetier.daemon.workers.worker_process import CommandSender, no_worker
+from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.protocol import Locate, ProtocolError, Space
+from pagetier.tiers.worker_protocol import Find, Found
+
+_SIZE_BYTES, _SPACE_BYTES = 8, 4
+_PROBE = Space(bytes(KEY_BYTES), "probe", 1)
+
+
+class Answered(Enum):
+    """What became of a question. LATE: the fleet did not answer in time, or said why it cannot; REFUSED: not asked."""
+
+    FOUND = "found"
+    ABSENT = "absent"
+    LATE = "late"
+    REFUSED = "refused"
+
+
+class _Question(msgspec.Struct, eq=False):
+    """A question on its way.
+
+    Attributes:
+        keys: The pages.
+        reply: Takes their sizes; None once the question was answered.
+        asked_at: When it was asked.
+        timer: Answers it when its time is over.
+    """
+
+    keys: bytes
+    reply: Callable[[bytes], None] | None
+    asked_at: float
+    timer: asyncio.TimerHandle
+
+
+class Locates:
+    """The questions to the fleet. On the loop's thread only.
+
+    Attributes:
+        send: Sends the worker a command.
+        ask_timeout: Seconds until a question is answered with "absent".
+        absent: Pages that the fleet did not have a moment ago.
+        counts: The number of questions by what became of them.
+        seconds: How long the answers took.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask_timeout: float, ended: Callable[[Answered], None]) -> None:
+        """Takes `ended`, called with what became of each question that was asked, before its reply."""
+        self._loop = loop
+        self._ended = ended
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+        self.send: CommandSender = no_worker
+        self.ask_timeout = ask_timeout
+        self.absent = AbsentPages()
+        self.counts = dict.fromkeys(Answered, 0)
+        self.seconds = Histogram()
+
+    def ask(self, request: Locate, reply: Callable[[bytes], None]) -> None:
+        """Asks which pages the fleet has; `reply` takes their sizes once, maybe before the call returns."""
+        if not request.keys or wrong_pages(request.keys, request.spaces, request.table):
+            self.refuse(request, reply)
+        elif self.absent.has(request.keys[:KEY_BYTES], self._loop.time()):
+            self._count(Answered.ABSENT)
+            reply(_nothing(request.keys))
+        else:
+            self._ask(request, reply)
+
+    def refuse(self, request: Locate, reply: Callable[[bytes], None]) -> None:
+        """Answers that nothing is there, without asking."""
+        self._count(Answered.REFUSED)
+        reply(_nothing(request.keys))
+
+    def probe(self) -> None:
+        """Asks for a page that does not exist, to learn whether the fleet answers."""
+        self._ask(Locate(0, bytes(KEY_BYTES), bytes(_SPACE_BYTES), (_PROBE,)), lambda sizes: None)
+
+    def found(self, report: Found) -> None:
+        """Handles an answer of the worker, which may come after the question's time.
+
+        Raises ProtocolError if it does not fit the question.
+        """
+        question = self._questions.pop(report.number, None)
+        if question is None:
+            return
+        if len(report.sizes) // _SIZE_BYTES != len(question.keys) // KEY_BYTES:
+            raise ProtocolError("an answer for another number of pages")
+        if question.reply is None:
+            return
+        self.seconds.add(self._loop.time() - question.asked_at)
+        if report.reason:
+            self._end(question, Answered.LATE, _nothing(question.keys))
+            return
+        head = int.from_bytes(report.sizes[:_SIZE_BYTES], "little")
+        if not head:
+            self.absent.add(question.keys[:KEY_BYTES], self._loop.time() + ABSENT_S)
+        self._end(question, Answered.FOUND if any(report.sizes) else Answered.ABSENT, report.sizes)
+
+    def lost(self) -> None:
+        """Answers all questions: the worker is gone."""
+        questions, self._questions = self._questions, {}
+        for question in questions.values():
+            if question.reply is not None:
+                self._end(question, Answered.LATE, _nothing(question.keys))
+
+    def _ask(self, request: Locate, reply: Callable[[bytes], None]) -> None:
+        number = next(self._numbers)
+        timer = self._loop.call_later(self.ask_timeout, self._late, number)
+        self._questions[number] = _Question(request.keys, reply, self._loop.time(), timer)
+        self.send(Find(number, request.keys, request.spaces, request.table))
+
+    def _late(self, number: int) -> None:
+        question = self._questions.pop(number)
+        self._end(question, Answered.LATE, _nothing(question.keys))
+
+    def _end(self, question: _Question, answered: Answered, sizes: bytes) -> None:
+        question.timer.cancel()
+        reply, question.reply = question.reply, None
+        self._count(answered)
+        self._ended(answered)
+        if reply is not None:
+            reply(sizes)
+
+    def _count(self, answered: Answered) -> None:
+        self.counts[answered] += 1
+
+
+def wrong_pages(keys: bytes, spaces: bytes, table: tuple[Space, ...]) -> str:
+    """Returns why the pages of a request and their namespaces are invalid, "" if they are valid."""
+    pages, rest = divmod(len(keys), KEY_BYTES)
+    if rest:
+        return f"{len(keys)} bytes are not a whole number of keys"
+    if len(spaces) != _SPACE_BYTES * pages:
+        return f"{len(spaces)} bytes of namespaces for {pages} pages"
+    if pages and max(memoryview(spaces).cast("I")) >= len(table):
+        return "a page of a namespace that is not in the table"
+    return next(filter(None, map(wrong_space, table)), "")
+
+
+def _nothing(keys: bytes) -> bytes:
+    return bytes(len(keys) // KEY_BYTES * _SIZE_BYTES)

@@ -1,0 +1,247 @@
+"""Writes pages to the fleet soon after they were stored, from a bounded queue. No store waits for it."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.workers.worker_process import CommandSender, no_worker
+from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, ReserveOutcome
+from pagetier.shm.message_codec import LENGTH, read_answer, read_request
+from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
+from pagetier.tiers.worker_protocol import Stored, Write, Wrote
+
+_SETTLING_S: Final = 0.5  # after its reservation, a page is usually complete
+_RETRIES_S: Final = (2.0, 8.0)  # after the write of a page that was not complete yet
+_BATCH_BYTES: Final = 32 << 20
+_MOST_WRITES: Final = 2
+_SMALLEST_PART: Final = 8  # of the arena: pages that are being written cannot be evicted
+_LEAST_QUEUE: Final = 256 << 20
+_QUEUE_S: Final = 2.0  # of work at the measured rate
+_WHOLE: Final = 1 << 62
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page that was granted to a writer. `tries` counts the writes for which it was not complete."""
+
+    entry: int
+    serial: int
+    key: bytes
+    size: int
+    space: Space
+    tries: int = 0
+
+
+class _Run(msgspec.Struct, frozen=True, eq=False):
+    """Pages to write from `due` on. They are read from the messages of their reservation only then."""
+
+    due: float
+    nbytes: int
+    pages: Callable[[], Iterator[Page]]
+
+
+class WriteCounts(msgspec.Struct):
+    """Pages by what became of their writes, and the bytes that were written or dropped.
+
+    Attributes:
+        written: Pages that are in the fleet now.
+        present: Pages that the fleet had already.
+        gone: Pages that left memory, or were never complete, before they could be written.
+        dropped: Pages that did not fit into the queue, or waited while the breaker was open.
+        failed: Pages that the fleet did not take.
+    """
+
+    written: int = 0
+    written_bytes: int = 0
+    present: int = 0
+    gone: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    failed: int = 0
+
+
+class WriteThrough:
+    """The queue of pages to write to the fleet, and the writes in progress. On the loop's thread only.
+
+    Attributes:
+        enabled: Whether pages are noted: `remote.write` is "through", and there is a worker.
+        rate: The most bytes per second, 0 for any.
+        queued_bytes: The bytes in the queue.
+        trouble: Why the last write failed, "" if it did not.
+    """
+
+    def __init__(self, arena_bytes: int, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._send: CommandSender = no_worker
+        self._numbers = itertools.count(1)
+        self._runs: deque[_Run] = deque()
+        self._ready: deque[Page] = deque()
+        self._retries: deque[tuple[float, Page]] = deque()
+        self._writing: dict[int, tuple[list[Page], float]] = {}
+        self._most_bytes = min(_BATCH_BYTES, max(1, arena_bytes // _SMALLEST_PART // _MOST_WRITES))
+        self._speed = 0.0
+        self._allowed, self._allowed_at = 0.0, clock()
+        self.enabled = False
+        self.rate = 0
+        self.queued_bytes = 0
+        self.trouble = ""
+        self.counts = WriteCounts()
+
+    def begin(self, send: CommandSender) -> None:
+        """Sends the writes to this worker from now on."""
+        self._send = send
+
+    def lost(self) -> None:
+        """Forgets the queue and the writes in progress: the worker is gone."""
+        self._send = no_worker
+        self._writing.clear()
+        self.drop_all()
+
+    def drop_all(self) -> None:
+        """Drops the queue: a dead fleet must not keep it."""
+        for run in self._runs:
+            self._drop(sum(1 for page in run.pages()), run.nbytes)
+        self._drop(len(self._ready), sum(page.size for page in self._ready))
+        self._drop(len(self._retries), sum(page.size for _, page in self._retries))
+        self._runs.clear()
+        self._ready.clear()
+        self._retries.clear()
+        self.queued_bytes = 0
+
+    def note(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
+        """Queues what a reservation granted, as far as it fits.
+
+        Args:
+            request: The request, or its message with the length.
+            response: The response to it, or its message.
+            nbytes: The bytes of the pages of the request.
+        """
+        room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
+        taken = min(nbytes, max(0, room))
+        self.queued_bytes += taken
+        self._runs.append(_Run(self._clock() + _SETTLING_S, taken, lambda: _granted(request, response)))
+
+    def send_due(self) -> None:
+        """Sends the writes that are due. Called a few times a second."""
+        self._take_due()
+        while self._ready and len(self._writing) < _MOST_WRITES:
+            if not (pages := self._next_batch()):
+                return
+            number = next(self._numbers)
+            self._writing[number] = (pages, self._clock())
+            self._send(_command(number, pages))
+
+    def wrote(self, report: Wrote) -> str:
+        """Handles the end of a write. Returns why the fleet failed, "" if it did not.
+
+        Raises ProtocolError if there is no such write.
+        """
+        pages, began = self._writing.pop(report.number, ([], 0.0))
+        if len(report.stored) != len(pages):
+            raise ProtocolError("a report on pages without a write command")
+        now = self._clock()
+        done = sum(page.size for page, stored in zip(pages, report.stored, strict=True) if stored == Stored.DONE)
+        if done:
+            speed = done / max(1e-6, now - began)
+            self._speed = speed if not self._speed else 0.8 * self._speed + 0.2 * speed
+        for page, stored in zip(pages, report.stored, strict=True):
+            self._count(page, Stored(stored), now)
+        self.trouble = report.reason
+        return report.reason if Stored.FAILED in report.stored else ""
+
+    def _count(self, page: Page, stored: Stored, now: float) -> None:
+        counts = self.counts
+        match stored:
+            case Stored.DONE:
+                counts.written += 1
+                counts.written_bytes += page.size
+            case Stored.PRESENT:
+                counts.present += 1
+            case Stored.GONE if page.tries < len(_RETRIES_S):
+                again = msgspec.structs.replace(page, tries=page.tries + 1)
+                self._retries.append((now + _RETRIES_S[page.tries], again))
+                self.queued_bytes += page.size
+            case Stored.GONE:
+                counts.gone += 1
+            case _:
+                counts.failed += 1
+
+    def _take_due(self) -> None:
+        now = self._clock()
+        while self._runs and self._runs[0].due <= now:
+            run = self._runs.popleft()
+            self.queued_bytes -= run.nbytes
+            left = run.nbytes
+            for page in run.pages():
+                left -= page.size
+                if left < 0:
+                    self._drop(1, page.size)
+                else:
+                    self._ready.append(page)
+                    self.queued_bytes += page.size
+        for _ in range(len(self._retries)):
+            due, page = self._retries.popleft()
+            if due <= now:
+                self._ready.append(page)
+            else:
+                self._retries.append((due, page))
+
+    def _next_batch(self) -> list[Page]:
+        """Returns the pages of the next write, head first; none if the rate does not allow it yet."""
+        now, pages, nbytes = self._clock(), list[Page](), 0
+        if self.rate:
+            self._allowed = min(float(self.rate), self._allowed + self.rate * (now - self._allowed_at))
+            self._allowed_at = now
+            if self._allowed <= 0:
+                return []
+        keys: set[bytes] = set()
+        while self._ready and (not pages or nbytes + self._ready[0].size <= self._most_bytes):
+            page = self._ready.popleft()
+            self.queued_bytes -= page.size
+            if page.key not in keys:
+                keys.add(page.key)
+                pages.append(page)
+                nbytes += page.size
+        self._allowed -= nbytes
+        return pages
+
+    def _drop(self, pages: int, nbytes: int) -> None:
+        self.counts.dropped += pages
+        self.counts.dropped_bytes += nbytes
+
+
+def _granted(request: bytes | Reserve, response: bytes | Reserved) -> Iterator[Page]:
+    """Yields the pages that were granted to the writer of part 0, in their order: ranks do not count twice."""
+    asked = read_request(request[LENGTH.size :]) if isinstance(request, bytes) else request
+    answer = read_answer(response[LENGTH.size :]) if isinstance(response, bytes) else response
+    assert isinstance(asked, Reserve) and isinstance(answer, Reserved)
+    if asked.part:
+        return
+    space = msgspec.structs.replace(asked.space, name=printable(asked.space.name))
+    sizes, entries, serials = array("Q", asked.sizes), array("I", answer.entries), array("Q", answer.serials)
+    for at, outcome in enumerate(answer.outcomes):
+        if outcome == ReserveOutcome.GRANTED:
+            key = asked.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]
+            yield Page(entries[at], serials[at], key, sizes[at], space)
+
+
+def _command(number: int, pages: list[Page]) -> Write:
+    table = {page.space: at for at, page in enumerate({page.space: page for page in pages}.values())}
+    return Write(
+        number,
+        b"",
+        array("I", [page.entry for page in pages]).tobytes(),
+        array("Q", [page.serial for page in pages]).tobytes(),
+        b"".join(page.key for page in pages),
+        array("Q", [page.size for page in pages]).tobytes(),
+        bytes(8 * len(pages)),
+        array("I", [table[page.space] for page in pages]).tobytes(),
+        tuple(table),
+        bytes(HISTORY_BYTES * len(pages)),
+    )

@@ -1,0 +1,1 @@
+"""The worker processes of the tiers beyond the arena: started, watched and restarted."""

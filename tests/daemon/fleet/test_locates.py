@@ -1,0 +1,104 @@
+"""Questions to the fleet: each is answered once, in time, whatever the worker does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pagetier.daemon.fleet.absent_pages import AbsentPages
+from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.shm.protocol import Locate, ProtocolError, Space
+from pagetier.tiers.worker_protocol import Command, Find, Found
+
+SPACE = Space(b"d" * 32, "model", 16)
+TWO_PAGES = Locate(7, b"a" * 32 + b"b" * 32, bytes(8), (SPACE,))
+
+
+class Asked:
+    """Locates whose worker is this object, which notes what it is asked and what becomes of it."""
+
+    def __init__(self, ask_timeout: float = 0.05) -> None:
+        self.commands: list[Find] = []
+        self.ends: list[Answered] = []
+        self.sizes: list[bytes] = []
+        self.locates = Locates(asyncio.get_running_loop(), ask_timeout, self.ends.append)
+        self.locates.send = self.send
+
+    def send(self, command: Command) -> None:
+        assert isinstance(command, Find)
+        self.commands.append(command)
+
+    def ask(self, request: Locate = TWO_PAGES) -> None:
+        self.locates.ask(request, self.sizes.append)
+
+
+async def test_an_answer_is_passed_on() -> None:
+    asked = Asked()
+    asked.ask()
+    sizes = (4096).to_bytes(8, "little") + bytes(8)
+    asked.locates.found(Found(asked.commands[0].number, sizes, ""))
+    assert asked.sizes == [sizes] and asked.ends == [Answered.FOUND]
+    await asyncio.sleep(0.1)
+    assert asked.sizes == [sizes] and asked.locates.counts[Answered.FOUND] == 1
+
+
+async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
+    asked, loop = Asked(), asyncio.get_running_loop()
+    began = loop.time()
+    asked.ask()
+    while not asked.sizes:
+        await asyncio.sleep(0.005)
+    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE] and 0.04 < loop.time() - began < 0.15
+    asked.locates.found(Found(asked.commands[0].number, b"\1" * 16, ""))
+    assert len(asked.sizes) == 1
+
+
+async def test_a_failed_or_lost_question_is_answered_at_once() -> None:
+    asked = Asked()
+    asked.ask()
+    asked.ask()
+    asked.locates.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
+    asked.locates.lost()
+    assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.LATE] * 2
+
+
+async def test_an_absent_head_is_not_asked_for_again_at_once() -> None:
+    asked = Asked()
+    asked.ask()
+    asked.locates.found(Found(asked.commands[0].number, bytes(16), ""))
+    asked.ask()
+    assert len(asked.commands) == 1 and asked.sizes == [bytes(16)] * 2
+    assert asked.locates.counts[Answered.ABSENT] == 2 and asked.ends == [Answered.ABSENT]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Locate(1, b"a" * 33, bytes(4), (SPACE,)),
+        Locate(1, b"a" * 32, bytes(8), (SPACE,)),
+        Locate(1, b"a" * 32, bytes(4), ()),
+        Locate(1, b"a" * 32, bytes(4), (Space(b"short", "model", 16),)),
+        Locate(1, b"", b"", ()),
+    ],
+)
+async def test_an_invalid_question_is_not_asked(request_: Locate) -> None:
+    asked = Asked()
+    asked.ask(request_)
+    assert not asked.commands and asked.sizes == [bytes(len(request_.keys) // 32 * 8)]
+    assert asked.locates.counts[Answered.REFUSED] == 1
+
+
+async def test_an_answer_for_other_pages_is_an_error_of_the_worker() -> None:
+    asked = Asked()
+    asked.ask()
+    with pytest.raises(ProtocolError):
+        asked.locates.found(Found(asked.commands[0].number, bytes(8), ""))
+
+
+def test_absent_pages_expire_and_are_bounded() -> None:
+    absent = AbsentPages()
+    absent.add(b"a" * 32 + b"b" * 32, 5.0)
+    assert absent.has(b"a" * 32, 4.9) and not absent.has(b"a" * 32, 5.0) and not absent.has(b"x" * 32, 0.0)
+    absent.add(b"".join(number.to_bytes(32, "little") for number in range(70_000)), 9.0)
+    assert len(absent) == 1 << 16 and not absent.has(b"b" * 32, 0.0)

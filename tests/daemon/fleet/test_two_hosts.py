@@ -1,0 +1,190 @@
+"""Two daemons share pages through one store; whatever happens to the store, each call returns in time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from eventually import eventually
+from pagetier.client import Client, Keys
+from pagetier.daemon.common.fleet_status import FleetStatus
+from pagetier.daemon.workers.supervisor import FLEET_WORKER
+from running_daemon import RunningDaemon, namespace
+
+PAGE = 100_000
+ASK_S, TIMEOUT_S, LATE_S = 0.05, 0.5, 0.1
+HARNESS = Path(__file__).parents[2] / "harness"
+
+
+def keys_of(name: str, pages: int) -> Keys:
+    return namespace(lora=name).keys(range(16 * pages))
+
+
+def pages_of(count: int, seed: int = 1) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
+
+
+class Host:
+    """A daemon and a client of it, with a fleet."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        more = ("--remote-url", url, "--remote-timeout", f"{TIMEOUT_S}s")
+        self.daemon = stack.enter_context(RunningDaemon("16MiB", "64KiB", *more))
+        assert eventually(lambda: self.report.standing == "open"), self.daemon.log.read_text()
+        self.client: Client = stack.enter_context(self.daemon.client(timeout=2.0))
+
+    @property
+    def report(self) -> FleetStatus:
+        return self.daemon.snapshot().fleet
+
+    @property
+    def worker(self) -> int:
+        return next(slot.pid for slot in self.daemon.slots() if slot.name == FLEET_WORKER)
+
+    def share(self, name: str, pages: npt.NDArray[np.uint8]) -> None:
+        """Stores pages and waits until the fleet has them."""
+        before = self.report.written
+        assert self.client.store(keys_of(name, len(pages)), pages).stored == len(pages)
+        assert eventually(lambda: self.report.written == before + len(pages), 10.0), self.report
+
+    def load(self, name: str, count: int, timeout: float = 2.0) -> tuple[int, npt.NDArray[np.uint8], float]:
+        """Returns how many pages were loaded, the memory, and how long it took."""
+        out = np.zeros((count, PAGE), np.uint8)
+        with self.client.match(keys_of(name, count)) as match:
+            began = time.monotonic()
+            return self.client.load(match, out, timeout=timeout), out, time.monotonic() - began
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def hosts(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
+    monkeypatch.setenv("PYTHONPATH", str(HARNESS))
+    with ExitStack() as stack:
+        url = f"python://slow_folder_store:SlowFolder{store}"
+        yield Host(url, stack), Host(url, stack)
+
+
+def delay(store: Path, seconds: float) -> None:
+    (store / "delay").write_text(str(seconds))
+
+
+def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    pages = pages_of(20)
+    first.share("shared", pages)
+    keys = keys_of("shared", 30)
+    with second.client.match(keys) as match:
+        assert (len(match), match.available_pages) == (0, 0)
+    location = second.client.locate(keys)
+    assert location.wait(2.0) == 20 and location.page_sizes.tolist() == [PAGE] * 20 + [0] * 10
+    located = second.client.locate(keys[:5])
+    assert located.wait(2.0) == 5 and second.client.prefetch(keys[:5], located=located).wait(2.0) == 5
+    with second.client.match(keys) as match:
+        assert len(match) == 5
+    loaded, out, _ = second.load("shared", 30)
+    assert loaded == 20 and np.array_equal(out[:20], pages)
+    assert eventually(lambda: second.report.read == 20), second.report
+    assert second.report.read_bytes == 20 * PAGE and not second.report.written
+    text = " ".join(second.daemon.pagetier("stats").stdout.split())
+    assert "3 found, 0 late" in text, text
+    assert first.daemon.findings() == [] and second.daemon.findings() == []
+
+
+def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    pages = pages_of(3)
+    first.share("twice", pages)
+    second.client.store(keys_of("twice", 3), pages)
+    assert eventually(lambda: second.report.present == 3, 10.0), second.report
+
+
+def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    pages = pages_of(4)
+    first.share("far", pages)
+    assert second.client.store(keys_of("near", 4), pages).stored == 4
+    assert eventually(lambda: second.report.written == 4, 10.0)
+    delay(store, 60.0)
+    for _ in range(3):
+        loaded, _, seconds = second.load("far", 4)
+        assert loaded == 0 and ASK_S - 0.02 < seconds < ASK_S + LATE_S
+    session = second.client.session
+    assert session is not None and not session.asks_fleet
+    for _ in range(50):
+        loaded, _, seconds = second.load("far", 4)
+        assert loaded == 0 and seconds < ASK_S / 2, "nothing is asked while the breaker is open"
+        loaded, out, seconds = second.load("near", 4)
+        assert loaded == 4 and np.array_equal(out, pages) and seconds < LATE_S
+    assert second.report.breaker_open and second.report.openings == 1 and second.report.late == 3
+    (store / "delay").unlink()
+    assert eventually(lambda: session.asks_fleet, 10.0)
+    loaded, out, _ = second.load("far", 4)
+    assert loaded == 4 and np.array_equal(out, pages)
+    assert len(second.daemon.lines("the fleet cannot be used")) == 1
+
+
+def test_a_store_that_hangs_while_it_is_read_ends_the_load_in_time(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    first.share("slow", pages_of(4))
+    keys = keys_of("slow", 4)
+    located = second.client.locate(keys)
+    assert located.wait(2.0) == 4
+    delay(store, 60.0)
+    began = time.monotonic()
+    assert second.client.prefetch(keys, 0.3, located).wait(0.3 + LATE_S) == 0
+    assert time.monotonic() - began < 0.3 + LATE_S
+    assert eventually(lambda: second.report.unread == 4, TIMEOUT_S + 2.0), second.report
+    assert second.daemon.header().used_frames == 0
+
+
+def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> None:
+    first, second = hosts
+    pages = pages_of(4)
+    first.share("kept", pages)
+    os.kill(second.worker, signal.SIGKILL)
+    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", 10.0)
+    os.kill(second.worker, signal.SIGSTOP)
+    loaded, _, seconds = second.load("kept", 4)
+    assert loaded == 0 and seconds < ASK_S + LATE_S
+    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", 15.0)
+    loaded, out, _ = second.load("kept", 4)
+    assert loaded == 4 and np.array_equal(out, pages)
+
+
+def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    first.share("lost", pages_of(4))
+    keys = keys_of("lost", 4)
+    located = second.client.locate(keys)
+    assert located.wait(2.0) == 4
+    for path in [path for path in store.rglob("*") if path.is_file()]:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert second.client.prefetch(keys, located=located).wait(2.0) == 0
+    with second.client.match(keys) as match:
+        assert len(match) == 0
+    shutil.rmtree(store)
+    assert second.load("lost", 4)[0] == 0 and second.daemon.findings() == []
+
+
+def test_a_wrong_store_is_named_once_and_the_rest_works(tmp_path: Path) -> None:
+    with RunningDaemon("16MiB", "64KiB", "--remote-url", f"file://{tmp_path}/missing") as daemon:
+        assert eventually(lambda: daemon.snapshot().fleet.standing == "down")
+        with daemon.client() as client:
+            assert client.store(keys_of("own", 2), pages_of(2)).stored == 2
+            assert client.session is not None and not client.session.asks_fleet
+            assert client.locate(keys_of("own", 2)).ready

@@ -1,0 +1,111 @@
+"""The queue of pages to write to the fleet: what was granted, in order, bounded in bytes and in rate."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from pagetier.daemon.fleet.write_through import WriteThrough
+from pagetier.shm._core import ReserveOutcome
+from pagetier.shm.message_codec import pack
+from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
+from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
+
+SPACE = Space(b"d" * 32, "model", 16)
+MIB = 1 << 20
+GRANTED, PRESENT = ReserveOutcome.GRANTED, ReserveOutcome.PRESENT
+
+
+class Queue:
+    """A queue whose clock and worker are this object."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sent: list[Write] = []
+        self.writes = WriteThrough(1 << 30, lambda: self.now)
+        self.writes.begin(self.send)
+
+    def send(self, command: Command) -> None:
+        assert isinstance(command, Write)
+        self.sent.append(command)
+
+    def store(self, names: str, outcomes: list[int] | None = None, size: int = MIB, part: int = 0) -> None:
+        count = len(names)
+        keys = b"".join(name.encode() * 32 for name in names)
+        request = Reserve(1, SPACE, part, 2, keys, struct.pack(f"<{count}Q", *[size] * count))
+        entries, serials = struct.pack(f"<{count}I", *range(count)), struct.pack(f"<{count}Q", *range(count))
+        response = Reserved(1, bytes(outcomes or [GRANTED] * count), entries, serials)
+        self.writes.note(pack(request), pack(response), size * count)
+
+    def after(self, seconds: float) -> list[str]:
+        """Returns the names of the pages that are written after so many seconds."""
+        self.now, before = self.now + seconds, len(self.sent)
+        self.writes.send_due()
+        return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
+
+    def answer(self, *stored: Stored) -> str:
+        return self.writes.wrote(Wrote(self.sent[-1].number, bytes(stored), "broken", 0))
+
+
+def test_what_was_granted_for_part_0_is_written_once_half_a_second_later() -> None:
+    queue = Queue()
+    queue.store("abc", [GRANTED, PRESENT, GRANTED]), queue.store("xy", part=1)
+    assert queue.after(0.4) == [] and queue.after(0.2) == ["ac"] and queue.after(10.0) == []
+    write = queue.sent[0]
+    assert write.entries == struct.pack("<2I", 0, 2) and write.serials == struct.pack("<2Q", 0, 2)
+    assert write.table == (SPACE,) and write.spaces == bytes(8) and queue.writes.queued_bytes == 0
+
+
+def test_at_most_two_writes_of_32_mib_are_in_progress() -> None:
+    queue = Queue()
+    queue.store("abcdefgh", size=16 * MIB)
+    assert queue.after(1.0) == ["ab", "cd"] and queue.writes.queued_bytes == 64 * MIB
+    queue.answer(Stored.DONE, Stored.PRESENT)
+    assert queue.after(0.1) == ["ef"]
+    assert queue.writes.counts.written == 1 and queue.writes.counts.present == 1
+
+
+def test_a_page_that_is_not_complete_is_tried_twice_more() -> None:
+    queue = Queue()
+    queue.store("a")
+    assert queue.after(1.0) == ["a"]
+    queue.answer(Stored.GONE)
+    assert queue.after(1.9) == [] and queue.after(0.2) == ["a"]
+    queue.answer(Stored.GONE)
+    assert queue.after(7.9) == [] and queue.after(0.2) == ["a"]
+    queue.answer(Stored.GONE)
+    assert queue.after(100.0) == [] and queue.writes.counts.gone == 1 and queue.writes.queued_bytes == 0
+
+
+def test_what_does_not_fit_is_dropped_from_the_tail() -> None:
+    queue = Queue()
+    queue.store("abcdefgh", size=64 * MIB)
+    queue.store("xyz", size=64 * MIB)
+    assert queue.after(1.0) == ["a", "b"] and queue.writes.counts.dropped == 4 + 3
+    queue.writes.drop_all()
+    assert queue.writes.counts.dropped == 4 + 3 + 2 and queue.writes.queued_bytes == 0
+
+
+def test_the_rate_limits_what_is_sent() -> None:
+    queue = Queue()
+    queue.writes.rate, nbytes = 8 * MIB, 0
+    for _ in range(100):
+        queue.store("abcd")
+        for names in queue.after(0.1):
+            nbytes += len(names) * MIB
+            queue.answer(*[Stored.DONE] * len(names))
+    assert 70 * MIB < nbytes < 110 * MIB
+
+
+def test_a_failure_is_reported_and_counted() -> None:
+    queue = Queue()
+    queue.store("ab")
+    queue.after(1.0)
+    assert queue.answer(Stored.DONE, Stored.FAILED) == "broken" and queue.writes.counts.failed == 1
+    with pytest.raises(ProtocolError):
+        queue.answer(Stored.DONE)
+    queue.store("c")
+    queue.after(1.0)
+    queue.writes.lost()
+    assert queue.after(100.0) == []

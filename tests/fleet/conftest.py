@@ -1,0 +1,37 @@
+"""Servers for the tests of each store: one for all tests of a process, and objects under a prefix for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+
+from store_servers import ACCESS_KEY, SECRET_KEY, MooncakeServers, S3Server, mooncake_servers, s3_server
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    with patch.dict(os.environ, credentials), s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeServers]:
+    try:
+        import mooncake.store  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"Mooncake cannot be loaded here: {error}")
+    with mooncake_servers(tmp_path_factory.mktemp("mooncake")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Returns a prefix that no other test uses."""
+    return f"test-{os.getpid()}-{next(_numbers)}"

@@ -1,0 +1,91 @@
+"""A store in this process's memory whose calls can be made to fail, as python://faulty_store:DictStore."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
+
+
+class DictStore:
+    """Objects in a dictionary that all instances share."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def __init__(self, options: StoreSettings) -> None:
+        self.options = options
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        return [name in self.objects for name in names]
+
+    def sizes(self, names: Sequence[str]) -> array[int]:
+        return array("Q", [len(self.objects.get(name, b"")) for name in names])
+
+    def put(self, name: str, data: memoryview) -> bool:
+        return self.objects.setdefault(name, copy := bytes(data)) is copy
+
+    def get(self, name: str, into: memoryview) -> int:
+        if (found := self.objects.get(name)) is None:
+            return ABSENT
+        count = min(len(found), len(into))
+        into[:count] = found[:count]
+        return len(found)
+
+    def remove(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+    def close(self) -> None:
+        return
+
+
+class FaultyStore(DictStore):
+    """A store whose calls run `before`, with the name of the call, and hang while `hangs` names them."""
+
+    before: ClassVar[list[Callable[[str], None]]] = []
+    hangs: ClassVar[set[str]] = set()
+    released: ClassVar[threading.Event] = threading.Event()
+
+    def _at(self, call: str) -> None:
+        for function in self.before:
+            function(call)
+        if call in self.hangs:
+            self.released.wait()
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        self._at("exists")
+        return super().exists(names)
+
+    def sizes(self, names: Sequence[str]) -> array[int]:
+        self._at("sizes")
+        return super().sizes(names)
+
+    def put(self, name: str, data: memoryview) -> bool:
+        self._at("put")
+        return super().put(name, data)
+
+    def get(self, name: str, into: memoryview) -> int:
+        self._at("get")
+        return super().get(name, into)
+
+    def remove(self, name: str) -> None:
+        self._at("remove")
+        super().remove(name)
+
+
+class SlowToOpen(DictStore):
+    """A store whose opening takes an hour."""
+
+    def __init__(self, options: StoreSettings) -> None:
+        super().__init__(options)
+        time.sleep(3600)
+
+
+class FailsToOpen(DictStore):
+    """A store that cannot be opened."""
+
+    def __init__(self, options: StoreSettings) -> None:
+        raise RuntimeError("no such thing\nas a store")

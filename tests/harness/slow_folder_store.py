@@ -1,0 +1,42 @@
+"""A folder of objects whose calls wait as a file beside it says, as python://slow_folder_store:SlowFolder/FOLDER."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pagetier.tiers.fleet.folder_store import FolderStore
+from pagetier.tiers.fleet.object_store import StoreSettings
+
+
+class SlowFolder(FolderStore):
+    """A folder; each call takes as many seconds more as the file `delay` in the folder says at its begin."""
+
+    def __init__(self, options: StoreSettings) -> None:
+        self._delay = Path(options.path) / "delay"
+        super().__init__(msgspec.structs.replace(options, netloc=""))
+
+    def _wait(self) -> None:
+        ends = time.monotonic() + float(self._delay.read_text() if self._delay.exists() else "0")
+        while time.monotonic() < ends and self._delay.exists():
+            time.sleep(0.01)
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        self._wait()
+        return super().exists(names)
+
+    def sizes(self, names: Sequence[str]) -> array[int]:
+        self._wait()
+        return super().sizes(names)
+
+    def put(self, name: str, data: memoryview) -> bool:
+        self._wait()
+        return super().put(name, data)
+
+    def get(self, name: str, into: memoryview) -> int:
+        self._wait()
+        return super().get(name, into)

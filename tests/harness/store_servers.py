@@ -1,0 +1,157 @@
+"""Real servers of stores on the loopback address: SeaweedFS for S3, and a master and a node of Mooncake."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from free_ports import free_ports
+
+ACCESS_KEY, SECRET_KEY = "reader", "a secret"
+BUCKET = "pages"
+_STARTING_S = 60.0
+_BIN = Path(sys.executable).parent
+_ALL = [{"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "actions": ["Admin"]}]
+
+
+class ServerProcess:
+    """A server, which can be stopped, continued and killed. Its output goes to a file."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        self.log = folder / f"{name}.log"
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                [str(_BIN / name), *arguments],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environ or {})},
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        self._child.send_signal(number)
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+    def lives(self) -> bool:
+        return self._child.poll() is None
+
+
+def await_port(server: ServerProcess, port: int) -> None:
+    """Waits until a port of a server can be connected to."""
+    until = time.monotonic() + _STARTING_S
+    while time.monotonic() < until and server.lives():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the server does not listen:\n{server.log.read_text()[-3000:]}")
+
+
+class S3Server:
+    """SeaweedFS with one bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "s3.json").write_text(json.dumps({"identities": _ALL}))
+        kinds = ["master", "volume", "filer", "s3"]
+        ports = free_ports(2 * len(kinds))
+        self._ports = dict(zip([*kinds, *(f"{kind}.grpc" for kind in kinds)], ports, strict=True))
+        self.start()
+
+    def start(self) -> None:
+        """Starts the server, and makes the bucket unless it is there."""
+        ports = [
+            f"-{name.replace('.grpc', '.port.grpc') if '.' in name else f'{name}.port'}={port}"
+            for name, port in self._ports.items()
+        ]
+        self.process = ServerProcess(
+            self.folder, "weed", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder / 'data'}",
+            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20", "-filer", "-s3",
+            f"-s3.config={self.folder / 's3.json'}", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-filer.localSocket={self.folder / 'filer.sock'}", *ports,
+        )  # fmt: skip
+        await_port(self.process, self._ports["s3"])
+        until = time.monotonic() + _STARTING_S
+        while b"created bucket" not in (said := self._shell(f"s3.bucket.create -name {BUCKET}")):
+            assert time.monotonic() < until, said
+            if b"exist" in said:
+                break
+            time.sleep(0.3)
+
+    def _shell(self, command: str) -> bytes:
+        master = f"127.0.0.1:{self._ports['master']}.{self._ports['master.grpc']}"
+        done = subprocess.run(
+            [str(_BIN / "weed"), "shell", "-master", master],
+            input=command.encode(), capture_output=True, timeout=_STARTING_S, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._ports['s3']}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}/hosts?endpoint={self.endpoint}"
+
+
+class MooncakeServers:
+    """A master of Mooncake and a node that has memory for objects."""
+
+    def __init__(self, folder: Path, size: str = "512 MB") -> None:
+        self.folder = folder
+        self._rpc, metrics, node = free_ports(3)
+        self.master = ServerProcess(
+            folder, "mooncake_master", f"-rpc_port={self._rpc}", "-rpc_address=127.0.0.1",
+            f"-metrics_port={metrics}", "-metrics_host=127.0.0.1",
+        )  # fmt: skip
+        await_port(self.master, self._rpc)
+        self.node = ServerProcess(
+            folder, "mooncake_client", "-host=127.0.0.1", f"-port={node}", f"-master_server_address={self.address}",
+            "-metadata_server=P2PHANDSHAKE", "-protocol=tcp", f"-global_segment_size={size}",
+        )  # fmt: skip
+        await_port(self.node, node)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._rpc}"
+
+    @property
+    def url(self) -> str:
+        return f"mooncake://{self.address}?hostname=127.0.0.1"
+
+    def kill(self) -> None:
+        self.node.kill()
+        self.master.kill()
+
+
+@contextlib.contextmanager
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """Runs an S3 server for the time of a block, with its credentials in the environment."""
+    server = S3Server(folder)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+
+
+@contextlib.contextmanager
+def mooncake_servers(folder: Path) -> Iterator[MooncakeServers]:
+    """Runs Mooncake for the time of a block."""
+    servers = MooncakeServers(folder)
+    try:
+        yield servers
+    finally:
+        servers.kill()

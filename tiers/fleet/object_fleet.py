@@ -1,0 +1,268 @@
+"""The tier over any store of objects."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from pagetier.tiers.base import (
+    FleetState,
+    Incoming,
+    Outgoing,
+    PageName,
+    ReadOutcome,
+    ReadResult,
+    TierError,
+    Written,
+)
+from pagetier.tiers.fleet.bounce_buffers import BounceBuffer, BounceBuffers
+from pagetier.tiers.fleet.late_reads import LateReads
+from pagetier.tiers.fleet.object_store import ABSENT, ObjectStore
+from pagetier.tiers.fleet.objects import (
+    HEADER_BYTES,
+    MAGIC,
+    PLAIN,
+    VERSION,
+    ObjectHeader,
+    PageCodec,
+    copy_to_frames,
+    object_name,
+    unpack_header,
+)
+from pagetier.tiers.fleet.store_calls import LateError, StoreCall, StoreCalls
+
+_T = TypeVar("_T")
+_PUTS_AT_ONCE: Final = 4
+_REMOVALS: Final = 10  # in
+_REMOVALS_S: Final = 60.0  # more would empty the fleet where one host has faulty memory
+_ABSENT: Final = ReadResult(ReadOutcome.ABSENT)
+_EXACT: Final = ReadResult(ReadOutcome.EXACT)
+
+
+class ObjectFleet:
+    """A Fleet in a store of objects, one for each page.
+
+    Args:
+        store: The store.
+        url: Its URL for people, without secrets.
+        prefix: The first part of all names.
+        codec: How the pages are protected.
+        buffers: The bounce buffers, in the store's memory.
+        calls: Runs the store's calls.
+    """
+
+    def __init__(
+        self, store: ObjectStore, url: str, prefix: str, codec: PageCodec, buffers: BounceBuffers, calls: StoreCalls
+    ) -> None:
+        self._store = store
+        self._url = url
+        self._prefix = prefix
+        self._codec = codec
+        self._buffers = buffers
+        self._calls = calls
+        self._reads = LateReads()
+        self._lock = threading.Lock()
+        self._removals: collections.deque[float] = collections.deque(maxlen=_REMOVALS)
+        self._damaged = self._foreign = self._present = 0
+
+    def locate(self, names: Sequence[PageName]) -> array[int]:
+        """Returns the sizes of the pages. Raises TierError."""
+        objects = [object_name(self._prefix, name) for name in names]
+        lengths = self.ask(lambda: self._store.sizes(objects))
+        return array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
+
+    def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
+        """Stores the pages that are not there, a few at once. A failure of the store ends the batch and is a reason."""
+        names = [object_name(self._prefix, PageName(page.space.digest, page.key)) for page in pages]
+        done, why = self._put_absent(names, pages) if pages else ({}, "")
+        present = frozenset(number for number, is_new in done.items() if not is_new)
+        with self._lock:
+            self._present += len(present)
+        return Written(
+            stored=tuple(number in done for number in range(len(pages))),
+            reasons=tuple("" if number in done else why for number in range(len(pages))),
+            disk_bytes=sum(pages[number].size for number, is_new in done.items() if is_new),
+            present=present,
+        )
+
+    def _put_absent(self, names: Sequence[str], pages: Sequence[Outgoing]) -> tuple[dict[int, bool], str]:
+        """Returns for each page that is in the store whether it is new, and why the first of the others is not."""
+        try:
+            there = self.ask(lambda: self._store.exists(names))
+        except TierError as error:
+            return {}, str(error)
+        done = {number: False for number in range(len(pages)) if there[number]}
+        why = self._put_all([number for number in range(len(pages)) if not there[number]], names, pages, done)
+        return done, why
+
+    def _put_all(
+        self, absent: Sequence[int], names: Sequence[str], pages: Sequence[Outgoing], done: dict[int, bool]
+    ) -> str:
+        """Adds the pages that are stored to `done`. Returns the first failure, after which no other put begins."""
+        running: collections.deque[tuple[int, Callable[[], bool]]] = collections.deque()
+        why, waiting = "", collections.deque(absent)
+        while running or (waiting and not why):
+            try:
+                if waiting and not why and len(running) < _PUTS_AT_ONCE:
+                    self._reads.wait(self._calls.timeout_s)
+                    number = waiting.popleft()
+                    running.append((number, self._begin_put(names[number], pages[number])))
+                else:
+                    number, end = running.popleft()
+                    done[number] = end()
+            except TierError as error:
+                why = why or str(error)
+        return why
+
+    def _begin_put(self, name: str, page: Outgoing) -> Callable[[], bool]:
+        """Starts to store a page, and returns the function that waits for its end and raises TierError."""
+        with self._buffer(page.size) as buffer:
+            self._codec.pack(PageName(page.space.digest, page.key), page.size, page.frames, buffer.memory)
+            buffer.retain()
+
+        def put() -> bool:
+            return self._store.put(name, buffer.memory)
+
+        try:
+            call = self._calls.start(put, buffer)
+        except LateError:
+            buffer.release()
+            raise
+
+        def end() -> bool:
+            try:
+                return self._again(call, put, buffer)
+            finally:
+                buffer.release()
+
+        return end
+
+    def read(self, page: Incoming) -> ReadResult:
+        """Fills the frames from a bounce buffer, and verifies and decrypts them there."""
+        name = PageName(page.space, page.key)
+        try:
+            with self._reads.reading(), self._buffer(page.size) as buffer:
+                length = self._got(object_name(self._prefix, name), buffer)
+                return self._judge(name, page, length, buffer.memory)
+        except TierError as error:
+            return ReadResult(ReadOutcome.FAILED, str(error))
+
+    def _got(self, name: str, buffer: BounceBuffer) -> int:
+        def get() -> int:
+            return self._store.get(name, buffer.memory)
+
+        return self._again(self._calls.start(get, buffer), get, buffer)
+
+    def _judge(self, name: PageName, page: Incoming, length: int, data: memoryview) -> ReadResult:
+        if length == ABSENT:
+            return _ABSENT
+        if not HEADER_BYTES <= length <= len(data):
+            return self._reject(name, f"the object has {length} bytes")
+        header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
+        if self._is_other(header, page.size, length):
+            return _ABSENT
+        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id) and header.magic == MAGIC:
+            return self._reject_foreign()
+        wrong = _wrong_header(header, name, length)
+        if not wrong:
+            copy_to_frames(data[HEADER_BYTES:length], page.frames)
+            wrong = "" if self._codec.verify(header, page.frames) else "the checksum does not match"
+        return self._reject(name, wrong) if wrong else _EXACT
+
+    def _is_other(self, header: ObjectHeader, size: int, length: int) -> bool:
+        """Returns whether an object that looks whole is of another version or size."""
+        if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
+            return False
+        return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+
+    def _reject(self, name: PageName, why: str) -> ReadResult:
+        """Counts a wrong object, and removes it if this fleet has no key: otherwise it may be another fleet's."""
+        if self._codec.codec != PLAIN:
+            return self._reject_foreign()
+        with self._lock:
+            self._damaged += 1
+            now = time.monotonic()
+            few = len(self._removals) < _REMOVALS or now - self._removals[0] > _REMOVALS_S
+            if few:
+                self._removals.append(now)
+        if few:
+            with contextlib.suppress(TierError):  # an object that cannot be removed is found damaged again
+                self.ask(lambda: self._store.remove(object_name(self._prefix, name)))
+        return ReadResult(ReadOutcome.DAMAGED, why)
+
+    def _reject_foreign(self) -> ReadResult:
+        with self._lock:
+            self._foreign += 1
+        return _ABSENT
+
+    def state(self) -> FleetState:
+        """Returns the state without asking the store."""
+        return FleetState(
+            url=self._url,
+            lent_bytes=self._buffers.lent_bytes,
+            calls=self._calls.running,
+            late=self._calls.late,
+            damaged=self._damaged,
+            foreign=self._foreign,
+            present=self._present,
+            note="objects were written with another fleet key: compare remote.key_file" if self._foreign else "",
+        )
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds calls have been running and none has returned."""
+        return self._calls.silent_s()
+
+    def close(self) -> None:
+        """Closes the store, if it does so in time."""
+        with contextlib.suppress(TierError):
+            self.ask(self._store.close)
+
+    def _buffer(self, size: int) -> BounceBuffer:
+        """Returns a bounce buffer for an object. Raises LateError."""
+        nbytes = HEADER_BYTES + size
+        buffer = self._buffers.lend(nbytes, self._calls.timeout_s)
+        if buffer is None:
+            why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than remote.buffers"
+            raise LateError(f"no bounce buffer for a page of {size} bytes: {why}")
+        return buffer
+
+    def ask(self, function: Callable[[], _T]) -> _T:
+        """Makes a call that needs no bounce buffer, twice if it fails at once. Raises TierError."""
+        return self._again(self._calls.start(function), function, None)
+
+    def _again(self, call: StoreCall[_T], function: Callable[[], _T], buffer: BounceBuffer | None) -> _T:
+        """Returns the result of a call, which is repeated once if it failed in time. Raises TierError."""
+        try:
+            return self._calls.finish(call)
+        except LateError:
+            raise
+        except Exception:  # noqa: BLE001  a library may raise anything
+            return _converted(lambda: self._calls.run(function, buffer))
+
+
+def _converted(function: Callable[[], _T]) -> _T:
+    """Calls a function, and turns any error into a TierError of one line."""
+    try:
+        return function()
+    except TierError:
+        raise
+    except Exception as error:
+        raise TierError(f"the store failed: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """Returns the first line of an error, at most 200 characters."""
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
+
+
+def _wrong_header(header: ObjectHeader, name: PageName, length: int) -> str:
+    if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
+        return "the object has another header"
+    if header.size + HEADER_BYTES != length:
+        return f"an object of {header.size} bytes has {length - HEADER_BYTES}"
+    return "" if header.page == name else "it is the object of another page"

@@ -1,0 +1,62 @@
+"""The interface of a store of objects. Each store implements it in one module."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+ABSENT: Final = -1
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store gets when it is opened.
+
+    Attributes:
+        netloc: The part of the URL between the scheme and the path.
+        path: The path of the URL.
+        parameters: The parameters of the URL, each with its last value.
+        memory: The bounce buffers. Each buffer of a put() or get() lies in this memory.
+        timeout_s: After this time a call is given up. A store limits its library to it as well, where it can.
+    """
+
+    netloc: str
+    path: str
+    parameters: dict[str, str]
+    memory: memoryview
+    timeout_s: float
+
+
+class ObjectStore(Protocol):
+    """A store of objects by name. Several threads call it at the same time.
+
+    Any call may raise any exception, and may be given up by its caller and return later. No object is ever replaced.
+    """
+
+    def exists(self, names: Sequence[str]) -> list[bool]:
+        """Returns which objects are there."""
+
+    def sizes(self, names: Sequence[str]) -> array[int]:
+        """Returns the length of each object, 0 if it is absent, as an array of type "Q". The lengths may be guesses."""
+
+    def put(self, name: str, data: memoryview) -> bool:
+        """Stores an object whole or not at all. Returns False if there was one by this name; that one stays.
+
+        A store that cannot see that returns True.
+        """
+
+    def get(self, name: str, into: memoryview) -> int:
+        """Copies an object to the beginning of a buffer.
+
+        Returns:
+            The object's length, ABSENT if there is none. If it is more than the buffer's the content of the buffer is
+            undefined.
+        """
+
+    def remove(self, name: str) -> None:
+        """Removes an object if it is there."""
+
+    def close(self) -> None:
+        """Releases everything. No other call follows, but calls that were given up may still run."""

@@ -1,0 +1,166 @@
+"""The format of an object: its name, its header, and its bytes plain or encrypted; see docs/design/fleet.md."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from pagetier.tiers.base import PageName
+from pagetier.tiers.page_checksum import page_checksum
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import AEADDecryptionContext, AEADEncryptionContext, Cipher, modes
+
+MAGIC: Final = b"ptfleet\0"
+VERSION: Final = 1
+PLAIN, AES_256_GCM = 0, 1
+_FIXED: Final = struct.Struct("<8sBBHIQ32s32s")
+_CHECKED: Final = struct.Struct("<16s12s12x")
+_COVERED: Final = _FIXED.size
+HEADER_BYTES: Final = _FIXED.size + _CHECKED.size
+KEY_FILE_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+
+
+def object_name(prefix: str, page: PageName) -> str:
+    """Returns the name of a page's object. The namespace is in it for listing, life-cycle rules and deletion."""
+    return f"{prefix}/{page.space[:8].hex()}/{page.key.hex()}"
+
+
+class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first HEADER_BYTES of an object. `check` is the checksum or the tag, which covers `covered`, too."""
+
+    magic: bytes
+    version: int
+    codec: int
+    key_id: int
+    header_bytes: int
+    size: int
+    page: PageName
+    check: bytes
+    nonce: bytes
+    covered: bytes
+
+
+def unpack_header(data: bytes) -> ObjectHeader:
+    """Decodes a header of any content."""
+    magic, version, codec, key_id, header_bytes, size, key, space = _FIXED.unpack_from(data)
+    check, nonce = _CHECKED.unpack_from(data, _COVERED)
+    return ObjectHeader(
+        magic=magic,
+        version=version,
+        codec=codec,
+        key_id=key_id,
+        header_bytes=header_bytes,
+        size=size,
+        page=PageName(space, key),
+        check=check,
+        nonce=nonce,
+        covered=data[:_COVERED],
+    )
+
+
+class PageCodec(Protocol):
+    """How the bytes of pages are protected. Thread-safe."""
+
+    codec: int
+    key_id: int
+
+    def pack(self, page: PageName, size: int, frames: Sequence[memoryview], out: memoryview) -> None:
+        """Writes an object of HEADER_BYTES + `size` bytes to `out`."""
+
+    def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
+        """Verifies bytes that were copied to the frames, and decrypts them there. Returns whether they are exact."""
+
+
+class PlainCodec:
+    """Pages with a checksum."""
+
+    codec = PLAIN
+    key_id = 0
+
+    def pack(self, page: PageName, size: int, frames: Sequence[memoryview], out: memoryview) -> None:
+        """Copies the page. The checksum is that of the frames: whatever happens to `out` later is found."""
+        at = HEADER_BYTES
+        for part in _parts(frames, size):
+            out[at : at + len(part)] = part
+            at += len(part)
+        out[:_COVERED] = _fixed(self, page, size)
+        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(page_checksum(page.key, size, frames), b"")
+
+    def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
+        """Compares the checksums."""
+        return page_checksum(header.page.key, header.size, frames) == header.check
+
+
+class EncryptedCodec:
+    """Pages that are encrypted with keys derived from a fleet key: one for each page, and a random nonce.
+
+    The tag covers the header, so that no object passes for another page. Raises ImportError without `cryptography`.
+    """
+
+    codec = AES_256_GCM
+
+    def __init__(self, fleet_key: bytes) -> None:
+        from cryptography.hazmat.primitives import ciphers
+
+        self._ciphers = ciphers
+        self._fleet_key = fleet_key
+        self.key_id = int.from_bytes(hmac.digest(fleet_key, b"pagetier key id", "sha256")[:2], "little")
+
+    def pack(self, page: PageName, size: int, frames: Sequence[memoryview], out: memoryview) -> None:
+        """Encrypts from the frames to `out`."""
+        fixed, nonce = _fixed(self, page, size), os.urandom(_NONCE_BYTES)
+        cipher: AEADEncryptionContext = self._cipher(page.key, nonce, None).encryptor()
+        cipher.authenticate_additional_data(fixed)
+        at = HEADER_BYTES
+        for part in _parts(frames, size):
+            cipher.update_into(part, out[at : at + len(part)])
+            at += len(part)
+        cipher.finalize()
+        out[:_COVERED] = fixed
+        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(cipher.tag, nonce)
+
+    def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
+        """Decrypts in place: what is verified and what stays are the same bytes, in memory that no other has."""
+        from cryptography.exceptions import InvalidTag
+
+        cipher: AEADDecryptionContext = self._cipher(header.page.key, header.nonce, header.check).decryptor()
+        cipher.authenticate_additional_data(header.covered)
+        for part in _parts(frames, header.size):
+            cipher.update_into(part, part)
+        try:
+            cipher.finalize()
+        except InvalidTag:
+            return False
+        return True
+
+    def _cipher(self, key: bytes, nonce: bytes, tag: bytes | None) -> Cipher[modes.GCM]:
+        page_key = hmac.digest(self._fleet_key, key, "sha256")
+        return self._ciphers.Cipher(self._ciphers.algorithms.AES(page_key), self._ciphers.modes.GCM(nonce, tag))
+
+
+def copy_to_frames(data: memoryview, frames: Sequence[memoryview]) -> None:
+    """Copies an object's bytes after the header to the frames."""
+    at = 0
+    for part in _parts(frames, len(data)):
+        part[:] = data[at : at + len(part)]
+        at += len(part)
+
+
+def _fixed(codec: PageCodec, page: PageName, size: int) -> bytes:
+    return _FIXED.pack(MAGIC, VERSION, codec.codec, codec.key_id, HEADER_BYTES, size, page.key, page.space)
+
+
+def _parts(frames: Sequence[memoryview], size: int) -> Iterator[memoryview]:
+    """Yields the parts of the frames that contain the page."""
+    for frame in frames:
+        if size <= 0:
+            return
+        yield frame[:size]
+        size -= len(frame)

@@ -1,0 +1,157 @@
+"""Opens a fleet by its URL."""
+
+from __future__ import annotations
+
+import importlib
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.bounce_buffers import BounceBuffers
+from pagetier.tiers.fleet.object_fleet import ObjectFleet, one_line
+from pagetier.tiers.fleet.object_store import ObjectStore, StoreSettings
+from pagetier.tiers.fleet.objects import KEY_FILE_BYTES, EncryptedCodec, PageCodec, PlainCodec
+from pagetier.tiers.fleet.store_calls import LateError, StoreCalls
+from pagetier.tiers.worker_protocol import FleetOptions
+
+_OPENING_S: Final = 10.0
+_PROBE: Final = "probe"
+PARAMETERS: Final = {
+    "file": frozenset[str](),
+    "s3": frozenset({"endpoint", "region"}),
+    "mooncake": frozenset({"protocol", "hostname", "replicas", "devices"}),
+    "python": None,
+}
+_EXAMPLES: Final = "s3://BUCKET/PREFIX, mooncake://HOST:PORT, file:///FOLDER or python://MODULE:CLASS"
+
+
+def check_options(options: FleetOptions) -> SplitResult:
+    """Returns the parts of the URL. Nothing is opened, and no store's library loaded.
+
+    Raises:
+        TierError: What an administrator must change.
+    """
+    parts = _split(options.url)
+    if parts.scheme not in PARAMETERS:
+        raise TierError(f"remote.url has no store that pagetier knows: write {_EXAMPLES}")
+    if "@" in parts.netloc:
+        raise TierError("remote.url contains a password: put credentials into the worker's environment instead")
+    if not (parts.netloc or parts.scheme == "file"):
+        raise TierError(f"remote.url names no {parts.scheme} store: write {_EXAMPLES}")
+    known = PARAMETERS[parts.scheme]
+    unknown = sorted(set(dict(parse_qsl(parts.query))) - known) if known is not None else []
+    if unknown:
+        raise TierError(
+            f"remote.url has an unknown parameter {unknown[0]!r}: known are {', '.join(sorted(known or ()))}"
+        )
+    if parts.scheme == "mooncake" and not (options.key_file or options.trusted):
+        raise TierError(
+            "Mooncake shows pages to everybody who reaches its port: set remote.key_file, or remote.trusted"
+        )
+    if not options.prefix.strip("/") or any(part in ("", ".", "..") for part in options.prefix.split("/")):
+        raise TierError(f"remote.prefix cannot be {options.prefix!r}: write a name such as 'pagetier'")
+    return parts
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port if parts.scheme in ("mooncake", "s3") else None
+    except ValueError as error:
+        raise TierError(f"remote.url is no URL ({error}): write {_EXAMPLES}") from error
+    return parts
+
+
+def shown(parts: SplitResult) -> str:
+    """Returns a URL for people, without its parameters."""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def read_key(path: str) -> bytes:
+    """Returns the fleet key in a file. Raises TierError if it is no key, or if others may read it."""
+    try:
+        mode, key = Path(path).stat().st_mode, Path(path).read_bytes()
+    except OSError as error:
+        raise TierError(f"remote.key_file {path} cannot be read: {error.strerror or error}") from error
+    if len(key) != KEY_FILE_BYTES:
+        raise TierError(f"remote.key_file {path} has {len(key)} bytes instead of {KEY_FILE_BYTES}: see docs/fleet.md")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise TierError(f"remote.key_file {path} can be read by others: chmod 0400 {path}")
+    return key
+
+
+def codec_of(options: FleetOptions) -> PageCodec:
+    """Returns how pages are protected. Raises TierError."""
+    if not options.key_file:
+        return PlainCodec()
+    try:
+        return EncryptedCodec(read_key(options.key_file))
+    except ImportError as error:
+        raise TierError(f"remote.key_file needs cryptography: pip install 'pagetier[fleet-key]' ({error})") from error
+
+
+def open_fleet(options: FleetOptions) -> ObjectFleet:
+    """Opens a fleet and asks it once. Raises TierError with what to do."""
+    parts = check_options(options)
+    codec, calls, buffers = codec_of(options), StoreCalls(options.timeout_s), BounceBuffers(options.buffers)
+    given = StoreSettings(
+        netloc=parts.netloc,
+        path=parts.path,
+        parameters=dict(parse_qsl(parts.query)),
+        memory=buffers.memory,
+        timeout_s=options.timeout_s,
+    )
+    store = _opened(parts, _kind(parts), given)
+    fleet = ObjectFleet(store, shown(parts), options.prefix, codec, buffers, calls)
+    _ask_once(fleet, store, options)
+    return fleet
+
+
+def _opened(parts: SplitResult, kind: Callable[[StoreSettings], ObjectStore], given: StoreSettings) -> ObjectStore:
+    """Opens a store on a thread: some libraries block for minutes without a server."""
+    opening = StoreCalls(max(_OPENING_S, given.timeout_s))
+    try:
+        return opening.run(lambda: kind(given))
+    except LateError as error:
+        raise TierError(f"{shown(parts)} cannot be opened: no answer within {opening.timeout_s:g} s") from error
+    except TierError:
+        raise
+    except Exception as error:
+        raise TierError(f"{shown(parts)} cannot be opened: {one_line(error)}") from error
+
+
+def _ask_once(fleet: ObjectFleet, store: ObjectStore, options: FleetOptions) -> None:
+    try:
+        fleet.ask(lambda: store.exists([f"{options.prefix}/{_PROBE}"]))
+    except TierError as error:
+        raise TierError(f"{fleet.state().url} cannot be used: {error}") from error
+
+
+def _kind(parts: SplitResult) -> Callable[[StoreSettings], ObjectStore]:
+    match parts.scheme:
+        case "file":
+            from pagetier.tiers.fleet.folder_store import FolderStore
+
+            return FolderStore
+        case "s3":
+            from pagetier.tiers.fleet.s3_store import S3Store
+
+            return S3Store
+        case "mooncake":
+            from pagetier.tiers.fleet.mooncake_store import MooncakeStore
+
+            return MooncakeStore
+    return _imported(parts.netloc)
+
+
+def _imported(name: str) -> Callable[[StoreSettings], ObjectStore]:
+    """Returns the class of python://module:Class."""
+    module, _, kind = name.partition(":")
+    try:
+        found: Callable[[StoreSettings], ObjectStore] = getattr(importlib.import_module(module), kind)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise TierError(f"python://{name} cannot be imported: {error}") from error
+    return found

@@ -1,0 +1,126 @@
+"""Calls of a store's library, each on a thread of its own so that its caller can give it up.
+
+No timeout of a library is relied on: some hang for minutes. A call that was given up keeps its thread and its bounce
+buffer until it returns.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.bounce_buffers import BounceBuffer
+
+_T = TypeVar("_T")
+MOST_CALLS: Final = 48
+
+
+class LateError(TierError):
+    """A call did not return within its timeout."""
+
+
+class StoreCall(Generic[_T]):
+    """A call that has been started."""
+
+    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None) -> None:
+        self._function = function
+        self._buffer = buffer
+        self._done = threading.Event()
+        self._given_up = False
+        self.began = time.monotonic()
+        self._outcome: tuple[_T] | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Makes the call unless it has been given up, and releases its bounce buffer."""
+        try:
+            if not self._given_up:
+                self._outcome = (self._function(),)
+        except BaseException as error:  # noqa: BLE001  a library may raise anything; the caller gets it
+            self._error = error
+        if self._buffer is not None:
+            self._buffer.release()
+        self._done.set()
+
+    def wait(self, timeout: float) -> bool:
+        """Returns whether the call has returned within `timeout` seconds. If not, it is given up."""
+        self._given_up = not self._done.wait(timeout)
+        return not self._given_up
+
+    def result(self) -> _T:
+        """Returns the result of a call that has returned, or raises its error."""
+        if self._outcome is None:
+            raise self._error or RuntimeError("the call has not returned")
+        return self._outcome[0]
+
+
+class StoreCalls:
+    """Runs calls on threads that no exit of the process waits for. Thread-safe.
+
+    Args:
+        timeout_s: How long a call may take.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._waiting: queue.SimpleQueue[StoreCall[Any]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._running = self._late = 0
+        self._since = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        """The calls that have not returned."""
+        return self._running
+
+    @property
+    def late(self) -> int:
+        """How many calls did not return within their timeout."""
+        return self._late
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds no call has returned while there were some, 0 if there are none."""
+        with self._lock:
+            return time.monotonic() - self._since if self._running else 0.0
+
+    def start(self, function: Callable[[], _T], buffer: BounceBuffer | None = None) -> StoreCall[_T]:
+        """Starts a call, which retains its bounce buffer. Raises LateError if too many calls have not returned."""
+        with self._lock:
+            if self._running >= MOST_CALLS:
+                raise LateError(f"{self._running} calls of the store have not returned")
+            if not self._running:
+                self._since = time.monotonic()
+            self._running += 1
+            if self._running > self._threads:
+                threading.Thread(target=self._work, name=f"pagetier-store-{self._threads}", daemon=True).start()
+                self._threads += 1
+        if buffer is not None:
+            buffer.retain()
+        call = StoreCall(function, buffer)
+        self._waiting.put(call)
+        return call
+
+    def finish(self, call: StoreCall[_T]) -> _T:
+        """Waits for a call and returns its result, or raises its error. Raises LateError if the call was given up."""
+        if not call.wait(max(0.0, call.began + self.timeout_s - time.monotonic())):
+            with self._lock:
+                self._late += 1
+            raise LateError(f"the store did not answer within {self.timeout_s:g} s")
+        return call.result()
+
+    def run(self, function: Callable[[], _T], buffer: BounceBuffer | None = None) -> _T:
+        """Makes a call and waits for it. Raises LateError if it was given up, or the call's error."""
+        return self.finish(self.start(function, buffer))
+
+    def _work(self) -> None:
+        while True:
+            call = self._waiting.get()
+            call.run()
+            with self._lock:
+                self._running -= 1
+                self._since = time.monotonic()
+            del call  # it refers to its bounce buffer

@@ -1,0 +1,22 @@
+"""The checksum of a page's bytes, the same in all tiers."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import xxhash
+
+_SIZE: Final = struct.Struct("<Q")
+
+
+def page_checksum(key: bytes, size: int, frames: Sequence[memoryview]) -> bytes:
+    """Returns the checksum of the frames' first `size` bytes. It covers key and size, so that no other page passes."""
+    digest = xxhash.xxh3_128(key + _SIZE.pack(size), seed=int.from_bytes(key[:8], "little"))
+    for frame in frames:
+        digest.update(frame[:size])
+        size -= len(frame)
+        if size <= 0:
+            break
+    return digest.digest()

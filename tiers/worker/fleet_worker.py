@@ -1,0 +1,146 @@
+"""The threads of a fleet's worker: one receives, one watches, some read, write and locate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, TierError
+from pagetier.tiers.fleet.object_fleet import ObjectFleet
+from pagetier.tiers.worker.arena import WorkerArena
+from pagetier.tiers.worker.channel import Channel
+from pagetier.tiers.worker.moved_pages import read_pages, write_pages
+from pagetier.tiers.worker.tasks import ReadTask, names_of, read_tasks
+from pagetier.tiers.worker_protocol import (
+    Command,
+    Complete,
+    Find,
+    FleetOpened,
+    FleetReport,
+    Found,
+    GetState,
+    Leave,
+    Read,
+    Write,
+)
+
+log = logging.getLogger("pagetier.tier")
+
+READERS: Final = 8
+WRITERS: Final = 2
+FINDERS: Final = 4
+SILENT_S: Final = 10.0
+_WATCH_S: Final = 0.5
+_REMEMBERED: Final = 64
+_U64: Final = 8
+
+
+class FleetWorker:
+    """Serves one open fleet until the daemon ends it, is gone, or the store is silent.
+
+    The receiving thread never waits for the store, so the worker always answers GetState.
+    """
+
+    def __init__(self, fleet: ObjectFleet, memory: WorkerArena, channel: Channel, timeout_s: float) -> None:
+        self._fleet = fleet
+        self._memory = memory
+        self._channel = channel
+        self._silent_s = max(SILENT_S, 2 * timeout_s)
+        self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
+        self._writers = ThreadPoolExecutor(WRITERS, "pagetier-write")
+        self._finders = ThreadPoolExecutor(FINDERS, "pagetier-find")
+        self._given_up: deque[int] = deque(maxlen=_REMEMBERED)  # the numbers of reads of which a page failed
+        self._ended = threading.Event()
+        self._broken = ""
+
+    def report(self) -> None:
+        """Reports that the fleet is open."""
+        self._channel.send(FleetOpened(self._fleet.state()))
+        self._channel.send(Complete())
+
+    def serve(self) -> None:
+        """Serves until it is time to exit. Raises TierError if the store is silent or something unexpected failed."""
+        watcher = threading.Thread(target=self._watch, name="pagetier-watch", daemon=True)
+        watcher.start()
+        try:
+            while (command := self._channel.receive()) is not None and not isinstance(command, Leave):
+                self._dispatch(command)
+        finally:
+            self._ended.set()
+            for threads in (self._readers, self._writers, self._finders):
+                threads.shutdown(wait=not self._broken, cancel_futures=True)
+        point("worker.ended")
+        if self._broken:
+            raise TierError(self._broken)
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case Write():
+                self._submit(self._writers, partial(self._write, command))
+            case Read():
+                for task in read_tasks(command):
+                    self._submit(self._readers, partial(self._read, task))
+            case Find():
+                self._submit(self._finders, partial(self._find, command))
+            case GetState():
+                self._channel.send(FleetReport(self._fleet.state()))
+            case _:
+                log.warning("ignoring an unexpected message: %s", type(command).__name__)
+
+    def _submit(self, threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                function()
+            except Exception as error:  # noqa: BLE001  its pages would be pending as long as this process lives
+                self._break(f"{type(error).__name__}: {error}")
+
+        threads.submit(guarded)
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or why
+        self._channel.end()
+
+    def _write(self, command: Write) -> None:
+        self._channel.send(write_pages(self._fleet.write, self._memory, command))
+
+    def _read(self, task: ReadTask) -> None:
+        self._channel.send(read_pages(lambda page: self._read_one(task.number, page), self._memory, task))
+
+    def _read_one(self, number: int, page: Incoming) -> ReadResult:
+        """Reads a page. After the first that failed no other of the same message is read: it would come too late."""
+        if number in self._given_up:
+            return ReadResult(ReadOutcome.FAILED, "an earlier page of the same request failed")
+        result = self._fleet.read(page)
+        if result.outcome is ReadOutcome.FAILED:
+            self._given_up.append(number)
+        return result
+
+    def _find(self, command: Find) -> None:
+        names = names_of(command)
+        try:
+            found = Found(command.number, self._fleet.locate(names).tobytes(), "")
+        except TierError as error:
+            found = Found(command.number, bytes(_U64 * len(names)), str(error))
+        self._channel.send(found)
+
+    def _watch(self) -> None:
+        """Reports what an administrator should know, and ends the worker if the store is silent."""
+        reported = self._fleet.state()
+        while not self._ended.wait(_WATCH_S):
+            if self._fleet.silent_s() > self._silent_s:
+                self._break(f"no call of the store has returned for {self._silent_s:g} s: restarting its client")
+                return
+            state = self._fleet.state()
+            if _matters(state) != _matters(reported):
+                self._channel.send(FleetReport(state))
+                reported = state
+
+
+def _matters(state: FleetState) -> tuple[int, int, int, str]:
+    return state.damaged, state.foreign, state.late, state.note

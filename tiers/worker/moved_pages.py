@@ -1,0 +1,52 @@
+"""Moves the pages of one message between the arena and a tier, and reports what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import NO_ROOM, Incoming, Outgoing, ReadOutcome, ReadResult, Written
+from pagetier.tiers.worker.arena import WorkerArena
+from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing
+from pagetier.tiers.worker_protocol import HasRead, Stored, Write, Wrote
+
+Writer: TypeAlias = Callable[[Sequence[bytes], Sequence[Outgoing]], Written]
+Reader: TypeAlias = Callable[[Incoming], ReadResult]
+
+
+def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
+    """Writes the pages that are still in memory, pinned. Raises TierError if the tier cannot continue."""
+    with memory.pinned(command.entries, command.serials) as there:
+        point("worker.pinned")
+        pages = outgoing(command, there, memory)
+        written = write(drops_of(command), pages)
+        point("worker.written")
+    point("worker.unpinned")
+    results = (_stored(written, number) for number in range(len(written.stored)))
+    stored = bytes(next(results) if here else Stored.GONE for here in there)
+    reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
+    return Wrote(command.number, stored, reason, written.disk_bytes)
+
+
+def _stored(written: Written, number: int) -> Stored:
+    if written.stored[number]:
+        return Stored.PRESENT if number in written.present else Stored.DONE
+    return Stored.NO_ROOM if written.reasons[number] == NO_ROOM else Stored.FAILED
+
+
+def read_pages(read_one: Reader, memory: WorkerArena, task: ReadTask) -> HasRead:
+    """Reads the pages of a task; whatever happens to a page, its part is published or given up."""
+    read, damaged, reason = bytearray(len(task)), b"", ""
+    for page in range(len(task)):
+        incoming = task.incoming(page, memory)
+        result = read_one(incoming)
+        if result.outcome is ReadOutcome.EXACT:
+            read[page] = memory.publish(task.entries[page], task.serials[page])
+            continue
+        reason = reason or result.reason
+        if result.outcome is not ReadOutcome.FAILED:
+            damaged += incoming.key
+        memory.abandon(task.entries[page], task.serials[page])
+    point("worker.has_read")
+    return HasRead(task.number, task.first, bytes(read), damaged, reason)
