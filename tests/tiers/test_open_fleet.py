@@ -21,7 +21,7 @@ from pagetier.tiers.worker_protocol import FleetOptions
         ("/mnt/pages", "no store that pagetier knows"),
         ("s3:///pages", "names no s3 store"),
         ("s3://user:secret@bucket", "contains a password: put credentials into"),
-        ("s3://bucket?endpint=x", "unknown parameter 'endpint': known are endpoint, region"),
+        ("s3://bucket?endpoints=x", "unknown parameter 'endpoints': known are endpoint, region"),
         ("file:///tmp?x=1", "unknown parameter 'x'"),
         ("mooncake://host:port", "is no URL"),
         ("mooncake://", "names no mooncake store"),
