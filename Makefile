@@ -19,6 +19,7 @@ STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
+MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -39,6 +40,7 @@ help:
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
 	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models;"
 	@echo "                   with the scheduler of 0.33; and with the caches of SGLang"
+	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
@@ -117,7 +119,22 @@ $(VENV)/.wheel: $(VENV)/.dev
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
 	@touch $@
 
-.PRECIOUS: .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
+# Real stores for the fleet tier. Without Mooncake or the libraries that it links to, its tests are skipped.
+.engines/fleet/.made: tests/fleet/requirements.txt tests/fleet/unpack-libraries .ci/find-python
+	@rm -rf $(@D)
+	@python=$$(sh .ci/find-python) && echo "== stores of the fleet tier: $$python" && $$python -m venv $(@D)
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps $(MOONCAKE) || echo "there is no Mooncake here"
+	@tests/fleet/unpack-libraries $(@D)/debian || echo "Mooncake's libraries cannot be downloaded"
+	@touch $@
+
+.engines/fleet/.ready: .engines/fleet/.made $(PINS)
+	@echo "== installing pagetier beside the stores"
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest pytest-xdist
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
+	@touch $@
+
+.PRECIOUS: .engines/fleet/.made .engines/fleet/.ready .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -222,6 +239,12 @@ test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.m
 	@if [ -d .engines/$(VLLM_SOURCE)-source/vllm ]; then \
 		PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(SCHEDULED); \
 	fi
+
+.PHONY: test-fleet
+test-fleet: core .engines/fleet/.ready
+	@echo "== pytest with stores of the fleet tier"
+	@LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':') \
+		.engines/fleet/bin/pytest -n $(JOBS) tests/fleet tests/tiers/test_fleet_folder.py
 
 .PHONY: wheel
 wheel: venv $(VENV)/.wheel

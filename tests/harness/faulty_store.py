@@ -8,6 +8,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import msgspec
+
+from pagetier.tiers.fleet.folder_store import FolderStore
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
 
@@ -89,3 +92,17 @@ class FailsToOpen(DictStore):
 
     def __init__(self, options: StoreSettings) -> None:
         raise RuntimeError("no such thing\nas a store")
+
+
+class HangingFolder(FolderStore):
+    """A folder whose get() hangs while there is a file `hang` in it: for the worker's process."""
+
+    def get(self, name: str, into: memoryview) -> int:
+        while (self._folder / "hang").exists():
+            time.sleep(0.05)
+        return super().get(name, into)
+
+
+def hanging_folder(settings: StoreSettings) -> HangingFolder:
+    """Opens the folder of the URL's parameter; python:// has no path of its own."""
+    return HangingFolder(msgspec.structs.replace(settings, netloc="", path=settings.parameters["folder"]))

@@ -1,0 +1,149 @@
+"""Tests of real stores that are stopped, killed and restarted: every call ends in time and returns no wrong bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from elapsed import lasts
+from eventually import eventually
+from fleet_pages import OpenedFleet, names_of, opened_fleet, read_from
+from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
+from pagetier.tiers.worker_protocol import FleetOptions
+from store_servers import (
+    ACCESS_KEY,
+    SECRET_KEY,
+    MooncakeServers,
+    S3Server,
+    ServerProcess,
+    mooncake_servers,
+    s3_server,
+)
+from tier_pages import outgoing, outgoings
+
+TIMEOUT_S = 1.0
+SLACK_S = 0.5  # of a busy machine
+PAGES = outgoings(range(8), 100_000)
+NEW = outgoing(99, 100_000)
+
+
+@pytest.fixture
+def own_s3(tmp_path: Path) -> Iterator[S3Server]:
+    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    with patch.dict(os.environ, credentials), s3_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def own_mooncake(mooncake: MooncakeServers, tmp_path: Path) -> Iterator[MooncakeServers]:
+    with mooncake_servers(tmp_path) as servers:
+        yield servers
+
+
+def filled(url: str) -> OpenedFleet:
+    """Opens a fleet with pages. A new server allocates its files at the first writes, which takes seconds."""
+    options = FleetOptions(url=url, trusted=True, timeout_s=20, buffers=32 << 20)
+    with opened_fleet(options) as patient:
+        patient.store_all(*PAGES)
+    return OpenedFleet(msgspec.structs.replace(options, timeout_s=TIMEOUT_S))
+
+
+def assert_misses_in_time(opened: OpenedFleet) -> None:
+    """Asserts that a read, a write and a question each end within the timeout, or at once and once more."""
+    with lasts(2 * TIMEOUT_S + SLACK_S):
+        result, _ = read_from(opened.fleet, PAGES[0])
+    assert result.outcome is not ReadOutcome.EXACT
+    with lasts(3 * TIMEOUT_S + SLACK_S):
+        assert opened.fleet.write([], [NEW]).stored == (False,)
+    with lasts(2 * TIMEOUT_S + SLACK_S), pytest.raises(TierError):
+        opened.fleet.locate(names_of([PAGES[0]]))
+
+
+def recovers(opened: OpenedFleet, page: Outgoing) -> bool:
+    return eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT, 20)
+
+
+def test_s3_is_stopped_and_continued(own_s3: S3Server) -> None:
+    opened = filled(own_s3.url)
+    own_s3.process.send(signal.SIGSTOP)
+    assert_misses_in_time(opened)
+    own_s3.process.send(signal.SIGCONT)
+    assert recovers(opened, PAGES[0])
+    assert eventually(lambda: opened.fleet.state().lent_bytes == 0)
+
+
+def test_s3_is_killed_and_restarted(own_s3: S3Server) -> None:
+    opened = filled(own_s3.url)
+    own_s3.process.kill()
+    assert_misses_in_time(opened)
+    own_s3.start()
+    assert recovers(opened, PAGES[0])
+    assert {opened.outcome(page) for page in PAGES} == {ReadOutcome.EXACT}
+
+
+def test_bytes_that_change_in_the_files_of_s3_are_never_returned(own_s3: S3Server) -> None:
+    opened = filled(own_s3.url)
+    own_s3.process.kill()
+    volumes = [path for path in own_s3.folder.rglob("*.dat") if path.stat().st_size > 100_000]
+    assert volumes
+    for path in volumes:
+        with path.open("r+b") as file:
+            for at in range(20_000, path.stat().st_size, 150_000):
+                file.seek(at)
+                file.write(b"\xff" * 4096)
+    own_s3.start()
+    assert recovers_or_misses(opened)
+
+
+def recovers_or_misses(opened: OpenedFleet) -> bool:
+    """Returns whether some pages are lost and all others exact, as soon as the store answers."""
+    assert eventually(lambda: len(opened.store.exists(["x"])) == 1, 20)
+    outcomes = [opened.outcome(page) for page in PAGES]
+    return any(outcome is not ReadOutcome.EXACT for outcome in outcomes)
+
+
+@pytest.mark.parametrize("role", ["master", "node"])
+def test_mooncake_is_stopped_and_continued(own_mooncake: MooncakeServers, role: str) -> None:
+    opened = filled(own_mooncake.url)
+    process: ServerProcess = getattr(own_mooncake, role)
+    process.send(signal.SIGSTOP)
+    with lasts(2 * TIMEOUT_S + SLACK_S):
+        outcome = opened.outcome(PAGES[0])
+    assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
+    with lasts(3 * TIMEOUT_S + SLACK_S):
+        assert opened.fleet.write([], [NEW]).stored == (False,)
+    process.send(signal.SIGCONT)
+    assert eventually(lambda: opened.outcome(PAGES[1]) in (ReadOutcome.EXACT, ReadOutcome.ABSENT), 30)
+    assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30)
+
+
+@pytest.mark.parametrize("role", ["master", "node"])
+def test_mooncake_is_killed(own_mooncake: MooncakeServers, role: str) -> None:
+    opened = filled(own_mooncake.url)
+    process: ServerProcess = getattr(own_mooncake, role)
+    process.kill()
+    with lasts(2 * TIMEOUT_S + SLACK_S):
+        outcome = opened.outcome(PAGES[0])
+    assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
+    with lasts(3 * TIMEOUT_S + SLACK_S):
+        assert opened.fleet.write([], [NEW]).stored == (False,)
+    assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30), "each call returns at last"
+
+
+def test_what_mooncake_lends_to_peers_is_ciphertext(own_mooncake: MooncakeServers, tmp_path: Path) -> None:
+    key = tmp_path / "fleet.key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o400)
+    opened = OpenedFleet(FleetOptions(url=own_mooncake.url, key_file=str(key), buffers=4 << 20))
+    opened.store_all(NEW)
+    assert opened.outcome(NEW) is ReadOutcome.EXACT
+    content = b"".join(map(bytes, NEW.frames))
+    memory = bytes(opened.fleet._buffers.memory)
+    assert b"ptfleet" in memory
+    assert not any(content[at : at + 16] in memory for at in range(0, len(content) - 16, 4096))

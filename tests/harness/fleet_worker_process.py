@@ -1,0 +1,106 @@
+"""A real worker process of a fleet, and a test in the daemon's place."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from anonymous_segments import DAY_NS
+from index_with_disk import Place, key, u32, u64
+from pagetier.shm._core import HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
+from pagetier.shm.message_codec import pack
+from pagetier.shm.process import Process
+from pagetier.shm.protocol import Space
+from pagetier.shm.unpacker import Unpacker
+from pagetier.tiers.worker_protocol import Command, FleetOptions, Read, Report, ServeFleet, Write, decode_report
+
+_R = TypeVar("_R", bound=Report)
+SPACE = Space(b"s" * 32, "space", 16)
+_HARNESS = str(Path(__file__).parent)
+
+
+class FleetWorkerProcess:
+    """The process, the index that it serves, and the socket to it."""
+
+    def __init__(self, options: FleetOptions) -> None:
+        self.place = Place()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": _HARNESS},
+            )
+        process = Process.of(self.child.pid)
+        self.slot = self.place.owner.attach(process.pid, os.geteuid(), process.started, 0, "fleet")
+        self._unpacker = Unpacker()
+        self._reports: list[Report] = []
+        command = ServeFleet(self.slot, options)
+        socket.send_fds(self._socket, [pack(command)], self.place.memory.descriptors)
+
+    def send(self, command: Command) -> None:
+        self._socket.sendall(pack(command))
+
+    def expect(self, kind: type[_R], seconds: float = 20.0) -> _R:
+        """Returns the next report of this kind; others before it are dropped."""
+        until = time.monotonic() + seconds
+        while True:
+            while self._reports:
+                if isinstance(report := self._reports.pop(0), kind):
+                    return report
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, until - time.monotonic()))
+            data = self._socket.recv(1 << 18) if ready else b""
+            assert data, f"no {kind.__name__} came"
+            self._reports += [decode_report(body) for body in self._unpacker.feed(data)]
+
+    def identity(self, name: str) -> tuple[bytes, bytes]:
+        """Returns the entry and the serial of a page in memory."""
+        with self.place.session.match(Pins, None, key(name)) as pins:
+            return pins.entries, pins.serials
+
+    def write(self, number: int, *names: str, size: int = 4096) -> None:
+        """Sends a Write of pages that are in memory."""
+        found = [self.identity(name) for name in names]
+        entries, serials = b"".join(e for e, _ in found), b"".join(s for _, s in found)
+        self.send_write(number, entries, serials, *names, size=size)
+
+    def send_write(self, number: int, entries: bytes, serials: bytes, *names: str, size: int = 4096) -> None:
+        pages = len(names)
+        keys, spaces, stamps = b"".join(map(key, names)), u32(*[0] * pages), u64(*[0] * pages)
+        self.send(
+            Write(
+                number,
+                b"",
+                entries,
+                serials,
+                keys,
+                u64(*[size] * pages),
+                stamps,
+                spaces,
+                (SPACE,),
+                bytes(HISTORY_BYTES * pages),
+            )
+        )
+
+    def read(self, number: int, *names: str, size: int = 4096) -> None:
+        """Grants the worker frames for pages, and sends a Read of them."""
+        keys, sizes = b"".join(map(key, names)), u64(*[size] * len(names))
+        outcomes, entries, serials = self.place.owner.reserve(self.slot, self.place.space, 0, 1, DAY_NS, keys, sizes)
+        assert set(outcomes) == {ReserveOutcome.GRANTED}
+        self.send(Read(number, entries, serials, keys, sizes, u32(*[0] * len(names)), (SPACE,)))
+
+    def forget(self) -> None:
+        """Evicts all pages from memory."""
+        self.place.owner.flush(-1, TierFlag.BOTH)
+
+    def kill(self) -> None:
+        self._socket.close()
+        self.child.kill()
+        self.child.wait()

@@ -1,0 +1,191 @@
+"""Tests that a fleet's store that hangs, fails or is late costs a miss in time, and no byte of a frame."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from elapsed import lasts
+from eventually import eventually
+from faulty_store import DictStore, FaultyStore
+from fleet_pages import OpenedFleet, names_of, read_from
+from pagetier.tiers.base import Incoming, ReadOutcome, TierError
+from pagetier.tiers.fleet.store_calls import MOST_CALLS
+from pagetier.tiers.worker_protocol import FleetOptions
+from tier_pages import FRAME, aligned, outgoing, outgoings
+
+TIMEOUT_S = 0.3
+SLACK_S = 0.4  # of a busy machine
+OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
+
+
+@pytest.fixture
+def opened() -> Iterator[OpenedFleet]:
+    DictStore.objects.clear()
+    FaultyStore.before, FaultyStore.hangs, FaultyStore.released = [], set(), threading.Event()
+    opened = OpenedFleet(OPTIONS)
+    yield opened
+    FaultyStore.before, FaultyStore.hangs = [], set()
+    FaultyStore.released.set()
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    assert opened.fleet.state().lent_bytes == 0, "a bounce buffer leaked"
+
+
+def fail(call: str, times: int = 1 << 30, message: str = "broken pipe\nof the store") -> None:
+    """Makes a call of the store fail some times."""
+    left = [times]
+
+    def failing(name: str) -> None:
+        if name == call and left[0]:
+            left[0] -= 1
+            raise ConnectionError(message)
+
+    FaultyStore.before.append(failing)
+
+
+def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet) -> None:
+    page = outgoing(1)
+    opened.store_all(page)
+    FaultyStore.hangs = {"get"}
+    with lasts(TIMEOUT_S + SLACK_S, TIMEOUT_S):
+        result, _ = read_from(opened.fleet, page)
+    assert result.outcome is ReadOutcome.FAILED
+    assert result.reason == "the store did not answer within 0.3 s"
+    state = opened.fleet.state()
+    assert (state.calls, state.late) == (1, 1)
+    assert state.lent_bytes > page.size, "the buffer of a call that has not returned was given to others"
+    FaultyStore.hangs = set()
+    assert opened.outcome(page) is ReadOutcome.EXACT, "other calls go on"
+
+
+def test_bytes_that_come_late_reach_no_frame(opened: OpenedFleet) -> None:
+    page, other = outgoing(2), outgoing(3)
+    opened.store_all(page, other)
+    FaultyStore.hangs = {"get"}
+    whole = aligned(3 * FRAME)
+    frames = [whole[at : at + FRAME] for at in range(0, len(whole), FRAME)]
+    assert opened.fleet.read(Incoming(page.key, page.size, frames, page.space.digest)).outcome is ReadOutcome.FAILED
+    FaultyStore.hangs = set()
+    whole[:] = b"\xaa" * len(whole)
+    FaultyStore.released.set()  # the call now writes all of the object to its buffer
+    assert opened.outcome(other) is ReadOutcome.EXACT
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    assert bytes(whole) == b"\xaa" * len(whole)
+
+
+@pytest.mark.parametrize("call", ["exists", "put"])
+def test_one_failure_is_retried(opened: OpenedFleet, call: str) -> None:
+    fail(call, 1)
+    opened.store_all(outgoing(4))
+    assert opened.outcome(outgoing(4)) is ReadOutcome.EXACT
+
+
+@pytest.mark.parametrize(("call", "times", "outcome"), [("get", 1, ReadOutcome.EXACT), ("get", 2, ReadOutcome.FAILED)])
+def test_a_read_is_retried_once(opened: OpenedFleet, call: str, times: int, outcome: ReadOutcome) -> None:
+    opened.store_all(outgoing(5))
+    fail(call, times)
+    result, _ = read_from(opened.fleet, outgoing(5))
+    assert result.outcome is outcome
+    assert result.reason == ("" if times == 1 else "the store failed: ConnectionError: broken pipe")
+
+
+@pytest.mark.parametrize("call", ["exists", "put"])
+def test_a_hung_write_fails_in_time(opened: OpenedFleet, call: str) -> None:
+    FaultyStore.hangs = {call}
+    with lasts(2 * TIMEOUT_S + SLACK_S):
+        written = opened.fleet.write([], outgoings(range(40)))
+    assert written.stored == (False,) * 40
+    assert set(written.reasons) == {"the store did not answer within 0.3 s"}
+
+
+def test_a_failing_put_ends_the_batch(opened: OpenedFleet) -> None:
+    puts: list[str] = []
+    FaultyStore.before.append(puts.append)
+    fail("put")
+    written = opened.fleet.write([], outgoings(range(40), 500))
+    assert not any(written.stored)
+    assert puts.count("put") <= 8, "four puts at once, each tried twice"
+
+
+def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet) -> None:
+    fail("sizes")
+    with pytest.raises(TierError, match=r"the store failed: ConnectionError: broken pipe$"):
+        opened.fleet.locate(names_of([outgoing(6)]))
+    FaultyStore.before.clear()
+    FaultyStore.hangs = {"sizes"}
+    with lasts(TIMEOUT_S + SLACK_S), pytest.raises(TierError, match="did not answer"):
+        opened.fleet.locate(names_of([outgoing(6)]))
+
+
+def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
+    FaultyStore.hangs = {"sizes"}
+    before = threading.active_count()
+    askers = [threading.Thread(target=ask_in_vain, args=(opened,)) for _ in range(MOST_CALLS + 10)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert threading.active_count() - before <= MOST_CALLS
+    with lasts(TIMEOUT_S / 2):
+        ask_in_vain(opened)
+
+
+def ask_in_vain(opened: OpenedFleet) -> None:
+    with pytest.raises(TierError):
+        opened.fleet.locate(names_of([outgoing(7)]))
+
+
+def test_the_time_without_any_return_is_known(opened: OpenedFleet) -> None:
+    assert opened.fleet.silent_s() == 0
+    FaultyStore.hangs = {"get"}
+    opened.store_all(outgoing(8))
+    read_from(opened.fleet, outgoing(8))
+    assert TIMEOUT_S <= opened.fleet.silent_s() < TIMEOUT_S + SLACK_S
+    assert opened.fleet.locate(names_of([outgoing(8)]))
+    assert opened.fleet.silent_s() < SLACK_S, "another call has returned"
+
+
+def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet) -> None:
+    page = outgoing(9, 2 << 20)
+    with lasts(TIMEOUT_S):
+        written = opened.fleet.write([], [page])
+        result, _ = read_from(opened.fleet, page)
+    assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than remote.buffers",)
+    assert result.outcome is ReadOutcome.FAILED
+
+
+def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet) -> None:
+    page = outgoing(10, 600 << 10)
+    opened.store_all(page)
+    FaultyStore.hangs = {"get"}
+    read_from(opened.fleet, page)
+    FaultyStore.hangs = set()
+    result, _ = read_from(opened.fleet, page)
+    assert "all bounce buffers are in use" in result.reason
+    FaultyStore.released.set()
+    assert eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT)
+
+
+def test_a_damaged_object_that_cannot_be_removed_is_a_miss(opened: OpenedFleet) -> None:
+    page = outgoing(11)
+    opened.store_all(page)
+    opened.replace(page, b"nothing of ours")
+    fail("remove")
+    assert opened.outcome(page) is ReadOutcome.DAMAGED
+
+
+def test_writes_wait_while_a_read_is_late(opened: OpenedFleet) -> None:
+    opened.store_all(outgoing(12))
+    slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=5.0))
+    FaultyStore.hangs = {"get"}
+    reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
+    reader.start()
+    time.sleep(0.2)
+    threading.Timer(0.5, FaultyStore.released.set).start()
+    with lasts(5.0, 0.4):
+        slow.store_all(outgoing(13))
+    reader.join()

@@ -1,0 +1,157 @@
+"""Tests of a fleet's worker, a real process: pages go out and come back, and a store that hangs does not hang it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elapsed import lasts
+from fleet_worker_process import SPACE, FleetWorkerProcess
+from index_with_disk import FRAME, key, u32
+from pagetier.tiers.worker_protocol import (
+    Complete,
+    Find,
+    FleetOpened,
+    FleetOptions,
+    FleetReport,
+    Found,
+    GetState,
+    HasRead,
+    Leave,
+    OpenFailed,
+    Stored,
+    Wrote,
+)
+
+NAMES = ("page0", "page1", "page2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def options(folder: Path) -> FleetOptions:
+    return FleetOptions(url=f"python://faulty_store:hanging_folder?folder={folder}", buffers=1 << 20, timeout_s=0.5)
+
+
+@pytest.fixture
+def worker(options: FleetOptions) -> Iterator[FleetWorkerProcess]:
+    worker = FleetWorkerProcess(options)
+    try:
+        worker.expect(FleetOpened)
+        worker.expect(Complete)
+        yield worker
+        assert worker.place.sound()
+    finally:
+        worker.kill()
+
+
+def spread(worker: FleetWorkerProcess) -> None:
+    """Stores pages in memory and in the fleet, and forgets those in memory."""
+    for name in NAMES:
+        worker.place.store(name)
+    worker.write(1, *NAMES)
+    assert worker.expect(Wrote).stored == bytes([Stored.DONE] * 3)
+    worker.forget()
+    assert worker.place.match(*NAMES) == (0, 0)
+
+
+def test_pages_go_out_and_come_back(worker: FleetWorkerProcess) -> None:
+    spread(worker)
+    worker.read(2, *NAMES)
+    assert worker.expect(HasRead) == HasRead(2, 0, b"\1\1\1", b"", "")
+    worker.place.owner.settle()
+    for name in NAMES:
+        assert worker.place.load(name) == (name.encode() * (FRAME // len(name))).ljust(FRAME, b"\0")
+
+
+def test_a_page_is_written_once(worker: FleetWorkerProcess) -> None:
+    spread(worker)
+    for name in NAMES:
+        worker.place.store(name)
+    worker.write(2, *NAMES)
+    assert worker.expect(Wrote) == Wrote(2, bytes([Stored.PRESENT] * 3), "", 0)
+
+
+def test_a_page_that_has_left_memory_is_not_written(worker: FleetWorkerProcess) -> None:
+    worker.place.store("page0")
+    gone = worker.identity("page0")
+    worker.forget()
+    worker.place.store("page1")
+    here = worker.identity("page1")
+    worker.send_write(1, gone[0] + here[0], gone[1] + here[1], "page0", "page1")
+    assert worker.expect(Wrote).stored == bytes([Stored.GONE, Stored.DONE])
+
+
+def test_pages_are_found(worker: FleetWorkerProcess) -> None:
+    spread(worker)
+    worker.send(Find(7, key("page1") + key("nowhere"), u32(0, 0), (SPACE,)))
+    assert worker.expect(Found) == Found(7, FRAME.to_bytes(8, "little") + bytes(8), "")
+
+
+def test_a_damaged_page_is_given_up_and_reported(worker: FleetWorkerProcess, folder: Path) -> None:
+    spread(worker)
+    (path,) = folder.rglob(key("page1").hex())
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    worker.read(2, *NAMES)
+    assert worker.expect(HasRead) == HasRead(2, 0, b"\1\0\1", key("page1"), "the checksum does not match")
+    assert worker.expect(FleetReport).state.damaged == 1, "an administrator should know"
+    worker.place.owner.settle()
+    assert worker.place.match("page1") == (0, 0)
+    assert not path.exists()
+
+
+def test_a_hung_store_fails_a_read_in_time_and_the_worker_answers(worker: FleetWorkerProcess, folder: Path) -> None:
+    spread(worker)
+    (folder / "hang").touch()
+    with lasts(2.0):
+        worker.read(2, *NAMES)
+        read = worker.expect(HasRead)
+    assert (read.read, read.damaged, read.reason) == (bytes(3), b"", "the store did not answer within 0.5 s")
+    with lasts(0.5):
+        worker.send(GetState())
+        assert worker.expect(FleetReport).state.late == 1
+    (folder / "hang").unlink()
+    worker.read(3, *NAMES)
+    assert worker.expect(HasRead).read == b"\1\1\1"
+
+
+def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path) -> None:
+    spread(worker)
+    (folder / "hang").touch()
+    worker.read(2, *NAMES)
+    began = time.monotonic()
+    failed = worker.expect(OpenFailed, 15)
+    assert 9 < time.monotonic() - began < 13
+    assert failed.reason == "no call of the store has returned for 10 s: restarting its client"
+    assert worker.child.wait(5) == 4
+
+
+def test_it_leaves_when_asked(worker: FleetWorkerProcess) -> None:
+    worker.send(Leave())
+    assert worker.child.wait(5) == 0
+
+
+def test_it_ends_with_the_connection(worker: FleetWorkerProcess) -> None:
+    worker._socket.close()
+    assert worker.child.wait(5) == 0
+
+
+def test_a_fleet_that_cannot_be_opened_is_one_line(options: FleetOptions) -> None:
+    worker = FleetWorkerProcess(msgspec.structs.replace(options, url="file:///does/not/exist"))
+    try:
+        failed = worker.expect(OpenFailed)
+        assert failed.reason == "/does/not/exist is not a folder: create it, or mount its file system"
+        assert worker.child.wait(5) == 4
+    finally:
+        worker.kill()

@@ -1,0 +1,90 @@
+"""Tests that what is wrong with a fleet's settings is one line that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet import open_fleet as opening
+from pagetier.tiers.fleet.open_fleet import check_options, codec_of, open_fleet, shown
+from pagetier.tiers.worker_protocol import FleetOptions
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("", "remote.url has no store that pagetier knows: write s3://"),
+        ("ftp://host/x", "no store that pagetier knows"),
+        ("/mnt/pages", "no store that pagetier knows"),
+        ("s3:///pages", "names no s3 store"),
+        ("s3://user:secret@bucket", "contains a password: put credentials into"),
+        ("s3://bucket?endpoints=x", "unknown parameter 'endpoints': known are endpoint, region"),
+        ("file:///tmp?x=1", "unknown parameter 'x'"),
+        ("mooncake://host:port", "is no URL"),
+        ("mooncake://", "names no mooncake store"),
+        ("mooncake://10.0.0.1:50051", "set remote.key_file, or remote.trusted"),
+        ("python://", "names no python store"),
+    ],
+)
+def test_a_wrong_url_says_what_to_do(url: str, message: str) -> None:
+    with pytest.raises(TierError, match=message) as raised:
+        check_options(FleetOptions(url=url))
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "a//b", "../x", "a/"])
+def test_a_wrong_prefix_says_what_to_do(prefix: str) -> None:
+    with pytest.raises(TierError, match=r"remote\.prefix cannot be"):
+        check_options(FleetOptions(url="file:///tmp", prefix=prefix))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("file:///does/not/exist", "is not a folder: create it, or mount its file system"),
+        ("file://host/pages", "has three slashes"),
+        ("python://faulty_store:Nothing", "cannot be imported"),
+        ("python://no_such_module:Store", "cannot be imported"),
+        ("python://faulty_store", "cannot be imported"),
+        ("python://faulty_store:FailsToOpen", "cannot be opened: RuntimeError: no such thing$"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_one_line(url: str, message: str) -> None:
+    with pytest.raises(TierError, match=message) as raised:
+        open_fleet(FleetOptions(url=url))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_store_that_does_not_open_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_OPENING_S", 0.2)
+    with pytest.raises(TierError, match=r"no answer within 0\.2 s"):
+        open_fleet(FleetOptions(url="python://faulty_store:SlowToOpen", timeout_s=0.1))
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        (None, 0, "cannot be read: No such file or directory"),
+        (b"short", 0o400, "has 5 bytes instead of 32"),
+        (b"k" * 33, 0o400, "has 33 bytes instead of 32"),
+        (b"k" * 32, 0o440, "can be read by others: chmod 0400"),
+    ],
+)
+def test_a_wrong_key_file_says_what_to_do(tmp_path: Path, content: bytes | None, mode: int, message: str) -> None:
+    path = tmp_path / "fleet.key"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(mode)
+    with pytest.raises(TierError, match=message):
+        codec_of(FleetOptions(url="file:///tmp", key_file=str(path)))
+
+
+def test_mooncake_is_accepted_with_a_key_or_with_trust() -> None:
+    options = FleetOptions(url="mooncake://10.0.0.1:50051?protocol=rdma&hostname=10.0.0.7&replicas=2")
+    check_options(msgspec.structs.replace(options, key_file="/etc/pagetier/fleet.key"))
+    parts = check_options(msgspec.structs.replace(options, trusted=True))
+    assert shown(parts) == "mooncake://10.0.0.1:50051"
