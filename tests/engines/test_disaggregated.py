@@ -111,7 +111,7 @@ def test_the_decode_engine_finds_the_last_page_two_steps_after_the_prefills_last
 ) -> None:
     """Counts steps of vLLM's scheduler, of which a worker ends the stores of each before the next."""
     salt = token_hex(8)
-    same = {"salt": salt, "weights": "tiny"}  # the files of the model may be younger than this process
+    same: dict[str, Any] = {"salt": salt, "weights": "tiny"}  # the files of the model may be younger than this process
     prefill = engine_of(model, daemon, client, mode="save_only", **same)
     decode = engine_of(model, daemon, client, mode="load_only", **same)
     request = prefill.submit(1, 100, answer=1)
