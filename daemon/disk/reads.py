@@ -165,7 +165,11 @@ class DiskReads:
     def end_pages(self, number: int, report: HasRead) -> ReadPages:
         """Completes some pages of a read command for the requests that wait for them.
 
-        Raises ProtocolError if there is no such command.
+        Returns:
+            How many pages and bytes were read, and how many pages were not.
+
+        Raises:
+            ProtocolError: There is no such command.
         """
         device = self._devices[number]
         job = self._require_job(number, report)

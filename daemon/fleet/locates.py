@@ -91,7 +91,8 @@ class Locates:
     def found(self, report: Found) -> None:
         """Handles an answer of the worker, which may come after the question's time.
 
-        Raises ProtocolError if it does not fit the question.
+        Raises:
+            ProtocolError: It does not fit the question.
         """
         question = self._questions.pop(report.number, None)
         if question is None:

@@ -138,9 +138,13 @@ class WriteThrough:
             self._send(_command(number, pages))
 
     def wrote(self, report: Wrote) -> str:
-        """Handles the end of a write. Returns why the fleet failed, "" if it did not.
+        """Handles the end of a write.
 
-        Raises ProtocolError if there is no such write.
+        Returns:
+            Why the fleet failed, "" if it did not.
+
+        Raises:
+            ProtocolError: There is no such write.
         """
         pages, began = self._writing.pop(report.number, ([], 0.0))
         if len(report.stored) != len(pages):
