@@ -284,6 +284,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
         eviction=service.evictor.report(),
         hints=service.hints.report,
         huge_pages=service.disk.huge_pages,
+        fleet=service.fleet.report,
         tenants=service.tenants.report(),
         quota_rejections=dict(service.tenants.rejections),
         advise_window=service.in_force.config.advise.window,

@@ -18,6 +18,7 @@ from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.disk.status import HintReport, Phase
 from pagetier.daemon.metrics.disk_families import disk_families
+from pagetier.daemon.metrics.fleet_families import fleet_families
 from pagetier.daemon.metrics.instruments import DISK, ENGINE, MEMORY, PREFIX, counter, counters, gauge, gauges
 from pagetier.daemon.metrics.lookup_families import lookup_families, prediction_families
 from pagetier.daemon.metrics.sample import Sample
@@ -63,6 +64,7 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     yield from _hints(sample.hints)
     yield from prediction_families(sample)
     yield from disk_families(sample)
+    yield from fleet_families(sample.fleet)
     yield from space_families(sample, most_spaces)
     yield from quota_families(sample)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from pagetier.daemon.common.eviction_report import EvictionReport
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.namespaces import IdleCounts
@@ -25,6 +26,7 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         eviction: The order of eviction.
         hints: The counters of hints.
         huge_pages: How much of the segments is in huge pages.
+        fleet: The state of the fleet.
         tenants: What each tenant may have and has; nothing without quotas.
         quota_rejections: Requests with pages that a quota refused, by its pattern.
         advise_window: `advise.window` in seconds, which a reload may change.
@@ -39,6 +41,7 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     eviction: EvictionReport
     hints: HintReport
     huge_pages: HugePageReport
+    fleet: FleetStatus
     tenants: tuple[TenantUse, ...]
     quota_rejections: dict[str, int]
     advise_window: float

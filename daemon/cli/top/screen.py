@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from pagetier.daemon.cli.render import age, count, device_line, quota_cells, synced
+from pagetier.daemon.cli.render import age, count, device_line, fleet_line, quota_cells, synced
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
@@ -101,6 +101,9 @@ def _tiers(snapshot: Snapshot, place: ScreenContext) -> Iterator[Text]:
     yield _tier("memory", snapshot.tiers.memory, "cyan", place)
     if wasteful := snapshot.frame_advice:
         yield _cut(Text(f"{'':7}{wasteful}", style="yellow"), place.width)
+    if text := fleet_line(snapshot.fleet):
+        well = snapshot.fleet.standing == "open" and not snapshot.fleet.breaker_open
+        yield _cut(Text(text, style="dim" if well else "red"), place.width)
     disk = snapshot.disk
     if disk.standing is Standing.NONE:
         return

@@ -50,7 +50,8 @@ class Queue:
 
 def test_what_was_granted_for_part_0_is_written_once_half_a_second_later() -> None:
     queue = Queue()
-    queue.store("abc", [GRANTED, PRESENT, GRANTED]), queue.store("xy", part=1)
+    queue.store("abc", [GRANTED, PRESENT, GRANTED])
+    queue.store("xy", part=1)
     assert queue.after(0.4) == [] and queue.after(0.2) == ["ac"] and queue.after(10.0) == []
     write = queue.sent[0]
     assert write.entries == struct.pack("<2I", 0, 2) and write.serials == struct.pack("<2Q", 0, 2)
