@@ -162,6 +162,7 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     loaded, _, seconds = second.load("kept", 4)
     assert loaded == 0 and seconds < ASK_S + LATE_S
     assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", 15.0)
+    assert eventually(lambda: second.load("kept", 4)[0] == 4, 10.0), "a new worker may take more than 50 ms to answer"
     loaded, out, _ = second.load("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
 
