@@ -206,6 +206,8 @@ async def responses_before_a_pause(segments: Segments) -> int:
             lambda: Connection(house), ours
         )
         receive(connection, pack(Attach(BUILD, 1, "silent")))
+        while not transport.is_reading():  # until its next turn, if attaching took longer than a turn
+            await asyncio.sleep(0)
         number = 0
         while transport.is_reading() and number < 1 << 16:
             receive(connection, pack(request(number=number)))
