@@ -117,7 +117,6 @@ class HarnessedEngine:
         open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
-        assert self.half._client.wait_attached(30), "the scheduler's client did not attach"
         self.groups: tuple[PagedGroup, ...] = self.half._groups
         self.workers = [
             TrueWorker(client, self.groups[first : first + len(layers)], first)
