@@ -27,7 +27,7 @@ class DiskFlush:
         self._until = 0.0
 
     def ask(self, number: int) -> Saved:
-        """Returns the progress, and ends the flush when all pages are written and synced.
+        """Returns the progress.
 
         Each client counts its requests from 0: its first request retries the pages that could not be written before.
         """
@@ -43,8 +43,6 @@ class DiskFlush:
         synced = not left.pages and not self._write_behind.busy
         why_skipped = "" if left.pages else self._why_skipped(left.skipped)
         trouble = self._write_behind.stalled() or why_skipped or self._write_behind.trouble
-        if synced:
-            self._end()
         return Saved(number, left.pages, left.bytes, synced=synced, trouble=trouble)
 
     def go_on(self) -> None:
@@ -54,17 +52,13 @@ class DiskFlush:
     def end_when_due(self) -> None:
         """Ends the flush when no client has polled for two seconds. Called a few times a second."""
         if self._write_behind.flush_all and self._loop.time() > self._until:
-            self._end()
+            self._write_behind.flush_all = False
+            self._owner.disk_rule(self._rule)
 
     @property
     def memory_only_reason(self) -> str:
         """The reason why some pages are in memory only although the flush has ended."""
         return self._write_behind.refusal or "disk.size is too small for all"
-
-    def _end(self) -> None:
-        """Pages that are stored from now on follow the configured rule again."""
-        self._write_behind.flush_all = False
-        self._owner.disk_rule(self._rule)
 
     def _why_skipped(self, pages: int) -> str:
         return f"{counted(pages, 'page')} in memory only: {self.memory_only_reason}" if pages else ""

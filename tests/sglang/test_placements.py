@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ pytest_plugins = ("sglang_daemon",)
 SPEC = Spec("mha", 16, ranks=2)
 PAGES = 8
 _WAIT_S = 60.0
+_FLUSH_ENDS_S = 2.5
 
 
 class Router:
@@ -74,6 +76,7 @@ def test_pages_are_announced_as_sglang_announces_its_blocks(daemon: DiskDaemon, 
         assert router.believes(GPU=0, CPU_PINNED=0, DISK=PAGES), "all again, since SGLang said that all are gone"
         daemon.flush("disk")
         assert router.believes(GPU=0, CPU_PINNED=0, DISK=0), router.blocks
+    time.sleep(_FLUSH_ENDS_S)  # until two seconds after save(), the daemon writes all pages at once
 
 
 def test_pages_of_others_are_announced_when_they_are_used(daemon: DiskDaemon) -> None:

@@ -43,6 +43,7 @@ def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: E
 
 def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:
     numbers = daemon.store_through(engine, range(8))
+    time.sleep(2.5)  # a daemon that writes all pages stops this when no client polls any more
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
     assert f"{SPACE.name}: 8 pages on disk" in result.output
