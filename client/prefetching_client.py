@@ -36,7 +36,7 @@ class PrefetchingClient(MatchingClient):
         return request_location(self._own_attachment(), keys, self._seconds(timeout))
 
     def prefetch(self, keys: Keys, timeout: float | None = None, located: Location | None = None) -> Prefetch:
-        """Requests that the daemon reads pages from disk into memory, and returns without waiting for it.
+        """Requests that the daemon reads pages from disk or the fleet into memory, and returns without waiting.
 
         For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
         rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
