@@ -23,6 +23,7 @@ from pagetier.shm._core import Session, ShmError
 from pagetier.shm.daemon_link import Greeting, Link, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD, HINTS, Attach
+from pagetier.shm.safe_event import SafeEvent
 
 log = logging.getLogger("pagetier.client")
 
@@ -72,13 +73,13 @@ class Attachment:
         self.linked: LinkedSession | None = None
         self.requests = Requests()
         self.arenas = PinnedArenas(lambda: self.session)
-        self.attached = threading.Event()
+        self.attached = SafeEvent()
         self._granted: dict[int, set[int]] = {}
         self._pid = os.getpid()
         self._name = name
         self._token = secrets.randbits(_TOKEN_BITS)
         # Cleared while a daemon has accepted a connection and has not answered the attach request.
-        self._settled = threading.Event()
+        self._settled = SafeEvent()
         # A call waited in vain for a daemon that accepted a connection: other calls do not wait until it is attached.
         self._hangs = False
         self.report = report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import queue
@@ -17,6 +18,7 @@ import msgspec
 from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Attach
+from pagetier.shm.safe_event import SafeEvent
 
 log = logging.getLogger("pagetier.client")
 
@@ -92,15 +94,21 @@ class ReconnectThread:
         self._listener = listener
         self._leaving = False
         self._has_slot = False
-        self._released = threading.Event()
+        self._started = SafeEvent()
+        self._released = SafeEvent()
         self._stops: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._link: Link | None = None
         self._reported: LinkEvent | None = None
         self._thread = threading.Thread(target=self._run, name="pagetier-reconnect", daemon=True)
 
     def start(self) -> None:
-        """Starts to look for the daemon."""
-        self._thread.start()
+        """Starts to look for the daemon.
+
+        A helper thread calls Thread.start(), because only the main thread runs signal handlers: an interrupt inside it
+        would leave a thread that Python lists forever and that never runs.
+        """
+        _thread.start_new_thread(self._start_thread, ())
+        self._started.wait()
 
     def stop(self, timeout: float) -> None:
         """Releases everything, at most `timeout` seconds long; then the thread finishes in the background.
@@ -108,8 +116,7 @@ class ReconnectThread:
         A healthy daemon confirms in this time that the slot is free; a slow daemon is not waited for.
         """
         self.stop_soon()
-        if self._thread is not threading.current_thread():
-            self._released.wait(timeout)
+        if self._thread is not threading.current_thread() and self._released.wait(timeout):
             self._thread.join(min(timeout, _CONFIRMED_S))
 
     def stop_soon(self) -> None:
@@ -124,6 +131,14 @@ class ReconnectThread:
         """Closes the inherited link in a forked child, where the thread does not run."""
         if self._link is not None:
             self._link.disown()
+
+    def _start_thread(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            log.warning("pagetier cannot start its thread, so it caches nothing: %s", error)
+        finally:
+            self._started.set()
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S

@@ -11,6 +11,7 @@ from typing import Final
 
 from pagetier.client.engines.file_digests import ChangedError, FileDigests
 from pagetier.client.engines.weights import ModelIdentity, UnidentifiedError, WeightsSource, bytes_to_read, identify
+from pagetier.shm.safe_event import SafeEvent
 
 _LOWEST_PRIORITY: Final = 19
 _LOGGED_BYTES: Final = 1 << 30
@@ -31,7 +32,7 @@ class WeightsThread:
         self._log, self._place = log, place
         self._title = sources[0].title
         self._identity = ""
-        self._ended = threading.Event()
+        self._ended = SafeEvent()
         # A daemon thread: an engine that stops does not wait until all weights are read.
         threading.Thread(target=self._run, name="pagetier-weights", daemon=True).start()
 

@@ -17,6 +17,7 @@ import msgspec
 
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
+from pagetier.shm.safe_event import SafeEvent
 
 _CHECK_EVERY_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
 
@@ -27,7 +28,7 @@ class HostEvent:
     """A point in a HostStream; implements Event."""
 
     def __init__(self) -> None:
-        self._came = threading.Event()
+        self._came = SafeEvent()
         self._error = ""
 
     def done(self) -> bool:
@@ -74,8 +75,8 @@ class _StreamThread:
         self.tasks: SimpleQueue[_Task | HostEvent | None] = SimpleQueue()
         self.error = ""
         self.after_event: Callable[[], object] | None = None
-        self.leaving = threading.Event()
-        self.ended = threading.Event()
+        self.leaving = SafeEvent()
+        self.ended = SafeEvent()
 
     def run(self) -> None:
         while (task := self.tasks.get()) is not None:

@@ -1,0 +1,64 @@
+"""Tests of an event that interrupts do not leave locked."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+from pagetier.shm.safe_event import SafeEvent
+
+INTERRUPTS = 500
+
+
+def test_it_is_waited_for_set_and_cleared() -> None:
+    event = SafeEvent()
+    assert not event.wait(0.01)
+    threading.Timer(0.05, event.set).start()
+    assert event.wait(20)
+    assert event.is_set()
+    event.clear()
+    assert not event.is_set()
+
+
+def test_all_waiting_threads_are_woken() -> None:
+    event = SafeEvent()
+    threads = [threading.Thread(target=event.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    event.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def _interrupted_wait(event: SafeEvent, seconds: float) -> None:
+    """Waits until an interrupt comes after `seconds`. Python's own locks may answer it with a RuntimeError."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while True:
+            event.wait(0.0001)
+    except (KeyboardInterrupt, RuntimeError):
+        pass
+
+
+def test_an_interrupt_anywhere_in_a_wait_leaves_no_lock() -> None:
+    """threading.Event fails this test: another thread can no longer set it."""
+    event = SafeEvent()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for number in range(INTERRUPTS):
+            _interrupted_wait(event, 1e-4 + number * 1e-6)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    setter = threading.Thread(target=event.set, daemon=True)
+    setter.start()
+    setter.join(20)
+    assert event.is_set()
+    assert event.wait(0)
+
+
+def test_a_wait_ends_in_time() -> None:
+    began = time.monotonic()
+    assert not SafeEvent().wait(0.2)
+    assert 0.19 < time.monotonic() - began < 10
