@@ -103,8 +103,10 @@ def test_reads_that_fail_are_misses() -> None:
 
 
 def test_a_stalled_disk_delays_no_engine() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
-        daemon.store_through(engine, range(4 * FRAMES))
+    # The fetch keeps 8 frames and the writes up to a quarter of the arena; a store of 6 pages must fit beside them.
+    frames = 2 * FRAMES
+    with DiskDaemon(frames, "64MiB", "--disk-stop-timeout", "1") as daemon, Engine(daemon) as engine:
+        daemon.store_through(engine, range(4 * frames))
         calls = "pwrite64,pwritev,pwritev2,preadv,preadv2,pread64,fdatasync,msync"
         with faults(daemon.worker(), f"{calls}:delay_enter=3000000"):
             began = time.monotonic()
