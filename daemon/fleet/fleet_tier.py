@@ -15,7 +15,7 @@ from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
-from pagetier.daemon.fleet.breaker import Breaker
+from pagetier.daemon.fleet.breaker import Breaker, Call
 from pagetier.daemon.fleet.locates import Answered, Locates
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.workers.supervisor import Supervisor
@@ -143,7 +143,7 @@ class FleetTier:
 
     def _tidy_open(self, now: float) -> None:
         if self._breaker.take_probe(now):
-            self.locates.probe()
+            self.locates.probe(self._probed)
         if self._breaker.is_open:
             self.writes.drop_all()
         else:
@@ -169,7 +169,7 @@ class FleetTier:
             case HasRead():
                 self._has_read(report)
             case Wrote():
-                self._judge(self.writes.wrote(report))
+                self._judge(Call.WRITE, self.writes.wrote(report))
             case worker_protocol.FleetReport():
                 self._note(**_fields(report.state))
             case FleetOpened() if not self._is_open:
@@ -199,7 +199,7 @@ class FleetTier:
 
     def _open(self, state: FleetState) -> None:
         self._is_open = True
-        self._breaker.answered()
+        self._breaker.probe_answered()
         self.locates.send = self._send
         self.writes.begin(self._send)
         self.follow(self._options)
@@ -224,19 +224,29 @@ class FleetTier:
             unread=self.report.unread + done.unread,
             rate=rate,
         )
-        self._judge(report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
+        self._judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
 
     def _answered(self, answered: Answered) -> None:
         late = answered is Answered.LATE
-        self._judge("it did not answer within remote.ask_timeout" if late else "")
+        self._judge(Call.QUESTION, "it did not answer within remote.ask_timeout" if late else "")
 
-    def _judge(self, trouble: str) -> None:
+    def _probed(self, answered: Answered) -> None:
+        if answered is not Answered.LATE:
+            was_open = self._breaker.is_open
+            self._breaker.probe_answered()
+            self._follow_breaker(was_open, "")
+
+    def _judge(self, call: Call, trouble: str) -> None:
         """Takes note of an answer, or of a failure, which may open the breaker."""
         was_open = self._breaker.is_open
         if trouble:
-            self._breaker.failed(self._loop.time())
+            self._breaker.failed(call, self._loop.time())
         else:
-            self._breaker.answered()
+            self._breaker.answered(call)
+        self._follow_breaker(was_open, trouble)
+
+    def _follow_breaker(self, was_open: bool, trouble: str) -> None:
+        """Lets engines ask or not if the breaker has opened or closed."""
         if was_open == self._breaker.is_open:
             return
         self._faults.report(trouble)

@@ -138,6 +138,22 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
 
 
+def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    first.share("hung", pages_of(1))
+    (store / "delay-get").write_text("60")
+    session = second.client.session
+    assert session is not None
+    for reads in range(3):
+        assert session.asks_fleet, f"the breaker opened after {reads} reads"
+        loaded, _, seconds = second.load("hung", 1, TIMEOUT_S + 0.3)
+        assert loaded == 0 and seconds < TIMEOUT_S + 0.3 + LATE_S
+    assert eventually(lambda: second.report.breaker_open, 0.5), second.report
+    (store / "delay-get").unlink()
+    assert eventually(lambda: session.asks_fleet, 10.0) and second.load("hung", 1)[0] == 1
+    assert not second.report.breaker_open and second.report.openings == 1
+
+
 def test_a_store_that_hangs_while_it_is_read_ends_the_load_in_time(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     first.share("slow", pages_of(4))
