@@ -17,6 +17,7 @@ from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
 from pagetier.daemon.fleet.breaker import Breaker, Call
 from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
@@ -26,12 +27,14 @@ from pagetier.shm.segments import Segments
 from pagetier.tiers import worker_protocol
 from pagetier.tiers.base import FleetState
 from pagetier.tiers.worker_protocol import (
+    Command,
     Complete,
     FleetOpened,
     Found,
     GetState,
     HasRead,
     OpenFailed,
+    Read,
     Report,
     Wrote,
 )
@@ -42,7 +45,6 @@ _REPORT_EVERY_S: Final = 1.0
 _SILENT_S: Final = 5.0
 _OPENING_S: Final = 30.0
 _STOP_S: Final = 0.5
-_MEAN: Final = 0.2  # weight of the newest read in the rate
 
 
 class FleetTier:
@@ -74,7 +76,8 @@ class FleetTier:
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop)
         self._is_open = False
-        self._heard_at = self._asked_at = self._read_at = 0.0
+        self._heard_at = self._asked_at = 0.0
+        self._rate = ReadRate()
         self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
@@ -156,7 +159,13 @@ class FleetTier:
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
-        self._reads.begin(FLEET, slot, send)
+
+        def send_read(command: Command) -> None:
+            if isinstance(command, Read):
+                self._rate.asked(command, self._loop.time())
+            send(command)
+
+        self._reads.begin(FLEET, slot, send_read)
         self._send = send
         self._heard_at = self._loop.time()
 
@@ -187,6 +196,7 @@ class FleetTier:
         self.locates.send, self.writes.enabled = no_worker, False
         self.locates.lost()
         self.writes.lost()
+        self._rate.lost()
         self._reads.lost(FLEET)
         self._note(standing="down", trouble=why)
         if not self._supervisor.leaving:
@@ -213,16 +223,13 @@ class FleetTier:
         now = self._loop.time()
         if report.damaged:
             self.locates.absent.add(report.damaged, now + UNREADABLE_S)
-        rate = self.report.rate
-        if done.nbytes and (took := now - max(self._read_at, now - 1.0)) > 0.0:
-            rate = done.nbytes / took if not rate else (1 - _MEAN) * rate + _MEAN * done.nbytes / took
-        self._read_at = now
+        self._rate.came(report, done.nbytes, now)
         self.report = msgspec.structs.replace(
             self.report,
             read=self.report.read + done.read,
             read_bytes=self.report.read_bytes + done.nbytes,
             unread=self.report.unread + done.unread,
-            rate=rate,
+            rate=self._rate.rate,
         )
         self._judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
 

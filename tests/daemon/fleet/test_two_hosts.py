@@ -105,6 +105,17 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     assert first.daemon.findings() == [] and second.daemon.findings() == []
 
 
+def test_the_read_rate_is_that_of_the_store_and_not_of_the_pauses(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    for name in "abc":
+        first.share(name, pages_of(1))
+    (store / "delay-get").write_text("0.05")
+    for name in "abc":
+        assert second.load(name, 1)[0] == 1
+        time.sleep(0.5)
+    assert 0.3 * PAGE / 0.05 < second.report.rate < PAGE / 0.05, "a page in 50 ms"
+
+
 def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     pages = pages_of(3)
