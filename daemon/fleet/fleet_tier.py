@@ -239,22 +239,20 @@ class FleetTier:
 
     def _probed(self, answered: Answered) -> None:
         if answered is not Answered.LATE:
-            was_open = self._breaker.is_open
             self._breaker.probe_answered()
-            self._follow_breaker(was_open, "")
+            self._follow_breaker("")
 
     def _judge(self, call: Call, trouble: str) -> None:
         """Takes note of an answer, or of a failure, which may open the breaker."""
-        was_open = self._breaker.is_open
         if trouble:
             self._breaker.failed(call, self._loop.time())
         else:
             self._breaker.answered(call)
-        self._follow_breaker(was_open, trouble)
+        self._follow_breaker(trouble)
 
-    def _follow_breaker(self, was_open: bool, trouble: str) -> None:
+    def _follow_breaker(self, trouble: str) -> None:
         """Lets engines ask or not if the breaker has opened or closed."""
-        if was_open == self._breaker.is_open:
+        if self.report.breaker_open == self._breaker.is_open:
             return
         self._faults.report(trouble)
         self._owner.set_fleet_breaker(int(self._breaker.is_open or not self._is_open))

@@ -161,29 +161,33 @@ class ObjectFleet:
     def _judge(self, name: PageName, page: Incoming, length: int, data: memoryview) -> ReadResult:
         if length == ABSENT:
             return _ABSENT
+        if length > len(data) and self._codec.codec != PLAIN:
+            return self._reject_foreign()  # nothing of it was read
         if not HEADER_BYTES <= length <= len(data):
             return self._reject(name, f"the object has {length} bytes")
         header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
-        if self._is_other(header, page.size, length):
-            return _ABSENT
-        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id) and header.magic == MAGIC:
-            return self._reject_foreign()
-        wrong = _wrong_header(header, name, length)
-        if not wrong:
-            copy_to_frames(data[HEADER_BYTES:length], page.frames)
-            wrong = "" if self._codec.verify(header, page.frames) else "the checksum does not match"
-        return self._reject(name, wrong) if wrong else _EXACT
+        if header.magic != MAGIC:
+            return self._reject(name, "the object has another header")
+        return _ABSENT if _is_other(header, page.size, length) else self._judge_own(name, page, header, data[:length])
 
-    def _is_other(self, header: ObjectHeader, size: int, length: int) -> bool:
-        """Returns whether an object that looks whole is of another version or size."""
-        if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
-            return False
-        return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+    def _judge_own(self, name: PageName, page: Incoming, header: ObjectHeader, data: memoryview) -> ReadResult:
+        """Judges an object of this version, and fills the frames from it."""
+        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id):
+            return self._reject_foreign()
+        wrong = _wrong_header(header, name, len(data))
+        if not wrong:
+            copy_to_frames(data[HEADER_BYTES:], page.frames)
+            wrong = "" if self._codec.verify(header, page.frames) else "the checksum does not match"
+        if not wrong:
+            return _EXACT
+        return self._reject(name, wrong) if self._is_own(header, name) else self._reject_foreign()
+
+    def _is_own(self, header: ObjectHeader, name: PageName) -> bool:
+        """Returns whether this fleet's key wrote an object, so that it is right for no other fleet."""
+        return header.proof in (self._codec.proof(name), self._codec.proof(header.page)) or self._codec.codec == PLAIN
 
     def _reject(self, name: PageName, why: str) -> ReadResult:
-        """Counts a wrong object, and removes it if this fleet has no key: otherwise it may be another fleet's."""
-        if self._codec.codec != PLAIN:
-            return self._reject_foreign()
+        """Counts an object that no fleet can read, and removes it, so that its page can be written again."""
         with self._lock:
             self._damaged += 1
             now = time.monotonic()
@@ -260,8 +264,15 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
 
 
+def _is_other(header: ObjectHeader, size: int, length: int) -> bool:
+    """Returns whether an object that looks whole is of another version or size."""
+    if header.header_bytes != HEADER_BYTES:
+        return False
+    return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+
+
 def _wrong_header(header: ObjectHeader, name: PageName, length: int) -> str:
-    if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
+    if header.header_bytes != HEADER_BYTES:
         return "the object has another header"
     if header.size + HEADER_BYTES != length:
         return f"an object of {header.size} bytes has {length - HEADER_BYTES}"
