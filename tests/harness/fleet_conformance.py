@@ -93,6 +93,18 @@ class StoreConformance:
         assert list(opened.fleet.locate(names_of(pages))) == [500] * 23 + [0] * 37
         assert list(opened.fleet.locate([])) == []
 
+    def test_a_long_chain_is_located_by_its_pages(self, opened: OpenedFleet) -> None:
+        pages = outgoings(range(200), 500)
+        opened.store_all(*pages[:123])
+        assert list(opened.fleet.locate(names_of(pages))) == [500] * 123 + [0] * 77
+
+    @pytest.mark.parametrize(("count", "there"), [(12, 11), (40, 37), (64, 1), (200, 199)])
+    def test_a_page_without_those_before_it_is_located(self, opened: OpenedFleet, count: int, there: int) -> None:
+        """Of recurrent state, only the snapshot at the end of a prompt may have been stored."""
+        pages = outgoings(range(count), 500)
+        opened.store_all(pages[there])
+        assert list(opened.fleet.locate(names_of(pages))) == [0] * there + [500] + [0] * (count - there - 1)
+
     def test_namespaces_and_prefixes_are_apart(self, opened: OpenedFleet) -> None:
         opened.store_all(outgoing(5))
         assert opened.outcome(outgoing(5, space=OTHER)) is ReadOutcome.ABSENT
