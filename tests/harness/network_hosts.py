@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 _SLOW = ("netem", "delay", "200ms", "loss", "5%")
+_STOPPED_S, _RUNS_S = 1.5, 0.02
 STORE = "10.77.0.1"
 """The address of the store, which all hosts reach."""
 
@@ -126,3 +128,23 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def stuttering(pid: int) -> Iterator[None]:
+    """Lets a process run for a short time only, every 1.5 s, for the time of a block."""
+    end = threading.Event()
+
+    def stutter() -> None:
+        while not end.is_set():
+            with stopped(pid):
+                end.wait(_STOPPED_S)
+            end.wait(_RUNS_S)
+
+    thread = threading.Thread(target=stutter)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
