@@ -27,6 +27,7 @@ MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
+	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
 	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling"
 	@echo "make quick ROOM=client  lint and the tests of one room"
@@ -148,6 +149,11 @@ core: $(CORE)
 
 demo: $(VENV)/.demo core
 	@$(BIN)/python bench/demo
+
+# The hosts and the store run in the environment of the stores, the engines in that of the model.
+.PHONY: demo-fleet
+demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
+	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
 
 test: lint stress fuzz pytest
 
