@@ -101,7 +101,7 @@ class S3Server:
         self.process = ServerProcess(
             self.folder, "weed", "server", f"-ip={self._address}", f"-ip.bind={self._address}",
             f"-dir={self.folder / 'data'}",
-            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20", "-filer", "-s3",
+            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=100", "-filer", "-s3",
             f"-s3.config={self.folder / 's3.json'}", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
             f"-filer.localSocket={self.folder / 'filer.sock'}", *ports, before=self._before,
         )  # fmt: skip
