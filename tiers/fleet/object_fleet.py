@@ -145,7 +145,7 @@ class ObjectFleet:
         return end
 
     def read(self, page: Incoming) -> ReadResult:
-        """Fills the frames from a bounce buffer, and verifies and decrypts them there.
+        """Returns what became of a page, after filling its frames from a bounce buffer and verifying them there.
 
         Waiting for a buffer, the call and its repetition take no longer together than one call may.
         """
