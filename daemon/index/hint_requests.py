@@ -132,5 +132,6 @@ def _wrong_ttl(ttl: float) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Returns a time in ns; 2**64-1 for one that does not end."""
-    return int(seconds * _NS) if seconds * _NS < _FOREVER_NS else _FOREVER_NS
+    """Returns a time in ns: 2**64-1 for one that does not end, 0 for a negative one, which no hint may have."""
+    time_ns = max(seconds * _NS, 0.0)
+    return int(time_ns) if time_ns < _FOREVER_NS else _FOREVER_NS

@@ -12,7 +12,7 @@ import pytest
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, Engine
 from pagetier.daemon.index.chains import reserve_chains, wrong_chains
-from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome
 from pagetier.shm.message_codec import pack, read_request
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
 
@@ -75,6 +75,12 @@ def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> Non
     began = time.thread_time()
     assert not wrong_chains(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
     assert time.thread_time() - began < 5
+
+
+@pytest.mark.parametrize("ttl", [-1.0, -1e308, 1e308, float("-inf"), float("inf"), float("nan")])
+def test_the_time_to_live_of_no_hint_is_any_number(ttl: float) -> None:
+    asked = msgspec.structs.replace(request(1, ()), hint=HintKind.NONE, hint_ttl=ttl)
+    assert answer(Engine(32), asked, 1) == bytes([ReserveOutcome.GRANTED])
 
 
 def test_a_client_of_an_earlier_build_does_not_say_the_number_of_a_page() -> None:
