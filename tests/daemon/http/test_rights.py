@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
+from free_ports import free_ports
 from http_calls import call
 from other_users import ALICE, MALLORY, as_root, output_as
 from pagetier.shm.exit_codes import Exit
@@ -77,12 +77,6 @@ def test_a_reload_changes_what_users_may_do() -> None:
         assert eventually(lambda: status_as(ALICE, place, "GET", "/v1/stats") == 200)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
 def token_file(tmp_path: Path) -> Path:
     file = tmp_path / "token"
@@ -93,7 +87,7 @@ def token_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def port_and_daemon(token_file: Path) -> Iterator[tuple[int, RunningDaemon]]:
-    port = free_port()
+    (port,) = free_ports(1)
     options = ("--http-listen", str(port), "--http-token-file", str(token_file))
     with RunningDaemon("1MiB", "64KiB", *options) as daemon:
         yield port, daemon
@@ -141,7 +135,7 @@ def test_a_daemon_without_a_safe_token_does_not_start(
     if text is not None:
         file.write_text(text)
         os.chmod(file, mode)  # noqa: PTH101
-    ended = pagetierd(*given, "--http-listen", str(free_port()), "--http-token-file", str(file))
+    ended = pagetierd(*given, "--http-listen", str(free_ports(1)[0]), "--http-token-file", str(file))
     assert (ended.code, words in ended.text) == (Exit.USAGE, True), ended.text
 
 

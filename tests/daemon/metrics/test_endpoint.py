@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from disk_daemon import write_through
 from eventually import eventually
+from free_ports import free_ports
 from metrics_scrape import ask, sample_names, scrape, value
 from pagetier.shm.exit_codes import Exit
 from refused_starts import arguments, pagetierd, refused
@@ -194,14 +195,8 @@ def test_silent_connections_delay_no_scrape(daemon: RunningDaemon, place: Path) 
         assert ask(place).status == 200
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_metrics_are_served_on_a_local_port() -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(port)) as daemon:
         assert "pagetier_build_info" in sample_names(scrape(port))
         assert f"metrics on 127.0.0.1:{port}" in daemon.log.read_text()
