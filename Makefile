@@ -20,6 +20,8 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
+# Where Mooncake finds its libraries.
+FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -27,6 +29,7 @@ MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 
 help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
+	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
 	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling"
 	@echo "make quick ROOM=client  lint and the tests of one room"
@@ -149,6 +152,11 @@ core: $(CORE)
 demo: $(VENV)/.demo core
 	@$(BIN)/python bench/demo
 
+# The hosts and the store run in the environment of the stores, the engines in that of the model.
+.PHONY: demo-fleet
+demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
+	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
+
 test: lint stress fuzz pytest
 
 lint: venv
@@ -243,8 +251,7 @@ test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.m
 .PHONY: test-fleet
 test-fleet: core .engines/fleet/.ready
 	@echo "== pytest with stores of the fleet tier"
-	@LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':') \
-		.engines/fleet/bin/pytest -n $(JOBS) tests/fleet tests/tiers/test_fleet_folder.py
+	@$(FLEET_LIBRARIES) .engines/fleet/bin/pytest -n $(JOBS) tests/fleet tests/tiers/test_fleet_folder.py
 
 .PHONY: wheel
 wheel: venv $(VENV)/.wheel
@@ -267,6 +274,7 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_caches.py)
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_storage.py)
+	@$(if $(wildcard .engines/fleet/.ready),$(FLEET_LIBRARIES) PYTHONPATH=tests/harness .engines/fleet/bin/python bench/fleet.py)
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
 	@$(BIN)/python bench/gpu_process_death.py

@@ -17,7 +17,12 @@ from pagetier.shm.units import format_size, spell_size
 
 
 def check_config(config: Config, host: Host) -> Iterator[str]:
-    """Yields lines for people. The configuration may be meant for another host, so what does not fit is a warning."""
+    """Yields lines for people. The configuration may be meant for another host, so what does not fit is a warning.
+
+    Raises:
+        ConfigError: The fleet needs something that is missing or wrong here: without it, the daemon would start and
+            serve from this host only.
+    """
     yield "the configuration is valid"
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
@@ -27,7 +32,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
             yield from _disk_warnings(device, host)
     if config.remote.url:
         yield f"fleet: {config.remote.url}"
-        yield from _fleet_key_warnings(config)
+        _check_fleet(config)
     if config.http.listen:
         yield f"http: {', '.join(map(str, config.http.listen))}"
         yield from _token_warnings(config)
@@ -44,15 +49,14 @@ def _token_warnings(config: Config) -> Iterator[str]:
         yield f"warning: on this host {error}"
 
 
-def _fleet_key_warnings(config: Config) -> Iterator[str]:
+def _check_fleet(config: Config) -> None:
     from pagetier.tiers.base import TierError
-    from pagetier.tiers.fleet.open_fleet import read_key
+    from pagetier.tiers.fleet.check_host import check_host
 
     try:
-        if config.remote.key_file is not None:
-            read_key(str(config.remote.key_file))
+        check_host(config.remote.fleet)
     except TierError as error:
-        yield f"warning: on this host {error}"
+        raise ConfigError(f"fleet: {error}") from error
 
 
 def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:

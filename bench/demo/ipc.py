@@ -20,6 +20,16 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     total: int = 0
 
 
+class FleetLoad(msgspec.Struct, frozen=True):
+    """What an engine read from the fleet, and a digest of all pages of its prompt in memory after its run."""
+
+    located_pages: int
+    read_pages: int
+    locate_s: float
+    read_s: float
+    digest: str
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """The result of an engine. A time to the first token begins with the prompt at hand and the model ready."""
 
@@ -33,6 +43,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     page_bytes: int
     first_token_s: float
     first_token_uncached_s: float
+    fleet: FleetLoad | None = None
 
     @property
     def computed_tokens(self) -> int:

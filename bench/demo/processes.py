@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -116,14 +116,16 @@ class Daemon:
         self._stop()
 
 
-def run_engine(task: Task, folder: Path, show: Callable[[Step], None]) -> Report:
+def run_engine(
+    task: Task, folder: Path, show: Callable[[Step], None], program: Sequence[str] = (sys.executable, str(_ENGINE))
+) -> Report:
     """Runs an engine in a fresh Python and shows its steps. Raises DemoError if it ends without a report."""
     log = folder / f"engine{task.engine}.log"
     argument = msgspec.json.encode(task).decode()
     with (
         log.open("wb") as errors,
         subprocess.Popen(
-            [sys.executable, str(_ENGINE), argument],
+            [*program, argument],
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environ(_ENGINE_ENVIRON),

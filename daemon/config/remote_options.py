@@ -24,11 +24,7 @@ class RemoteOptions(Section, frozen=True, kw_only=True):
         str,
         url_setting(
             "Store of the fleet: file:///FOLDER, s3://BUCKET/PREFIX?endpoint=..., mooncake://MASTER:PORT, or"
-            " python://MODULE:CLASS; empty: no fleet.",
-            "file",
-            "s3",
-            "mooncake",
-            "python",
+            " python://MODULE:CLASS; empty: no fleet."
         ),
     ] = ""
     key_file: Annotated[

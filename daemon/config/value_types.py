@@ -167,19 +167,15 @@ def choice_setting(help: str, *names: str) -> Setting:
     return Setting(read=read, show=str, metavar="|".join(names), help=help)
 
 
-def url_setting(help: str, *schemes: str) -> Setting:
-    """Returns a setting for an URL with one of these schemes; an empty value means none."""
+def url_setting(help: str) -> Setting:
+    """Returns a setting for an URL; an empty value means none. What the URL says is checked where it is used."""
 
     def read(raw: object) -> str:
         if raw == "":
             return ""
-        scheme, separator, rest = raw.partition("://") if isinstance(raw, str) else ("", "", "")
-        if not separator or not rest or not rest.isprintable() or " " in rest:
+        scheme, _, rest = raw.partition("://") if isinstance(raw, str) else ("", "", "")
+        if not scheme or not rest.isprintable() or not rest or " " in rest:
             raise ValueError(f"{shown(raw)} is not an URL: write for example file:///mnt/pages")
-        if scheme not in schemes:
-            raise ValueError(f"{shown(raw)} has an unknown scheme: use one of {', '.join(schemes)}")
-        if scheme == "file" and not rest.startswith("/"):
-            raise ValueError(f"{shown(raw)} does not name an absolute path: write file:///mnt/pages")
         return f"{scheme}://{rest}"
 
     return Setting(read=read, show=str, metavar="URL", help=help)

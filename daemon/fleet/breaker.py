@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 FAILURES: Final = 3  # in a row open the breaker
@@ -9,8 +10,20 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 
+class Call(Enum):
+    """What the fleet is asked to do."""
+
+    QUESTION = "question"
+    READ = "read"
+    WRITE = "write"
+
+
 class Breaker:
     """Knows whether the fleet may be asked. Times are those of one monotonic clock, in seconds.
+
+    An answer clears only the failures of calls of its kind, because a store may answer questions and hang in reads.
+    After a probe has closed the breaker, other kinds are on trial: their next failure opens it again, with a longer
+    pause, until one of them is answered.
 
     Attributes:
         is_open: Nothing but probes may be asked.
@@ -22,18 +35,28 @@ class Breaker:
         self.is_open = False
         self.openings = 0
         self.opened_at = 0.0
-        self._failures = 0
+        self._failures = dict.fromkeys(Call, 0)
         self._pause = _FIRST_PAUSE_S
         self._probe_at = 0.0
 
-    def answered(self) -> None:
-        """Takes note of an answer, which closes the breaker: also that a page is absent is one."""
-        self.is_open, self._failures, self._pause = False, 0, _FIRST_PAUSE_S
+    def answered(self, call: Call) -> None:
+        """Takes note of an answer: also that a page is absent is one."""
+        self._failures[call] = 0
+        failures = sum(self._failures.values())
+        if not failures:
+            self._pause = _FIRST_PAUSE_S
+        if failures < FAILURES:
+            self.is_open = False
 
-    def failed(self, now: float) -> None:
+    def probe_answered(self) -> None:
+        """Takes note of the answer to a probe, which closes the breaker."""
+        self.answered(Call.QUESTION)
+        self.is_open = False
+
+    def failed(self, call: Call, now: float) -> None:
         """Takes note of a failure or of an answer that was too late."""
-        self._failures += 1
-        if not self.is_open and self._failures >= FAILURES:
+        self._failures[call] += 1
+        if not self.is_open and sum(self._failures.values()) >= FAILURES:
             self.is_open, self.opened_at, self._probe_at = True, now, now + self._pause
             self.openings += 1
 

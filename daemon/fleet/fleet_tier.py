@@ -15,8 +15,9 @@ from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
-from pagetier.daemon.fleet.breaker import Breaker
+from pagetier.daemon.fleet.breaker import Breaker, Call
 from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
@@ -26,12 +27,14 @@ from pagetier.shm.segments import Segments
 from pagetier.tiers import worker_protocol
 from pagetier.tiers.base import FleetState
 from pagetier.tiers.worker_protocol import (
+    Command,
     Complete,
     FleetOpened,
     Found,
     GetState,
     HasRead,
     OpenFailed,
+    Read,
     Report,
     Wrote,
 )
@@ -42,7 +45,6 @@ _REPORT_EVERY_S: Final = 1.0
 _SILENT_S: Final = 5.0
 _OPENING_S: Final = 30.0
 _STOP_S: Final = 0.5
-_MEAN: Final = 0.2  # weight of the newest read in the rate
 
 
 class FleetTier:
@@ -74,7 +76,8 @@ class FleetTier:
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop)
         self._is_open = False
-        self._heard_at = self._asked_at = self._read_at = 0.0
+        self._heard_at = self._asked_at = 0.0
+        self._rate = ReadRate()
         self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
@@ -143,7 +146,7 @@ class FleetTier:
 
     def _tidy_open(self, now: float) -> None:
         if self._breaker.take_probe(now):
-            self.locates.probe()
+            self.locates.probe(self._probed)
         if self._breaker.is_open:
             self.writes.drop_all()
         else:
@@ -156,7 +159,13 @@ class FleetTier:
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
-        self._reads.begin(FLEET, slot, send)
+
+        def send_read(command: Command) -> None:
+            if isinstance(command, Read):
+                self._rate.asked(command, self._loop.time())
+            send(command)
+
+        self._reads.begin(FLEET, slot, send_read)
         self._send = send
         self._heard_at = self._loop.time()
 
@@ -169,7 +178,7 @@ class FleetTier:
             case HasRead():
                 self._has_read(report)
             case Wrote():
-                self._judge(self.writes.wrote(report))
+                self._judge(Call.WRITE, self.writes.wrote(report))
             case worker_protocol.FleetReport():
                 self._note(**_fields(report.state))
             case FleetOpened() if not self._is_open:
@@ -187,6 +196,7 @@ class FleetTier:
         self.locates.send, self.writes.enabled = no_worker, False
         self.locates.lost()
         self.writes.lost()
+        self._rate.lost()
         self._reads.lost(FLEET)
         self._note(standing="down", trouble=why)
         if not self._supervisor.leaving:
@@ -199,7 +209,7 @@ class FleetTier:
 
     def _open(self, state: FleetState) -> None:
         self._is_open = True
-        self._breaker.answered()
+        self._breaker.probe_answered()
         self.locates.send = self._send
         self.writes.begin(self._send)
         self.follow(self._options)
@@ -213,31 +223,36 @@ class FleetTier:
         now = self._loop.time()
         if report.damaged:
             self.locates.absent.add(report.damaged, now + UNREADABLE_S)
-        rate = self.report.rate
-        if done.nbytes and (took := now - max(self._read_at, now - 1.0)) > 0.0:
-            rate = done.nbytes / took if not rate else (1 - _MEAN) * rate + _MEAN * done.nbytes / took
-        self._read_at = now
+        self._rate.came(report, done.nbytes, now)
         self.report = msgspec.structs.replace(
             self.report,
             read=self.report.read + done.read,
             read_bytes=self.report.read_bytes + done.nbytes,
             unread=self.report.unread + done.unread,
-            rate=rate,
+            rate=self._rate.rate,
         )
-        self._judge(report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
+        self._judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
 
     def _answered(self, answered: Answered) -> None:
         late = answered is Answered.LATE
-        self._judge("it did not answer within remote.ask_timeout" if late else "")
+        self._judge(Call.QUESTION, "it did not answer within remote.ask_timeout" if late else "")
 
-    def _judge(self, trouble: str) -> None:
+    def _probed(self, answered: Answered) -> None:
+        if answered is not Answered.LATE:
+            self._breaker.probe_answered()
+            self._follow_breaker("")
+
+    def _judge(self, call: Call, trouble: str) -> None:
         """Takes note of an answer, or of a failure, which may open the breaker."""
-        was_open = self._breaker.is_open
         if trouble:
-            self._breaker.failed(self._loop.time())
+            self._breaker.failed(call, self._loop.time())
         else:
-            self._breaker.answered()
-        if was_open == self._breaker.is_open:
+            self._breaker.answered(call)
+        self._follow_breaker(trouble)
+
+    def _follow_breaker(self, trouble: str) -> None:
+        """Lets engines ask or not if the breaker has opened or closed."""
+        if self.report.breaker_open == self._breaker.is_open:
             return
         self._faults.report(trouble)
         self._owner.set_fleet_breaker(int(self._breaker.is_open or not self._is_open))

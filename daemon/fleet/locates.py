@@ -36,12 +36,14 @@ class _Question(msgspec.Struct, eq=False):
     Attributes:
         keys: The pages.
         reply: Takes their sizes; None once the question was answered.
+        ended: Takes what became of it, before the reply.
         asked_at: When it was asked.
         timer: Answers it when its time is over.
     """
 
     keys: bytes
     reply: Callable[[bytes], None] | None
+    ended: Callable[[Answered], None]
     asked_at: float
     timer: asyncio.TimerHandle
 
@@ -77,16 +79,16 @@ class Locates:
             self._count(Answered.ABSENT)
             reply(_nothing(request.keys))
         else:
-            self._ask(request, reply)
+            self._ask(request, reply, self._ended)
 
     def refuse(self, request: Locate, reply: Callable[[bytes], None]) -> None:
         """Answers that nothing is there, without asking."""
         self._count(Answered.REFUSED)
         reply(_nothing(request.keys))
 
-    def probe(self) -> None:
-        """Asks for a page that does not exist, to learn whether the fleet answers."""
-        self._ask(Locate(0, bytes(KEY_BYTES), bytes(_SPACE_BYTES), (_PROBE,)), lambda sizes: None)
+    def probe(self, ended: Callable[[Answered], None]) -> None:
+        """Asks for a page that does not exist, to learn whether the fleet answers; `ended` takes what became of it."""
+        self._ask(Locate(0, bytes(KEY_BYTES), bytes(_SPACE_BYTES), (_PROBE,)), lambda sizes: None, ended)
 
     def found(self, report: Found) -> None:
         """Handles an answer of the worker, which may come after the question's time.
@@ -117,10 +119,10 @@ class Locates:
             if question.reply is not None:
                 self._end(question, Answered.LATE, _nothing(question.keys))
 
-    def _ask(self, request: Locate, reply: Callable[[bytes], None]) -> None:
+    def _ask(self, request: Locate, reply: Callable[[bytes], None], ended: Callable[[Answered], None]) -> None:
         number = next(self._numbers)
         timer = self._loop.call_later(self.ask_timeout, self._late, number)
-        self._questions[number] = _Question(request.keys, reply, self._loop.time(), timer)
+        self._questions[number] = _Question(request.keys, reply, ended, self._loop.time(), timer)
         self.send(Find(number, request.keys, request.spaces, request.table))
 
     def _late(self, number: int) -> None:
@@ -131,7 +133,7 @@ class Locates:
         question.timer.cancel()
         reply, question.reply = question.reply, None
         self._count(answered)
-        self._ended(answered)
+        question.ended(answered)
         if reply is not None:
             reply(sizes)
 

@@ -4,71 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from disk_daemon import write_through
+from hybrid_engine import BLOCK, BLOCKS, PAGE, SNAPSHOT, TOKENS, HybridEngine, same, tables
 from pagetier.client import (
     NO_BLOCK,
     CacheGroup,
-    Client,
     FullAttention,
     IncompleteLoadError,
-    Recurrent,
-    RegisteredGroups,
-    SlidingWindow,
 )
 from running_daemon import RunningDaemon
 
 ARENA = "64MiB"
-BLOCKS, BLOCK, PAGE, SNAPSHOT, TOKENS = 48, 16, 32, 64, 256
 LONG_S = 20.0
 
 
-class Engine:
-    """A hybrid model: full attention, a window of 40 tokens, and a recurrent state every 64 tokens."""
-
-    def __init__(self, client: Client) -> None:
-        rng = np.random.default_rng(11)
-        self.full, self.window = rng.integers(0, 2**16, (2, 1, BLOCKS, 2, BLOCK, 2, 8), np.uint16)
-        self.states = rng.integers(0, 256, (BLOCKS, 3, 5), np.uint8)
-        groups = [
-            CacheGroup(kv_caches=list(self.full), layout="flashinfer", kind=FullAttention(PAGE)),
-            CacheGroup(kv_caches=list(self.window), layout="flashinfer", kind=SlidingWindow(PAGE, window=40)),
-            CacheGroup(kv_caches=[[self.states]], layout="states", kind=Recurrent(SNAPSHOT)),
-        ]
-        self.groups: RegisteredGroups = client.register(groups=groups, model=os.urandom(8).hex())
-        self.prompt = list(range(TOKENS + 7))
-
-
-def tables(first: int, *snapshots: int) -> list[Any]:
-    """Returns block tables from a first block on: the window has its last four blocks, and states some snapshots."""
-    full = np.arange(first, first + TOKENS // BLOCK)
-    window = np.where(np.arange(len(full)) < len(full) - 4, NO_BLOCK, full)
-    states = np.full(TOKENS // SNAPSHOT, NO_BLOCK)
-    states[list(snapshots)] = [first + at for at in snapshots]
-    return [full, window, states]
-
-
-def same(engine: Engine, one: int, other: int, snapshot: int) -> bool:
-    """Returns whether two sets of blocks have the same state for a hit of the whole prompt."""
-    blocks, last = np.arange(TOKENS // BLOCK), np.arange(TOKENS // BLOCK - 4, TOKENS // BLOCK)
-    return (
-        np.array_equal(engine.full[:, one + blocks], engine.full[:, other + blocks])
-        and np.array_equal(engine.window[:, one + last], engine.window[:, other + last])
-        and np.array_equal(engine.states[one + snapshot], engine.states[other + snapshot])
-    )
-
-
 @pytest.fixture
-def engine(daemon: RunningDaemon) -> Iterator[Engine]:
+def engine(daemon: RunningDaemon) -> Iterator[HybridEngine]:
     with daemon.client(timeout=LONG_S) as client:
-        yield Engine(client)
+        yield HybridEngine(client)
 
 
-def test_all_groups_are_loaded_at_one_token(engine: Engine) -> None:
+def test_all_groups_are_loaded_at_one_token(engine: HybridEngine) -> None:
     stored = engine.groups.store(engine.prompt, tables(0, 3))
     assert [result.stored for result in stored] == [8, 2, 1], "pages without blocks are not stored"
     with engine.groups.match(engine.prompt) as hit:
@@ -77,7 +37,7 @@ def test_all_groups_are_loaded_at_one_token(engine: Engine) -> None:
     assert same(engine, 0, 24, 3)
 
 
-def test_a_hit_ends_where_the_last_group_has_state(engine: Engine) -> None:
+def test_a_hit_ends_where_the_last_group_has_state(engine: HybridEngine) -> None:
     full, _, states = tables(0, 1, 2)
     engine.groups.store(engine.prompt, [full, full, states])
     with engine.groups.match(engine.prompt) as hit:
@@ -103,7 +63,7 @@ def test_groups_that_look_alike_have_pages_of_their_own(daemon: RunningDaemon) -
         assert np.array_equal(tensors[:, full], tensors[:, full + 24])
 
 
-def test_background_copies(engine: Engine) -> None:
+def test_background_copies(engine: HybridEngine) -> None:
     stores = engine.groups.async_store(engine.prompt, tables(0, 3))
     assert [store.wait(LONG_S).stored for store in stores] == [8, 2, 1]
     with engine.groups.match(engine.prompt) as hit:
@@ -112,7 +72,7 @@ def test_background_copies(engine: Engine) -> None:
     assert all(load.wait(0, LONG_S) for load in loads) and same(engine, 0, 24, 3)
 
 
-def test_hashes_of_each_group_replace_tokens(engine: Engine) -> None:
+def test_hashes_of_each_group_replace_tokens(engine: HybridEngine) -> None:
     names = [[b"%d of %d" % (page, group) for page in range(count)] for group, count in enumerate((8, 8, 4))]
     engine.groups.store(hashes=names, block_tables=tables(0, 3))
     with engine.groups.match(hashes=names) as hit:
@@ -122,7 +82,7 @@ def test_hashes_of_each_group_replace_tokens(engine: Engine) -> None:
         engine.groups.match(hashes=names[:2])
 
 
-def test_a_page_without_a_block_is_not_loaded(engine: Engine) -> None:
+def test_a_page_without_a_block_is_not_loaded(engine: HybridEngine) -> None:
     engine.groups.store(engine.prompt, tables(0, 3))
     with engine.groups.match(engine.prompt) as hit:
         with pytest.raises(ValueError, match="a hit at 256 tokens needs blocks that the table"):
@@ -133,7 +93,7 @@ def test_a_page_without_a_block_is_not_loaded(engine: Engine) -> None:
             engine.groups.load(hit, [table[:-1] for table in tables(24, 3)])
 
 
-def test_a_released_match_loads_nothing(engine: Engine) -> None:
+def test_a_released_match_loads_nothing(engine: HybridEngine) -> None:
     engine.groups.store(engine.prompt, tables(0, 3))
     hit = engine.groups.match(engine.prompt)
     hit.release()
@@ -144,7 +104,7 @@ def test_a_released_match_loads_nothing(engine: Engine) -> None:
 
 def test_pages_on_disk_are_loaded_for_all_groups() -> None:
     with write_through() as daemon, daemon.client(timeout=LONG_S) as client:
-        engine = Engine(client)
+        engine = HybridEngine(client)
         engine.groups.store(engine.prompt, tables(0, 3))
         daemon.push_out(client, engine.groups.keys(engine.prompt)[0].keys)
         with engine.groups.match(engine.prompt) as hit:

@@ -15,18 +15,29 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    credentials = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    with patch.dict(os.environ, credentials), s3_server(tmp_path_factory.mktemp("s3")) as server:
+def credentials() -> Iterator[None]:
+    """Sets the credentials of the S3 servers in the environment."""
+    with patch.dict(os.environ, {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}):
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory, credentials: None) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeServers]:
+def has_mooncake() -> None:
+    """Skips the test where Mooncake cannot be loaded."""
     try:
         import mooncake.store  # noqa: F401
     except ImportError as error:
         pytest.skip(f"Mooncake cannot be loaded here: {error}")
+
+
+@pytest.fixture(scope="session")
+def mooncake(tmp_path_factory: pytest.TempPathFactory, has_mooncake: None) -> Iterator[MooncakeServers]:
     with mooncake_servers(tmp_path_factory.mktemp("mooncake")) as servers:
         yield servers
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from fleet_conformance import StoreConformance
-from fleet_pages import BUFFERS, opened_fleet
+from fleet_pages import BUFFERS, names_of, opened_fleet
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
+from pagetier.tiers.fleet.s3_store import S3Store
 from pagetier.tiers.worker_protocol import FleetOptions
 from store_servers import S3Server
+from tier_pages import outgoings
 
 
 @pytest.fixture
@@ -19,6 +23,25 @@ def options(s3: S3Server, prefix: str) -> FleetOptions:
 
 class TestS3(StoreConformance):
     """s3://"""
+
+
+@pytest.mark.parametrize("stored", [0, 1, 500, 1024])
+def test_a_long_chain_takes_few_requests(options: FleetOptions, monkeypatch: pytest.MonkeyPatch, stored: int) -> None:
+    pages = outgoings(range(1024), 50)
+    with opened_fleet(options) as opened:
+        store = opened.store
+        assert isinstance(store, S3Store)
+        asked: list[str] = []
+        length = store._length
+
+        async def counted(name: str, turns: asyncio.Semaphore) -> int:
+            asked.append(name)
+            return await length(name, turns)
+
+        opened.store_all(*pages[:stored])
+        monkeypatch.setattr(store, "_length", counted)
+        assert list(opened.fleet.locate(names_of(pages))) == [50] * stored + [0] * (1024 - stored)
+        assert len(asked) <= 32 + 2 * 15
 
 
 def test_a_bucket_that_does_not_exist_is_named(s3: S3Server) -> None:

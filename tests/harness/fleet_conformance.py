@@ -17,7 +17,6 @@ from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, OTHER, outgoing, outgoings
 
 SIZES = [1, 127, 128, FRAME - 1, FRAME, FRAME + 1, 3 * FRAME - 7, (2 << 20) + 5, 60 << 20]
-LOST = {ReadOutcome.ABSENT, ReadOutcome.DAMAGED}
 # Where each field of the header begins.
 FIELDS = {
     "magic": 0,
@@ -30,11 +29,18 @@ FIELDS = {
     "page key": 24,
     "namespace": 56,
     "checksum": 88,
+    "nonce": 104,
+    "proof": 116,
     "first byte": 128,
     "middle": 128 + FRAME,
     "last byte": -1,
 }
 
+# After damage to one of these, an object looks like one that is right for another fleet or a later version.
+KEPT = frozenset({"version", "codec", "key id"})
+
+# A page does not depend on these. With a key it depends on the nonce.
+UNUSED_WITHOUT_KEY = frozenset({"nonce", "proof"})
 
 # `make test-fleet` has cryptography.
 CODECS = ["plain", "encrypted"] if find_spec("cryptography") else ["plain"]
@@ -90,6 +96,18 @@ class StoreConformance:
         assert list(opened.fleet.locate(names_of(pages))) == [500] * 23 + [0] * 37
         assert list(opened.fleet.locate([])) == []
 
+    def test_a_long_chain_is_located_by_its_pages(self, opened: OpenedFleet) -> None:
+        pages = outgoings(range(200), 500)
+        opened.store_all(*pages[:123])
+        assert list(opened.fleet.locate(names_of(pages))) == [500] * 123 + [0] * 77
+
+    @pytest.mark.parametrize(("count", "there"), [(12, 11), (40, 37), (64, 1), (200, 199)])
+    def test_a_page_without_those_before_it_is_located(self, opened: OpenedFleet, count: int, there: int) -> None:
+        """Of recurrent state, only the snapshot at the end of a prompt may have been stored."""
+        pages = outgoings(range(count), 500)
+        opened.store_all(pages[there])
+        assert list(opened.fleet.locate(names_of(pages))) == [0] * there + [500] + [0] * (count - there - 1)
+
     def test_namespaces_and_prefixes_are_apart(self, opened: OpenedFleet) -> None:
         opened.store_all(outgoing(5))
         assert opened.outcome(outgoing(5, space=OTHER)) is ReadOutcome.ABSENT
@@ -101,12 +119,15 @@ class StoreConformance:
         page = outgoing(6)
         opened.store_all(page)
         opened.replace(page, changed(opened.object(page), FIELDS[field]))
-        self.assert_lost(opened, is_plain, page)
+        if field in UNUSED_WITHOUT_KEY and (is_plain or field == "proof"):
+            assert opened.outcome(page) is ReadOutcome.EXACT, "the page does not depend on it"
+        else:
+            self.assert_lost(opened, page, kept=field in KEPT)
 
-    def assert_lost(self, opened: OpenedFleet, is_plain: bool, page: Outgoing) -> None:
-        """Asserts that a damaged page is a miss and, without a key, that it is removed and can be stored again."""
+    def assert_lost(self, opened: OpenedFleet, page: Outgoing, *, kept: bool = False) -> None:
+        """Asserts that a damaged page is a miss, and that it is removed and can be stored again, or `kept`."""
         outcome = opened.outcome(page)
-        assert outcome in (LOST if is_plain else {ReadOutcome.ABSENT})
+        assert outcome is (ReadOutcome.ABSENT if kept else ReadOutcome.DAMAGED)
         if outcome is ReadOutcome.DAMAGED:
             assert opened.fleet.state().damaged == 1
             assert not opened.is_there(page)
@@ -116,30 +137,30 @@ class StoreConformance:
             assert opened.is_there(page)
 
     @pytest.mark.parametrize("length", [1, 64, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1, -1])
-    def test_a_truncated_object_is_a_miss(self, opened: OpenedFleet, is_plain: bool, length: int) -> None:
+    def test_a_truncated_object_is_a_miss(self, opened: OpenedFleet, length: int) -> None:
         page = outgoing(7)
         opened.store_all(page)
         opened.replace(page, opened.object(page)[:length])
-        self.assert_lost(opened, is_plain, page)
+        self.assert_lost(opened, page)
 
     @pytest.mark.parametrize("more", [1, FRAME, 1 << 20])
     def test_a_grown_object_is_a_miss(self, opened: OpenedFleet, is_plain: bool, more: int) -> None:
         page = outgoing(8)
         opened.store_all(page)
         opened.replace(page, opened.object(page) + bytes(more))
-        self.assert_lost(opened, is_plain, page)
+        self.assert_lost(opened, page, kept=not is_plain)
 
-    def test_the_object_of_another_page_is_a_miss(self, opened: OpenedFleet, is_plain: bool) -> None:
+    def test_the_object_of_another_page_is_a_miss(self, opened: OpenedFleet) -> None:
         page, other = outgoing(9), outgoing(10)
         opened.store_all(page, other)
         opened.replace(page, opened.object(other))
-        self.assert_lost(opened, is_plain, page)
+        self.assert_lost(opened, page)
 
-    def test_the_same_key_in_another_namespace_is_a_miss(self, opened: OpenedFleet, is_plain: bool) -> None:
+    def test_the_same_key_in_another_namespace_is_a_miss(self, opened: OpenedFleet) -> None:
         page, other = outgoing(11), outgoing(11, space=OTHER)
         opened.store_all(page, other)
         opened.replace(page, opened.object(other))
-        self.assert_lost(opened, is_plain, page)
+        self.assert_lost(opened, page)
 
     def test_a_page_of_another_size_is_absent(self, opened: OpenedFleet) -> None:
         opened.store_all(outgoing(12, 100))
@@ -154,15 +175,15 @@ class StoreConformance:
         assert opened.outcome(page) is ReadOutcome.ABSENT
         assert opened.is_there(page)
 
-    def test_ten_damaged_objects_a_minute_are_removed(self, opened: OpenedFleet, is_plain: bool) -> None:
+    def test_ten_damaged_objects_a_minute_are_removed(self, opened: OpenedFleet) -> None:
         pages = outgoings(range(14, 26), 50)
         opened.store_all(*pages)
         for page in pages:
             opened.replace(page, changed(opened.object(page), -1))
-        assert {opened.outcome(page) for page in pages} == {ReadOutcome.DAMAGED if is_plain else ReadOutcome.ABSENT}
-        assert sum(map(opened.is_there, pages)) == (2 if is_plain else 12)
+        assert {opened.outcome(page) for page in pages} == {ReadOutcome.DAMAGED}
+        assert sum(map(opened.is_there, pages)) == 2
         state = opened.fleet.state()
-        assert (state.damaged, state.foreign) == ((12, 0) if is_plain else (0, 12))
+        assert (state.damaged, state.foreign) == (12, 0)
 
     @needs_key
     def test_the_object_of_another_key_is_foreign(
@@ -175,6 +196,27 @@ class StoreConformance:
             assert other.fleet.state().foreign == 1
             assert "remote.key_file" in other.fleet.state().note
         assert opened.outcome(page) is ReadOutcome.EXACT
+
+    @needs_key
+    def test_damage_that_hides_the_key_is_kept(self, options: FleetOptions, tmp_path: Path) -> None:
+        page = outgoing(33)
+        with opened_fleet(with_key(options, tmp_path)) as opened:
+            opened.store_all(page)
+            opened.replace(page, changed(changed(opened.object(page), FIELDS["proof"]), -1))
+            assert opened.outcome(page) is ReadOutcome.ABSENT and opened.is_there(page)
+            assert (opened.fleet.state().damaged, opened.fleet.state().foreign) == (0, 1)
+
+    @needs_key
+    def test_a_key_with_the_same_id_removes_nothing(
+        self, options: FleetOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page = outgoing(34)
+        with opened_fleet(with_key(options, tmp_path)) as opened:
+            opened.store_all(page)
+            with opened_fleet(with_key(options, tmp_path, b"other" + b"k" * 27)) as other:
+                monkeypatch.setattr(other.fleet._codec, "key_id", opened.fleet._codec.key_id)
+                assert other.outcome(page) is ReadOutcome.ABSENT
+            assert opened.outcome(page) is ReadOutcome.EXACT
 
     @needs_key
     def test_a_reader_without_the_key_removes_nothing(self, opened: OpenedFleet, options: FleetOptions) -> None:
@@ -193,5 +235,5 @@ class StoreConformance:
         assert data[9] == (0 if is_plain else 1)
         assert struct.unpack_from("<IQ", data, 12) == (128, 300)
         assert data[24:88] == page.key + page.space.digest
-        assert data[116:128] == bytes(12)
+        assert (data[104:128] == bytes(24)) == is_plain
         assert (data[128:] == bytes(page.frames[0][:300])) == is_plain

@@ -217,24 +217,28 @@ def serve_rank(socket: Path, group: Group, stage: int, rank: int, pipe: Connecti
             what, name, prompt = command
             state = MODELS[name].state(prompt, PAGE_TOKENS * PAGES)
             pipe.send(
-                {"store": _store, "load": _load}[what](client, ranks[name], _keys(name, ranks[name], prompt), state)
+                {"store": store_part, "load": load_parts}[what](
+                    client, ranks[name], keys_of_prompt(name, ranks[name], prompt), state
+                )
             )
 
 
-def _keys(name: str, rank: Rank, prompt: int) -> Keys:
+def keys_of_prompt(name: str, rank: Rank, prompt: int) -> Keys:
     """Returns the same keys for each group: the namespace depends on the page layout, but not on the rank."""
     space = Namespace(model=name, dtype="uint16", page_tokens=PAGE_TOKENS, layout=rank.paged.page.layout)
     return space.keys(range(prompt << 16, (prompt << 16) + PAGE_TOKENS * PAGES))
 
 
-def _store(client: Client, rank: Rank, keys: Keys, state: State) -> list[str]:
+def store_part(client: Client, rank: Rank, keys: Keys, state: State) -> list[str]:
+    """Stores a rank's part of the pages. Returns the outcomes."""
     slots = rank.slots(1, PAGES)
     rank.clear()
     rank.fill(state, slots)
     return [outcome.name for outcome in client.store(keys, Blocks(rank.paged, slots)).outcomes]
 
 
-def _load(client: Client, rank: Rank, keys: Keys, state: State) -> tuple[int, int]:
+def load_parts(client: Client, rank: Rank, keys: Keys, state: State) -> tuple[int, int]:
+    """Loads what a rank needs of the pages. Returns how many, and the number of wrong elements."""
     slots = rank.slots(2, PAGES)
     rank.clear()
     with client.match(keys) as match:

@@ -14,16 +14,18 @@ from pagetier.tiers.fleet.object_store import StoreSettings
 
 
 class SlowFolder(FolderStore):
-    """A folder; each call takes as many seconds more as the file `delay` in the folder says at its begin."""
+    """A folder; each call takes as many seconds more as the file `delay` in the folder says at its begin.
+
+    The file `delay-get` says it of get() alone.
+    """
 
     def __init__(self, options: StoreSettings) -> None:
         self._delay = Path(options.path) / "delay"
+        self._delay_get = Path(options.path) / "delay-get"
         super().__init__(msgspec.structs.replace(options, netloc=""))
 
     def _wait(self) -> None:
-        ends = time.monotonic() + float(self._delay.read_text() if self._delay.exists() else "0")
-        while time.monotonic() < ends and self._delay.exists():
-            time.sleep(0.01)
+        _wait_as(self._delay)
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         self._wait()
@@ -39,4 +41,11 @@ class SlowFolder(FolderStore):
 
     def get(self, name: str, into: memoryview) -> int:
         self._wait()
+        _wait_as(self._delay_get)
         return super().get(name, into)
+
+
+def _wait_as(says: Path) -> None:
+    ends = time.monotonic() + float(says.read_text() if says.exists() else "0")
+    while time.monotonic() < ends and says.exists():
+        time.sleep(0.01)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from free_ports import free_ports
@@ -18,24 +16,33 @@ from free_ports import free_ports
 ACCESS_KEY, SECRET_KEY = "reader", "a secret"
 BUCKET = "pages"
 _STARTING_S = 60.0
+_SEGMENT = "512 MB"
+_LISTENING = "0A"  # the state of a socket in /proc
 _BIN = Path(sys.executable).parent
 _ALL = [{"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "actions": ["Admin"]}]
 
 
 class ServerProcess:
-    """A server, which can be stopped, continued and killed. Its output goes to a file."""
+    """A server, which can be stopped, continued and killed. Its output goes to a file.
 
-    def __init__(self, folder: Path, name: str, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    `before` is a command that runs it, such as `nsenter`.
+    """
+
+    def __init__(self, folder: Path, name: str, *arguments: str, before: Sequence[str] = ()) -> None:
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [str(_BIN / name), *arguments],
+                [*before, str(_BIN / name), *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **(environ or {})},
             )
+
+    @property
+    def pid(self) -> int:
+        """The process: `nsenter` replaces itself by the server."""
+        return self._child.pid
 
     def send(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
@@ -47,22 +54,37 @@ class ServerProcess:
     def lives(self) -> bool:
         return self._child.poll() is None
 
+    def listens(self, port: int) -> bool:
+        """Returns whether a port is open in the network of the server."""
+        tables = "".join(Path(f"/proc/{self.pid}/net/{kind}").read_text() for kind in ("tcp", "tcp6"))
+        sockets = [line.split() for line in tables.splitlines()]
+        return any(fields[1].endswith(f":{port:04X}") and fields[3] == _LISTENING for fields in sockets)
+
 
 def await_port(server: ServerProcess, port: int) -> None:
-    """Waits until a port of a server can be connected to."""
+    """Waits until a server listens on a port."""
     until = time.monotonic() + _STARTING_S
     while time.monotonic() < until and server.lives():
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
+        with contextlib.suppress(OSError):
+            if server.listens(port):
+                return
         time.sleep(0.1)
     raise AssertionError(f"the server does not listen:\n{server.log.read_text()[-3000:]}")
 
 
 class S3Server:
-    """SeaweedFS with one bucket."""
+    """SeaweedFS with one bucket.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where its files are.
+        address: The address on which it is reached.
+        before: A command that runs it, such as `nsenter`.
+    """
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._address = address
+        self._before = before
         (folder / "data").mkdir(exist_ok=True)
         (folder / "s3.json").write_text(json.dumps({"identities": _ALL}))
         kinds = ["master", "volume", "filer", "s3"]
@@ -77,10 +99,11 @@ class S3Server:
             for name, port in self._ports.items()
         ]
         self.process = ServerProcess(
-            self.folder, "weed", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.folder / 'data'}",
-            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=20", "-filer", "-s3",
+            self.folder, "weed", "server", f"-ip={self._address}", f"-ip.bind={self._address}",
+            f"-dir={self.folder / 'data'}",
+            "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=100", "-filer", "-s3",
             f"-s3.config={self.folder / 's3.json'}", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
-            f"-filer.localSocket={self.folder / 'filer.sock'}", *ports,
+            f"-filer.localSocket={self.folder / 'filer.sock'}", *ports, before=self._before,
         )  # fmt: skip
         await_port(self.process, self._ports["s3"])
         until = time.monotonic() + _STARTING_S
@@ -91,16 +114,16 @@ class S3Server:
             time.sleep(0.3)
 
     def _shell(self, command: str) -> bytes:
-        master = f"127.0.0.1:{self._ports['master']}.{self._ports['master.grpc']}"
+        master = f"{self._address}:{self._ports['master']}.{self._ports['master.grpc']}"
         done = subprocess.run(
-            [str(_BIN / "weed"), "shell", "-master", master],
+            [*self._before, str(_BIN / "weed"), "shell", "-master", master],
             input=command.encode(), capture_output=True, timeout=_STARTING_S, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._ports['s3']}"
+        return f"http://{self._address}:{self._ports['s3']}"
 
     @property
     def url(self) -> str:
@@ -108,29 +131,34 @@ class S3Server:
 
 
 class MooncakeServers:
-    """A master of Mooncake and a node that has memory for objects."""
+    """A master of Mooncake and a node that has memory for objects. The arguments are those of S3Server."""
 
-    def __init__(self, folder: Path, size: str = "512 MB") -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._host = address
         self._rpc, metrics, node = free_ports(3)
         self.master = ServerProcess(
-            folder, "mooncake_master", f"-rpc_port={self._rpc}", "-rpc_address=127.0.0.1",
-            f"-metrics_port={metrics}", "-metrics_host=127.0.0.1",
+            folder, "mooncake_master", f"-rpc_port={self._rpc}", f"-rpc_address={address}",
+            f"-metrics_port={metrics}", f"-metrics_host={address}", before=before,
         )  # fmt: skip
         await_port(self.master, self._rpc)
         self.node = ServerProcess(
-            folder, "mooncake_client", "-host=127.0.0.1", f"-port={node}", f"-master_server_address={self.address}",
-            "-metadata_server=P2PHANDSHAKE", "-protocol=tcp", f"-global_segment_size={size}",
+            folder, "mooncake_client", f"-host={address}", f"-port={node}", f"-master_server_address={self.address}",
+            "-metadata_server=P2PHANDSHAKE", "-protocol=tcp", f"-global_segment_size={_SEGMENT}", before=before,
         )  # fmt: skip
         await_port(self.node, node)
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self._rpc}"
+        return f"{self._host}:{self._rpc}"
 
     @property
     def url(self) -> str:
-        return f"mooncake://{self.address}?hostname=127.0.0.1"
+        return self.url_of("127.0.0.1")
+
+    def url_of(self, host: str) -> str:
+        """Returns the URL for a host with this address."""
+        return f"mooncake://{self.address}?hostname={host}"
 
     def kill(self) -> None:
         self.node.kill()
@@ -138,9 +166,9 @@ class MooncakeServers:
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Runs an S3 server for the time of a block, with its credentials in the environment."""
-    server = S3Server(folder)
+def s3_server(folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> Iterator[S3Server]:
+    """Runs an S3 server for the time of a block."""
+    server = S3Server(folder, address, before)
     try:
         yield server
     finally:
@@ -148,9 +176,9 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 @contextlib.contextmanager
-def mooncake_servers(folder: Path) -> Iterator[MooncakeServers]:
+def mooncake_servers(folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> Iterator[MooncakeServers]:
     """Runs Mooncake for the time of a block."""
-    servers = MooncakeServers(folder)
+    servers = MooncakeServers(folder, address, before)
     try:
         yield servers
     finally:

@@ -93,6 +93,26 @@ def test_a_read_is_retried_once(opened: OpenedFleet, call: str, times: int, outc
     assert result.reason == ("" if times == 1 else "the store failed: ConnectionError: broken pipe")
 
 
+def test_a_read_that_fails_after_half_of_its_time_is_not_retried(opened: OpenedFleet) -> None:
+    opened.store_all(outgoing(5))
+    gets: list[str] = []
+    FaultyStore.before.append(gets.append)
+    FaultyStore.before.append(lambda call: time.sleep(0.6 * TIMEOUT_S))
+    fail("get")
+    with lasts(TIMEOUT_S + 0.1):
+        assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
+    assert gets == ["get"]
+
+
+def test_a_retry_has_no_more_time_than_the_first_call_had(opened: OpenedFleet) -> None:
+    opened.store_all(outgoing(5))
+    FaultyStore.before.append(lambda call: time.sleep(0.4 * TIMEOUT_S))
+    fail("get", 1)
+    FaultyStore.before.append(lambda call: FaultyStore.hangs.add("get"))
+    with lasts(TIMEOUT_S + 0.1, TIMEOUT_S):
+        assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
+
+
 @pytest.mark.parametrize("call", ["exists", "put"])
 def test_a_hung_write_fails_in_time(opened: OpenedFleet, call: str) -> None:
     FaultyStore.hangs = {call}
@@ -164,7 +184,8 @@ def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet) -> None:
     FaultyStore.hangs = {"get"}
     read_from(opened.fleet, page)
     FaultyStore.hangs = set()
-    result, _ = read_from(opened.fleet, page)
+    with lasts(TIMEOUT_S + 0.1):
+        result, _ = read_from(opened.fleet, page)
     assert "all bounce buffers are in use" in result.reason
     FaultyStore.released.set()
     assert eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT)

@@ -22,6 +22,7 @@ from pagetier.tiers.worker_protocol import FleetOptions
         ("s3:///pages", "names no s3 store"),
         ("s3://user:secret@bucket", "contains a password: put credentials into"),
         ("s3://bucket?endpoints=x", "unknown parameter 'endpoints': known are endpoint, region"),
+        ("file://host/pages", "has three slashes"),
         ("file:///tmp?x=1", "unknown parameter 'x'"),
         ("mooncake://host:port", "is no URL"),
         ("mooncake://", "names no mooncake store"),
@@ -46,7 +47,6 @@ def test_a_wrong_prefix_says_what_to_do(prefix: str) -> None:
     ("url", "message"),
     [
         ("file:///does/not/exist", "is not a folder: create it, or mount its file system"),
-        ("file://host/pages", "has three slashes"),
         ("python://faulty_store:Nothing", "cannot be imported"),
         ("python://no_such_module:Store", "cannot be imported"),
         ("python://faulty_store", "cannot be imported"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.check_host import check_folder
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
 _UNFINISHED: Final = ".unfinished"
@@ -23,10 +24,7 @@ class FolderStore:
 
     def __init__(self, options: StoreSettings) -> None:
         self._folder = Path(options.path)
-        if options.netloc or not self._folder.is_absolute():
-            raise TierError("remote.url of a folder has three slashes: file:///mnt/pages")
-        if not self._folder.is_dir():
-            raise TierError(f"{self._folder} is not a folder: create it, or mount its file system")
+        check_folder(self._folder)
         self._unfinished = self._folder / _UNFINISHED
         try:
             self._unfinished.mkdir(exist_ok=True)

@@ -39,6 +39,7 @@ from pagetier.tiers.fleet.store_calls import LateError, StoreCall, StoreCalls
 _T = TypeVar("_T")
 _PUTS_AT_ONCE: Final = 4
 _REMOVALS: Final = 10  # in
+_REMOVING_S: Final = 0.05  # at least, when the time of a read is over
 _REMOVALS_S: Final = 60.0  # more would empty the fleet where one host has faulty memory
 _ABSENT: Final = ReadResult(ReadOutcome.ABSENT)
 _EXACT: Final = ReadResult(ReadOutcome.EXACT)
@@ -121,7 +122,8 @@ class ObjectFleet:
 
     def _begin_put(self, name: str, page: Outgoing) -> Callable[[], bool]:
         """Starts to store a page, and returns the function that waits for its end and raises TierError."""
-        with self._buffer(page.size) as buffer:
+        until = self._end_of_call()
+        with self._buffer(page.size, until) as buffer:
             self._codec.pack(PageName(page.space.digest, page.key), page.size, page.frames, buffer.memory)
             buffer.retain()
 
@@ -129,7 +131,7 @@ class ObjectFleet:
             return self._store.put(name, buffer.memory)
 
         try:
-            call = self._calls.start(put, buffer)
+            call = self._calls.start(put, buffer, until)
         except LateError:
             buffer.release()
             raise
@@ -143,57 +145,70 @@ class ObjectFleet:
         return end
 
     def read(self, page: Incoming) -> ReadResult:
-        """Fills the frames from a bounce buffer, and verifies and decrypts them there."""
-        name = PageName(page.space, page.key)
+        """Returns what became of a page, after filling its frames from a bounce buffer and verifying them there.
+
+        Waiting for a buffer, the call and its repetition take no longer together than one call may.
+        """
+        name, until = PageName(page.space, page.key), self._end_of_call()
         try:
-            with self._reads.reading(), self._buffer(page.size) as buffer:
-                length = self._got(object_name(self._prefix, name), buffer)
-                return self._judge(name, page, length, buffer.memory)
+            with self._reads.reading(), self._buffer(page.size, until) as buffer:
+                length = self._got(object_name(self._prefix, name), buffer, until)
+                result = self._judge(name, page, length, buffer.memory)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))
+        if result.outcome is ReadOutcome.DAMAGED:
+            self._remove(object_name(self._prefix, name), until)
+        return result
 
-    def _got(self, name: str, buffer: BounceBuffer) -> int:
+    def _got(self, name: str, buffer: BounceBuffer, until: float) -> int:
         def get() -> int:
             return self._store.get(name, buffer.memory)
 
-        return self._again(self._calls.start(get, buffer), get, buffer)
+        return self._again(self._calls.start(get, buffer, until), get, buffer)
 
     def _judge(self, name: PageName, page: Incoming, length: int, data: memoryview) -> ReadResult:
         if length == ABSENT:
             return _ABSENT
+        if length > len(data) and self._codec.codec != PLAIN:
+            return self._reject_foreign()  # nothing of it was read
         if not HEADER_BYTES <= length <= len(data):
-            return self._reject(name, f"the object has {length} bytes")
+            return self._reject(f"the object has {length} bytes")
         header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
-        if self._is_other(header, page.size, length):
-            return _ABSENT
-        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id) and header.magic == MAGIC:
+        if header.magic != MAGIC:
+            return self._reject("the object has another header")
+        return _ABSENT if _is_other(header, page.size, length) else self._judge_own(name, page, header, data[:length])
+
+    def _judge_own(self, name: PageName, page: Incoming, header: ObjectHeader, data: memoryview) -> ReadResult:
+        """Judges an object of this version, and fills the frames from it."""
+        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id):
             return self._reject_foreign()
-        wrong = _wrong_header(header, name, length)
+        wrong = _wrong_header(header, name, len(data))
         if not wrong:
-            copy_to_frames(data[HEADER_BYTES:length], page.frames)
+            copy_to_frames(data[HEADER_BYTES:], page.frames)
             wrong = "" if self._codec.verify(header, page.frames) else "the checksum does not match"
-        return self._reject(name, wrong) if wrong else _EXACT
+        if not wrong:
+            return _EXACT
+        return self._reject(wrong) if self._is_own(header, name) else self._reject_foreign()
 
-    def _is_other(self, header: ObjectHeader, size: int, length: int) -> bool:
-        """Returns whether an object that looks whole is of another version or size."""
-        if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
-            return False
-        return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+    def _is_own(self, header: ObjectHeader, name: PageName) -> bool:
+        """Returns whether this fleet's key wrote an object, so that it is right for no other fleet."""
+        return header.proof in (self._codec.proof(name), self._codec.proof(header.page)) or self._codec.codec == PLAIN
 
-    def _reject(self, name: PageName, why: str) -> ReadResult:
-        """Counts a wrong object, and removes it if this fleet has no key: otherwise it may be another fleet's."""
-        if self._codec.codec != PLAIN:
-            return self._reject_foreign()
+    def _reject(self, why: str) -> ReadResult:
+        """Counts an object that no fleet can read."""
         with self._lock:
             self._damaged += 1
-            now = time.monotonic()
-            few = len(self._removals) < _REMOVALS or now - self._removals[0] > _REMOVALS_S
-            if few:
-                self._removals.append(now)
-        if few:
-            with contextlib.suppress(TierError):  # an object that cannot be removed is found damaged again
-                self.ask(lambda: self._store.remove(object_name(self._prefix, name)))
         return ReadResult(ReadOutcome.DAMAGED, why)
+
+    def _remove(self, name: str, until: float) -> None:
+        """Removes a damaged object, unless there were many, so that its page can be written again."""
+        with self._lock:
+            now = time.monotonic()
+            if len(self._removals) == _REMOVALS and now - self._removals[0] <= _REMOVALS_S:
+                return
+            self._removals.append(now)
+        with contextlib.suppress(TierError):  # an object that cannot be removed is found damaged again
+            self.ask(lambda: self._store.remove(name), max(until, now + _REMOVING_S))
 
     def _reject_foreign(self) -> ReadResult:
         with self._lock:
@@ -222,27 +237,33 @@ class ObjectFleet:
         with contextlib.suppress(TierError):
             self.ask(self._store.close)
 
-    def _buffer(self, size: int) -> BounceBuffer:
+    def _end_of_call(self) -> float:
+        """Returns when a call that begins now is given up."""
+        return time.monotonic() + self._calls.timeout_s
+
+    def _buffer(self, size: int, until: float) -> BounceBuffer:
         """Returns a bounce buffer for an object. Raises LateError."""
         nbytes = HEADER_BYTES + size
-        buffer = self._buffers.lend(nbytes, self._calls.timeout_s)
+        buffer = self._buffers.lend(nbytes, until - time.monotonic())
         if buffer is None:
             why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than remote.buffers"
             raise LateError(f"no bounce buffer for a page of {size} bytes: {why}")
         return buffer
 
-    def ask(self, function: Callable[[], _T]) -> _T:
+    def ask(self, function: Callable[[], _T], until: float | None = None) -> _T:
         """Makes a call that needs no bounce buffer, twice if it fails at once. Raises TierError."""
-        return self._again(self._calls.start(function), function, None)
+        return self._again(self._calls.start(function, None, until), function, None)
 
     def _again(self, call: StoreCall[_T], function: Callable[[], _T], buffer: BounceBuffer | None) -> _T:
-        """Returns the result of a call, which is repeated once if it failed in time. Raises TierError."""
+        """Returns the result of a call, which is repeated once if half of its time is left. Raises TierError."""
         try:
             return self._calls.finish(call)
         except LateError:
             raise
-        except Exception:  # noqa: BLE001  a library may raise anything
-            return _converted(lambda: self._calls.run(function, buffer))
+        except Exception as error:
+            if not self._calls.has_half(call):
+                raise _failure(error) from error
+        return _converted(lambda: self._calls.run(function, buffer, call.until))
 
 
 def _converted(function: Callable[[], _T]) -> _T:
@@ -252,7 +273,11 @@ def _converted(function: Callable[[], _T]) -> _T:
     except TierError:
         raise
     except Exception as error:
-        raise TierError(f"the store failed: {one_line(error)}") from error
+        raise _failure(error) from error
+
+
+def _failure(error: Exception) -> TierError:
+    return TierError(f"the store failed: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:
@@ -260,8 +285,15 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
 
 
+def _is_other(header: ObjectHeader, size: int, length: int) -> bool:
+    """Returns whether an object that looks whole is of another version or size."""
+    if header.header_bytes != HEADER_BYTES:
+        return False
+    return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+
+
 def _wrong_header(header: ObjectHeader, name: PageName, length: int) -> str:
-    if header.magic != MAGIC or header.header_bytes != HEADER_BYTES:
+    if header.header_bytes != HEADER_BYTES:
         return "the object has another header"
     if header.size + HEADER_BYTES != length:
         return f"an object of {header.size} bytes has {length - HEADER_BYTES}"

@@ -20,11 +20,12 @@ MAGIC: Final = b"ptfleet\0"
 VERSION: Final = 1
 PLAIN, AES_256_GCM = 0, 1
 _FIXED: Final = struct.Struct("<8sBBHIQ32s32s")
-_CHECKED: Final = struct.Struct("<16s12s12x")
+_CHECKED: Final = struct.Struct("<16s12s12s")
 _COVERED: Final = _FIXED.size
 HEADER_BYTES: Final = _FIXED.size + _CHECKED.size
 KEY_FILE_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
+_PROOF_BYTES: Final = 12
 
 
 def object_name(prefix: str, page: PageName) -> str:
@@ -33,7 +34,13 @@ def object_name(prefix: str, page: PageName) -> str:
 
 
 class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The first HEADER_BYTES of an object. `check` is the checksum or the tag, which covers `covered`, too."""
+    """The first HEADER_BYTES of an object.
+
+    Attributes:
+        check: The checksum, or the tag, which covers `covered`, too.
+        proof: Shows a holder of the fleet key that the object was written with it, whatever happened to the page.
+        covered: The bytes before `check`.
+    """
 
     magic: bytes
     version: int
@@ -44,13 +51,14 @@ class ObjectHeader(msgspec.Struct, frozen=True, kw_only=True):
     page: PageName
     check: bytes
     nonce: bytes
+    proof: bytes
     covered: bytes
 
 
 def unpack_header(data: bytes) -> ObjectHeader:
     """Decodes a header of any content."""
     magic, version, codec, key_id, header_bytes, size, key, space = _FIXED.unpack_from(data)
-    check, nonce = _CHECKED.unpack_from(data, _COVERED)
+    check, nonce, proof = _CHECKED.unpack_from(data, _COVERED)
     return ObjectHeader(
         magic=magic,
         version=version,
@@ -61,6 +69,7 @@ def unpack_header(data: bytes) -> ObjectHeader:
         page=PageName(space, key),
         check=check,
         nonce=nonce,
+        proof=proof,
         covered=data[:_COVERED],
     )
 
@@ -77,6 +86,9 @@ class PageCodec(Protocol):
     def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
         """Verifies bytes that were copied to the frames, and decrypts them there. Returns whether they are exact."""
 
+    def proof(self, page: PageName) -> bytes:
+        """Returns what the header of a page's object has as `proof`; b"" if this codec needs none."""
+
 
 class PlainCodec:
     """Pages with a checksum."""
@@ -91,11 +103,15 @@ class PlainCodec:
             out[at : at + len(part)] = part
             at += len(part)
         out[:_COVERED] = _fixed(self, page, size)
-        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(page_checksum(page.key, size, frames), b"")
+        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(page_checksum(page.key, size, frames), b"", b"")
 
     def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
         """Compares the checksums."""
         return page_checksum(header.page.key, header.size, frames) == header.check
+
+    def proof(self, page: PageName) -> bytes:
+        """Returns b"": nothing keeps an object without a key from being of this fleet."""
+        return b""
 
 
 class EncryptedCodec:
@@ -124,7 +140,7 @@ class EncryptedCodec:
             at += len(part)
         cipher.finalize()
         out[:_COVERED] = fixed
-        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(cipher.tag, nonce)
+        out[_COVERED:HEADER_BYTES] = _CHECKED.pack(cipher.tag, nonce, self.proof(page))
 
     def verify(self, header: ObjectHeader, frames: Sequence[memoryview]) -> bool:
         """Decrypts in place: what is verified and what stays are the same bytes, in memory that no other has."""
@@ -139,6 +155,14 @@ class EncryptedCodec:
         except InvalidTag:
             return False
         return True
+
+    def proof(self, page: PageName) -> bytes:
+        """Returns what only a holder of the fleet key can compute. It depends on the page's name and not on its bytes.
+
+        The key ID alone is no evidence: it has 16 bits, and two fleets may have the same.
+        """
+        named = b"pagetier proof of the key" + page.key + page.space
+        return hmac.digest(self._fleet_key, named, "sha256")[:_PROOF_BYTES]
 
     def _cipher(self, key: bytes, nonce: bytes, tag: bytes | None) -> Cipher[modes.GCM]:
         page_key = hmac.digest(self._fleet_key, key, "sha256")

@@ -41,6 +41,8 @@ def check_options(options: FleetOptions) -> SplitResult:
         raise TierError("remote.url contains a password: put credentials into the worker's environment instead")
     if not (parts.netloc or parts.scheme == "file"):
         raise TierError(f"remote.url names no {parts.scheme} store: write {_EXAMPLES}")
+    if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
+        raise TierError("remote.url of a folder has three slashes and an absolute path: write file:///mnt/pages")
     known = PARAMETERS[parts.scheme]
     unknown = sorted(set(dict(parse_qsl(parts.query))) - known) if known is not None else []
     if unknown:
@@ -75,7 +77,9 @@ def read_key(path: str) -> bytes:
     try:
         mode, key = Path(path).stat().st_mode, Path(path).read_bytes()
     except OSError as error:
-        raise TierError(f"remote.key_file {path} cannot be read: {error.strerror or error}") from error
+        raise TierError(
+            f"remote.key_file {path} cannot be read: {error.strerror or error}: create it, or act as the daemon's user"
+        ) from error
     if len(key) != KEY_FILE_BYTES:
         raise TierError(f"remote.key_file {path} has {len(key)} bytes instead of {KEY_FILE_BYTES}: see docs/fleet.md")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
-_HEADS_AT_ONCE: Final = 32
-_FEW: Final = 8
+_HEADS_AT_ONCE: Final = 64
+_FEW: Final = 64  # names of which each is asked for
+_FIRST_LOOK: Final = 32  # names of a longer chain that are asked for at first
 _PROBE: Final = "probe"
 _PARTS: Final = 16  # of a range of names in which the end of a chain is searched
 
@@ -124,24 +125,36 @@ class S3Store:
         return lengths
 
     async def _chain(self, names: Sequence[str]) -> list[int]:
-        """Returns the lengths of a chain's objects: those between two that are there are taken to be there."""
+        """Returns the lengths of a chain's objects.
+
+        Of a long chain some are asked for, spread evenly, the first and the last included: of recurrent state only the
+        last snapshot may be there. Then the end of what is there is searched. Objects between two that were asked for
+        and are there are taken to be there.
+        """
         if len(names) <= _FEW:
             return await self._lengths(names)
-        known = dict(zip([0], await self._lengths(names[:1]), strict=True))
-        last, end = (0, len(names)) if known[0] else (-1, 0)  # the last that is there, the first that is absent
-        while end - last > 1 and end:
-            step = max(1, (end - last) // _PARTS)
-            asked = [*range(last + step, end, step)][: _PARTS + 1]
-            lengths = await self._lengths([names[at] for at in asked])
-            known.update(zip(asked, lengths, strict=True))
-            last = max([last, *(at for at, length in zip(asked, lengths, strict=True) if length)])
-            end = min([end, *(at for at, length in zip(asked, lengths, strict=True) if not length and at > last)])
-        return _filled(known, last + 1, len(names))
+        known = await self._known(names, _spread(0, len(names) - 1, _FIRST_LOOK))
+        while (last := max((at for at, length in known.items() if length), default=-1)) >= 0:
+            absent = min((at for at in known if at > last), default=last)
+            if absent - last <= 1:
+                break
+            known |= await self._known(names, _spread(last, absent, _PARTS + 1)[1:-1])
+        return _filled(known, len(names))
+
+    async def _known(self, names: Sequence[str], asked: Sequence[int]) -> dict[int, int]:
+        return dict(zip(asked, await self._lengths([names[at] for at in asked]), strict=True))
 
 
-def _filled(known: dict[int, int], there: int, count: int) -> list[int]:
-    """Returns `count` lengths: for the first `there` the nearest known one before each, then 0."""
-    lengths: list[int] = []
-    for number in range(there):
-        lengths.append(known.get(number) or lengths[-1])
-    return lengths + [0] * (count - there)
+def _spread(first: int, last: int, count: int) -> list[int]:
+    """Returns at most `count` numbers from `first` to `last`, both included, at even distances."""
+    return sorted({first + (last - first) * step // (count - 1) for step in range(count)})
+
+
+def _filled(known: Mapping[int, int], count: int) -> list[int]:
+    """Returns `count` lengths: those that are known, and between two that are there the length of the former."""
+    lengths = [0] * count
+    asked = sorted(known)
+    for at, after in zip(asked, [*asked[1:], asked[-1] + 1], strict=True):
+        end = after if known.get(after, 0) else at + 1
+        lengths[at:end] = [known[at]] * (end - at)
+    return lengths

@@ -24,14 +24,18 @@ class LateError(TierError):
 
 
 class StoreCall(Generic[_T]):
-    """A call that has been started."""
+    """A call that has been started.
 
-    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None) -> None:
+    Attributes:
+        until: When it is given up, on the monotonic clock.
+    """
+
+    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None, until: float) -> None:
         self._function = function
         self._buffer = buffer
         self._done = threading.Event()
         self._given_up = False
-        self.began = time.monotonic()
+        self.until = until
         self._outcome: tuple[_T] | None = None
         self._error: BaseException | None = None
 
@@ -87,8 +91,22 @@ class StoreCalls:
         with self._lock:
             return time.monotonic() - self._since if self._running else 0.0
 
-    def start(self, function: Callable[[], _T], buffer: BounceBuffer | None = None) -> StoreCall[_T]:
-        """Starts a call, which retains its bounce buffer. Raises LateError if too many calls have not returned."""
+    def start(
+        self, function: Callable[[], _T], buffer: BounceBuffer | None = None, until: float | None = None
+    ) -> StoreCall[_T]:
+        """Starts a call, which retains its bounce buffer.
+
+        Args:
+            function: The call.
+            buffer: The bounce buffer that it uses.
+            until: When it is given up, on the monotonic clock; None: after the time that a call may take.
+
+        Returns:
+            The call, to wait for.
+
+        Raises:
+            LateError: Too many calls have not returned.
+        """
         with self._lock:
             if self._running >= MOST_CALLS:
                 raise LateError(f"{self._running} calls of the store have not returned")
@@ -100,21 +118,25 @@ class StoreCalls:
                 self._threads += 1
         if buffer is not None:
             buffer.retain()
-        call = StoreCall(function, buffer)
+        call = StoreCall(function, buffer, time.monotonic() + self.timeout_s if until is None else until)
         self._waiting.put(call)
         return call
 
     def finish(self, call: StoreCall[_T]) -> _T:
         """Waits for a call and returns its result, or raises its error. Raises LateError if the call was given up."""
-        if not call.wait(max(0.0, call.began + self.timeout_s - time.monotonic())):
+        if not call.wait(max(0.0, call.until - time.monotonic())):
             with self._lock:
                 self._late += 1
             raise LateError(f"the store did not answer within {self.timeout_s:g} s")
         return call.result()
 
-    def run(self, function: Callable[[], _T], buffer: BounceBuffer | None = None) -> _T:
+    def run(self, function: Callable[[], _T], buffer: BounceBuffer | None = None, until: float | None = None) -> _T:
         """Makes a call and waits for it. Raises LateError if it was given up, or the call's error."""
-        return self.finish(self.start(function, buffer))
+        return self.finish(self.start(function, buffer, until))
+
+    def has_half(self, call: StoreCall[_T]) -> bool:
+        """Returns whether at least half of the time that a call may take is left, enough to repeat it."""
+        return call.until - time.monotonic() >= self.timeout_s / 2
 
     def _work(self) -> None:
         while True:

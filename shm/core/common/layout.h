@@ -102,7 +102,7 @@ enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
     PT_MARK_ORDERED = 2, /* a write was commanded to the disk tier, and the tier has not answered yet */
-    PT_MARK_SKIPPED = 4, /* not written again before its next use: the disk tier failed to write it, was not allowed to, or evicted it */
+    PT_MARK_SKIPPED = 4, /* not written before its next use: the disk tier failed to write it, was not allowed to, or evicted it, or it is the fleet's */
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */

@@ -48,6 +48,7 @@ static inline pt_answer pt_fetch_from_fleet(pt_owner *o, const pt_request *r, pt
     if (answer.outcome != PT_GRANTED)
         return pt_answer_with(o, PT_REFUSED_FULL, PT_NONE);
     reader->granted += o->view.entries[answer.entry].frame_count;
+    o->view.entries[answer.entry].marks |= PT_MARK_SKIPPED; /* used only once, it need not be on this host's disk */
     answer.outcome = PT_GRANTED_TO_FLEET;
     return answer;
 }

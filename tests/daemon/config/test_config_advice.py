@@ -10,8 +10,10 @@ import pytest
 from pagetier.daemon.check_config import check_config
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import ArenaOptions, Config
 from pagetier.daemon.host.host import Host
+from pagetier.tiers.fleet import check_host
 
 
 def why(tmp_path: Path, text: str) -> str:
@@ -56,6 +58,43 @@ def test_a_check_warns_about_a_disk_that_this_host_does_not_have(tmp_path: Path)
     large = Config(arena=arena, disk=DiskOptions(path=(tmp_path / "disk",), size=(1 << 40,)))
     found = [line for line in check_config(large, Host()) if line.startswith("warning")]
     assert len(found) == 1 and "disk.size = 1TiB is more than the file system" in found[0]
+
+
+def test_a_check_names_what_the_fleet_lacks_on_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(url: str, **more: object) -> str:
+        remote = RemoteOptions(url=url, **more)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as error:
+            list(check_config(Config(remote=remote), Host()))
+        return str(error.value)
+
+    key = tmp_path / "fleet.key"
+    key.write_bytes(b"k" * 31)
+    (tmp_path / "store.py").write_text("raise SystemExit('imported')")
+    assert wrong(f"file://{tmp_path}/pages") == (
+        f"fleet: {tmp_path}/pages is not a folder: create it, or mount its file system"
+    )
+    assert "has 31 bytes instead of 32" in wrong(f"file://{tmp_path}", key_file=key)
+    assert "cannot be read" in wrong(f"file://{tmp_path}", key_file=tmp_path / "none")
+    assert "there is no module store: install it, or set PYTHONPATH" in wrong("python://store:Store")
+    assert "names no class: write python://MODULE:CLASS" in wrong("python://store")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "fleet: python://store:Store" in list(
+        check_config(Config(remote=RemoteOptions(url="python://store:Store")), Host())
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"),
+    [("s3://bucket/x", "obstore", "s3"), ("mooncake://10.0.0.1:50051", "mooncake", "mooncake")],
+)
+def test_a_check_names_the_library_that_a_store_needs(
+    monkeypatch: pytest.MonkeyPatch, url: str, library: str, extra: str
+) -> None:
+    monkeypatch.setattr(check_host, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        list(check_config(Config(remote=RemoteOptions(url=url, trusted="yes")), Host()))
+    scheme = url.partition(":")[0]
+    assert str(error.value) == f"fleet: {scheme}:// needs {library}: pip install 'pagetier[{extra}]'"
 
 
 def test_variables_of_kubernetes_name_their_origin() -> None:

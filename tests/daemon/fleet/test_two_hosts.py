@@ -105,6 +105,17 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     assert first.daemon.findings() == [] and second.daemon.findings() == []
 
 
+def test_the_read_rate_is_that_of_the_store_and_not_of_the_pauses(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    for name in "abc":
+        first.share(name, pages_of(1))
+    (store / "delay-get").write_text("0.05")
+    for name in "abc":
+        assert second.load(name, 1)[0] == 1
+        time.sleep(0.5)
+    assert 0.3 * PAGE / 0.05 < second.report.rate < PAGE / 0.05, "a page in 50 ms"
+
+
 def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]) -> None:
     first, second = hosts
     pages = pages_of(3)
@@ -136,6 +147,22 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     loaded, out, _ = second.load("far", 4)
     assert loaded == 4 and np.array_equal(out, pages)
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
+
+
+def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    first.share("hung", pages_of(1))
+    (store / "delay-get").write_text("60")
+    session = second.client.session
+    assert session is not None
+    for reads in range(3):
+        assert session.asks_fleet, f"the breaker opened after {reads} reads"
+        loaded, _, seconds = second.load("hung", 1, TIMEOUT_S + 0.3)
+        assert loaded == 0 and seconds < TIMEOUT_S + 0.3 + LATE_S
+    assert eventually(lambda: second.report.breaker_open, 0.5), second.report
+    (store / "delay-get").unlink()
+    assert eventually(lambda: session.asks_fleet, 10.0) and second.load("hung", 1)[0] == 1
+    assert not second.report.breaker_open and second.report.openings == 1
 
 
 def test_a_store_that_hangs_while_it_is_read_ends_the_load_in_time(hosts: tuple[Host, Host], store: Path) -> None:

@@ -220,6 +220,22 @@ DISK_CASE(a_fetch_from_the_fleet_is_bounded, 8, 4, 4, PT_WRITE_EVICTED)
     EXPECT(a[0].outcome == PT_REFUSED_FULL && used(s) == 0);
 }
 
+DISK_CASE(a_page_of_the_fleet_is_written_to_disk_when_it_is_used_again, 8, 8, 8, PT_WRITE_EVICTED)
+{
+    const uint64_t sizes[] = {FRAME, FRAME};
+    const uint32_t spaces[MOST] = {0};
+    uint32_t entry;
+    pt_answer a[2];
+    pt_located located = {{s->other.slot, 8, 0}, sizes, spaces};
+    fetch_all(s, "ab", &located, a);
+    EXPECT(pt_part_finish(&s->other.view, a[0].entry, 0) && pt_part_finish(&s->other.view, a[1].entry, 0));
+    EXPECT(order(s, 1, &entry) == 0);
+    pt_stamp(&s->owner, a[1].entry, later(s));
+    EXPECT(evict(s) && nowhere(s, "a") && in_memory(s, "b"));
+    EXPECT(order(s, 1, &entry) == 1 && entry == a[1].entry);
+    end_order(s, entry, PT_WRITE_DONE);
+}
+
 DISK_CASE(a_page_on_disk_is_not_read_from_the_fleet, 8, 4, 4, PT_WRITE_EVICTED)
 {
     const uint64_t sizes[] = {FRAME};

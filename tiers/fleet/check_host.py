@@ -1,0 +1,51 @@
+"""Checks whether this host has what a fleet needs, without opening the store and without loading its library."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult
+
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.open_fleet import check_options, read_key
+from pagetier.tiers.worker_protocol import FleetOptions
+
+_LIBRARIES: Final = {"s3": ("obstore", "s3"), "mooncake": ("mooncake", "mooncake")}
+
+
+def check_host(options: FleetOptions) -> None:
+    """Checks the library, the folder and the key file of a fleet.
+
+    Raises:
+        TierError: What an administrator must change.
+    """
+    parts = check_options(options)
+    if options.key_file:
+        read_key(options.key_file)
+        _require_library("remote.key_file", "cryptography", "fleet-key")
+    if parts.scheme in _LIBRARIES:
+        _require_library(f"{parts.scheme}://", *_LIBRARIES[parts.scheme])
+    elif parts.scheme == "file":
+        check_folder(Path(parts.path))
+    else:
+        _require_module(parts)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises TierError unless the folder exists."""
+    if not folder.is_dir():
+        raise TierError(f"{folder} is not a folder: create it, or mount its file system")
+
+
+def _require_library(what: str, library: str, extra: str) -> None:
+    if find_spec(library) is None:
+        raise TierError(f"{what} needs {library}: pip install 'pagetier[{extra}]'")
+
+
+def _require_module(parts: SplitResult) -> None:
+    module, _, name = parts.netloc.partition(":")
+    if not name:
+        raise TierError(f"python://{parts.netloc} names no class: write python://MODULE:CLASS")
+    if find_spec(module.partition(".")[0]) is None:  # the rest of a dotted name cannot be found without an import
+        raise TierError(f"python://{parts.netloc}: there is no module {module}: install it, or set PYTHONPATH")
