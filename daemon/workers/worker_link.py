@@ -144,7 +144,7 @@ class PeerWorkers:
         """Waits for the next worker, for any time. Raises OSError."""
         loop = asyncio.get_running_loop()
         listener = self._listener or self._open()
-        nobody = loop.call_later(
+        absence = loop.call_later(
             _ABSENT_S, self._absent, f"no worker came to {self._path}: start pagetierd-remote.service"
         )
         try:
@@ -153,7 +153,7 @@ class PeerWorkers:
                 if (link := _accepted(connection)) is not None:
                     return link
         finally:
-            nobody.cancel()
+            absence.cancel()
 
     def _open(self) -> socket.socket:
         try:

@@ -145,10 +145,7 @@ class ObjectFleet:
         return end
 
     def read(self, page: Incoming) -> ReadResult:
-        """Fills the frames from a bounce buffer, and verifies and decrypts them there.
-
-        Waiting for a buffer, the call and its repetition take no longer together than one call may.
-        """
+        """Fills the frames from a bounce buffer, and verifies and decrypts them there, in the time of one call."""
         name, until = PageName(page.space, page.key), self._end_of_call()
         try:
             with self._reads.reading(), self._buffer(page.size, until) as buffer:

@@ -101,6 +101,9 @@ class StoreCalls:
             buffer: The bounce buffer that it uses.
             until: When it is given up, on the monotonic clock; None: after the time that a call may take.
 
+        Returns:
+            The call, for finish().
+
         Raises:
             LateError: Too many calls have not returned.
         """
