@@ -16,6 +16,7 @@ from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
+from pagetier.daemon.host.listening_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.daemon.http.channel_messages import (
     Entrance,
     ForUser,
@@ -29,7 +30,6 @@ from pagetier.daemon.http.channel_messages import (
 )
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
-from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
 from pagetier.shm.process import Process
