@@ -77,7 +77,7 @@ def test_a_store_that_hangs_is_given_up(store: Path) -> None:
 def test_a_question_that_takes_too_long_is_a_warning(store: Path) -> None:
     (store / "delay").write_text("0.2")
     result = only(slow(store))
-    assert result.level is Level.WARNING and "more than remote.ask_timeout = 50ms" in result.text, result
+    assert result.level is Level.WARNING and "longer than remote.ask_timeout = 50ms" in result.text, result
 
 
 @pytest.mark.parametrize("kind", ["ReturnsOther", "Ends", "Prints", "KeepsAll"])
