@@ -62,7 +62,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def try_store(options: TrialOptions) -> TrialResult:
-    """Asks a store, and writes, reads and removes one page that nobody else knows. Raises TierError."""
+    """Asks a store, and writes, reads and removes one page of its own. Raises TierError."""
     buffers = min(BUFFERS, options.fleet.buffers)
     fleet = open_fleet(msgspec.structs.replace(options.fleet, buffers=buffers))
     space = Space(secrets.token_bytes(KEY_BYTES), "trial", 16)

@@ -21,11 +21,11 @@ PAGE = 100_000
 
 
 @contextmanager
-def worker_of(daemon: RunningDaemon) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs `python -m pagetier.tiers.worker --connect` in a loop, as a service manager does."""
+def worker_of(daemon: RunningDaemon, *before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `python -m pagetier.tiers.worker --connect` in a loop, as a service manager does; `before` runs the loop."""
     path = str(daemon.socket.with_name("remote.sock"))
     loop = f'while "{sys.executable}" -m pagetier.tiers.worker --connect "{path}"; do sleep 0.1; done'
-    with subprocess.Popen(["sh", "-c", loop], start_new_session=True, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*before, "sh", "-c", loop], start_new_session=True, stdin=subprocess.DEVNULL) as process:
         try:
             yield process
         finally:
@@ -87,3 +87,21 @@ def test_another_user_is_no_worker(daemon: RunningDaemon) -> None:
     code = f"s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); print(s.recv(10))"
     assert output_as(MALLORY, "import socket", code) == (0, "b''\n")
     assert daemon.lines(f"has user {MALLORY}: run it as user {os.geteuid()}")
+
+
+@as_root
+def test_a_worker_may_be_in_a_container_of_its_own(daemon: RunningDaemon) -> None:
+    """With other PIDs, and another /dev/shm and System V memory, as on Kubernetes."""
+    alone = "mount -t tmpfs none /dev/shm && exec"
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--mount-proc", "sh", "-c"]
+    pages = np.random.default_rng(2).integers(0, 256, (3, PAGE), np.uint8)
+    keys = namespace(lora="container").keys(range(48))
+    with worker_of(daemon, *inside, f'{alone} "$@"', "container"), daemon.client() as client:
+        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert client.store(keys, pages).stored == 3
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3, 10.0)
+        daemon.pagetier("flush", "--all", "--yes")
+        with client.match(keys) as match:
+            out = np.zeros((3, PAGE), np.uint8)
+            assert client.load(match, out, timeout=10.0) == 3 and np.array_equal(out, pages)
+    assert daemon.findings() == []
