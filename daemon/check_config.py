@@ -21,7 +21,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
 
     Raises:
         ConfigError: The fleet needs something that is missing or wrong here: without it, the daemon would start and
-            serve from this host only.
+            serve from this host only. For a worker that is a service it is a warning: it may run in another image.
     """
     yield "the configuration is valid"
     arena, disk = config.arena, config.disk
@@ -32,7 +32,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
             yield from _disk_warnings(device, host)
     if config.remote.url:
         yield f"fleet: {config.remote.url}"
-        _check_fleet(config)
+        yield from _check_fleet(config)
     if config.http.listen:
         yield f"http: {', '.join(map(str, config.http.listen))}"
         yield from _token_warnings(config)
@@ -49,14 +49,16 @@ def _token_warnings(config: Config) -> Iterator[str]:
         yield f"warning: on this host {error}"
 
 
-def _check_fleet(config: Config) -> None:
+def _check_fleet(config: Config) -> Iterator[str]:
     from pagetier.tiers.base import TierError
     from pagetier.tiers.fleet.check_host import check_host
 
     try:
         check_host(config.remote.fleet)
     except TierError as error:
-        raise ConfigError(f"fleet: {error}") from error
+        if config.remote.worker == "spawn":
+            raise ConfigError(f"fleet: {error}") from error
+        yield f"warning: on this host {error}"
 
 
 def _disk_warnings(disk: DeviceOptions, host: Host) -> Iterator[str]:

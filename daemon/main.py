@@ -23,10 +23,11 @@ from pagetier.daemon.config.load import ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
 from pagetier.daemon.release_memory import give_back_memory, name_meant
-from pagetier.daemon.server.control_socket import Server, SocketError
+from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
 from pagetier.shm.exit_codes import Exit, exit_code_help

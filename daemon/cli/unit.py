@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 import shutil
@@ -51,13 +52,32 @@ def tenant_name(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value
 
 
+def remote_addresses(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns addresses that systemd can filter by. Raises BadParameter for others."""
+    for address in value:
+        try:
+            ipaddress.ip_network(address, strict=False)
+        except ValueError as error:
+            if address not in _NAMED_ADDRESSES:
+                named = ", ".join(_NAMED_ADDRESSES)
+                raise click.BadParameter(
+                    f"{address!r} is no network: write 10.0.0.0/8, or {named}", ctx, param
+                ) from error
+    return value
+
+
+_NAMED_ADDRESSES = ("any", "localhost", "link-local", "multicast")
 _FILES = Path(__file__).resolve().parents[2] / "systemd"
 _SHIPPED = "shipped.sha256"  # the checksums of the units of all versions
 _UNITS = Path("etc/systemd/system")
 _SANDBOX = "10-sandbox.conf"
 _METRICS = "metrics-on-localhost.conf"
+_REMOTE_NETWORK = "remote-network.conf"
+_REMOTE_ADDRESSES = "remote-addresses.conf"
 _PROGRAM = b"/usr/bin/pagetierd"
 _ANY_PROGRAM = re.compile(rb"/\S*/pagetierd(?= --config )")
+_PYTHON = b"/usr/bin/python3"
+_ANY_PYTHON = re.compile(rb"/\S*/python[0-9.]*(?= -m pagetier)")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 
 
@@ -79,12 +99,23 @@ _with_metrics = click.option(
 )
 
 
+_with_remote = click.option(
+    "--remote",
+    "addresses",
+    multiple=True,
+    callback=remote_addresses,
+    metavar="ADDRESSES",
+    help="Include the unit of the fleet's worker, which may reach these addresses (10.0.0.0/8, localhost); repeatable.",
+)
+
+
 @unit.command("print")
 @click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files for one tenant's own daemon.")
 @_with_metrics
-def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  click calls it so
+@_with_remote
+def print_units(tenant: str | None, metrics: bool, addresses: tuple[str, ...]) -> None:  # noqa: FBT001  click calls it so
     """Print the files and their locations; changes nothing."""
-    for file in _files(_program(), tenant, metrics=metrics):
+    for file in _files(_program(), tenant, addresses, metrics=metrics):
         click.echo(f"# ---- {file.place}\n{file.content.decode()}")
 
 
@@ -94,11 +125,19 @@ def print_units(tenant: str | None, metrics: bool) -> None:  # noqa: FBT001  cli
 )
 @click.option("--tenant", callback=tenant_name, metavar="NAME", help="The files for one tenant's own daemon.")
 @_with_metrics
+@_with_remote
 @click.option("--force", "replace", is_flag=True, help="Replace modified units, and links in their place.")
-def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> None:  # noqa: FBT001  click calls it so
+def install(
+    root: Path,
+    tenant: str | None,
+    metrics: bool,  # noqa: FBT001  click calls it so
+    addresses: tuple[str, ...],
+    replace: bool,  # noqa: FBT001
+) -> None:
     """Install the units; starts nothing, and never changes an existing configuration.
 
-    Unmodified units and drop-ins of an earlier version are replaced, and so is the one of --metrics if it is installed.
+    Unmodified units and drop-ins of an earlier version are replaced, and so are those of --metrics and --remote if they
+    are installed.
     Put your own changes into a drop-in of your own (systemctl edit). A link, for example a masked unit, counts as
     modified.
 
@@ -106,14 +145,15 @@ def install(root: Path, tenant: str | None, metrics: bool, replace: bool) -> Non
     """
     program = _program()
     metrics = metrics or (root / _drop_in(tenant)).exists()  # an installed one must be of the same version
-    changed = [
-        file for file in _files(program, tenant, metrics=metrics) if not _install_file(root, file, replace=replace)
-    ]
+    addresses = addresses or _installed_addresses(root, tenant)
+    files = _files(program, tenant, addresses, metrics=metrics)
+    changed = [file for file in files if not _install_file(root, file, replace=replace)]
     for warning in _warnings(program):
         click.echo(f"warning: {warning}", err=True)
     _require_none(root, changed)
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
-    click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {name}")
+    names = f"{name} pagetierd-remote{f'@{tenant}' if tenant else ''}" if addresses else name
+    click.echo(f"now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now {names}")
 
 
 def _require_none(root: Path, modified: Sequence[UnitFile]) -> None:
@@ -123,7 +163,25 @@ def _require_none(root: Path, modified: Sequence[UnitFile]) -> None:
         raise click.ClickException(f"modified, so not replaced: {names}; {advice}")
 
 
-def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[UnitFile]:
+def _installed_addresses(root: Path, tenant: str | None) -> tuple[str, ...]:
+    """Returns any address if the unit of the fleet's worker is installed: it must be of the same version."""
+    return ("localhost",) if (root / _addresses_file(tenant)).exists() else ()
+
+
+def _addresses_file(tenant: str | None) -> Path:
+    return _UNITS / f"pagetierd-remote{f'@{tenant}' if tenant else ''}.service.d" / "30-addresses.conf"
+
+
+def _remote_files(tenant: str | None, addresses: tuple[str, ...]) -> Iterator[UnitFile]:
+    at = "@" if tenant else ""
+    unit = f"pagetierd-remote{at}.service"
+    yield UnitFile(_UNITS / unit, _content(unit).replace(_PYTHON, os.fsencode(sys.executable)))
+    yield UnitFile(_UNITS / f"{unit}.d" / "20-network.conf", _content(_REMOTE_NETWORK))
+    allowed = _content(_REMOTE_ADDRESSES).replace(b"=ADDRESSES", f"={' '.join(addresses)}".encode())
+    yield UnitFile(_addresses_file(tenant), allowed, keep=True)
+
+
+def _files(program: str, tenant: str | None, addresses: tuple[str, ...], *, metrics: bool) -> Iterator[UnitFile]:
     at = "@" if tenant else ""
     for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
         yield UnitFile(_UNITS / name, _content(name).replace(_PROGRAM, os.fsencode(program)))
@@ -131,6 +189,8 @@ def _files(program: str, tenant: str | None, *, metrics: bool) -> Iterator[UnitF
         yield UnitFile(_UNITS / folder / _SANDBOX, _content(_SANDBOX))
     if metrics:
         yield UnitFile(_drop_in(tenant), _content(_METRICS))
+    if addresses:
+        yield from _remote_files(tenant, addresses)
     yield from _tenant_files(tenant) if tenant else _default_files()
 
 
@@ -192,7 +252,8 @@ def _is_shipped(path: Path, there: bytes) -> bool:
 
     The path of the program does not count, since each installation has its own.
     """
-    digest = hashlib.sha256(_ANY_PROGRAM.sub(_PROGRAM, there)).hexdigest()
+    plain = _ANY_PYTHON.sub(_PYTHON, _ANY_PROGRAM.sub(_PROGRAM, there))
+    digest = hashlib.sha256(plain).hexdigest()
     return not path.is_symlink() and digest in _content(_SHIPPED).decode().split()
 
 

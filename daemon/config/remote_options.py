@@ -27,6 +27,15 @@ class RemoteOptions(Section, frozen=True, kw_only=True):
             " python://MODULE:CLASS; empty: no fleet."
         ),
     ] = ""
+    worker: Annotated[
+        Literal["spawn", "service"],
+        choice_setting(
+            "Whether the daemon starts the fleet's worker (spawn), or waits for the worker of a service of its own at"
+            " remote.sock beside the control socket (service), which has the network that the daemon lacks.",
+            "spawn",
+            "service",
+        ),
+    ] = "spawn"
     key_file: Annotated[
         Path | None,
         file_setting(

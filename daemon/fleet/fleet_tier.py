@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ from pagetier.daemon.fleet.locates import Answered, Locates
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.workers.supervisor import Supervisor
+from pagetier.daemon.workers.worker_link import ChildWorkers, PeerWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Locate, Located, ProtocolError, Reserve, Reserved
@@ -41,6 +43,7 @@ from pagetier.tiers.worker_protocol import (
 
 log = logging.getLogger("pagetierd.fleet")
 
+WORKER_SOCKET: Final = "remote.sock"
 _REPORT_EVERY_S: Final = 1.0
 _SILENT_S: Final = 5.0
 _OPENING_S: Final = 30.0
@@ -63,7 +66,9 @@ class FleetTier:
         reads: DiskReads,
         publish: Callable[[FleetStatus], None],
         loop: asyncio.AbstractEventLoop,
+        socket: Path,
     ) -> None:
+        """Takes `socket`, the daemon's control socket: that of a worker that is a service lies beside it."""
         self._owner = segments.owner
         self._loop = loop
         self._options = options
@@ -74,13 +79,18 @@ class FleetTier:
         self.locates = Locates(loop, options.ask_timeout, self._answered)
         self.writes = WriteThrough(self._owner.header().arena_bytes, loop.time)
         self.writes.rate = options.rate
-        self._supervisor = Supervisor(segments, options.fleet, self, loop)
+        self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
         self._is_open = False
         self._heard_at = self._asked_at = 0.0
         self._rate = ReadRate()
         self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
+
+    def _source(self, socket: Path) -> WorkerSource:
+        if self._options.worker == "spawn":
+            return ChildWorkers()
+        return PeerWorkers(socket.with_name(WORKER_SOCKET), self.failed)
 
     @property
     def configured(self) -> bool:

@@ -16,6 +16,7 @@ from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
+from pagetier.daemon.host.listening_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.daemon.http.channel_messages import (
     Entrance,
     ForUser,
@@ -29,7 +30,6 @@ from pagetier.daemon.http.channel_messages import (
 )
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
-from pagetier.daemon.server.control_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
 from pagetier.shm.process import Process
@@ -285,6 +285,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
         hints=service.hints.report,
         huge_pages=service.disk.huge_pages,
         fleet=service.fleet.report,
+        question_seconds=service.fleet.locates.seconds,
         tenants=service.tenants.report(),
         quota_rejections=dict(service.tenants.rejections),
         advise_window=service.in_force.config.advise.window,

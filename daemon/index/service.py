@@ -96,7 +96,9 @@ class Service:
         self._prefetch_quota = PrefetchQuota(self._owner.header(), config.store.share)
         self._shortage = Shortage(self._owner)
         self.disk = DiskTier(segments, config, loop)
-        self.fleet = FleetTier(segments, config.remote, self.disk.reads, self.disk.published.note_fleet, loop)
+        self.fleet = FleetTier(
+            segments, config.remote, self.disk.reads, self.disk.published.note_fleet, loop, config.socket
+        )
         self.idle_namespaces = IdleNamespaces(self._owner, config.index, self.disk)
         self.reservations = Reservations(
             self._owner,

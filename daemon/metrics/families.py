@@ -12,14 +12,24 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 import msgspec
-from prometheus_client.metrics_core import HistogramMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
 from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.disk.status import HintReport, Phase
 from pagetier.daemon.metrics.disk_families import disk_families
 from pagetier.daemon.metrics.fleet_families import fleet_families
-from pagetier.daemon.metrics.instruments import DISK, ENGINE, MEMORY, PREFIX, counter, counters, gauge, gauges
+from pagetier.daemon.metrics.instruments import (
+    DISK,
+    ENGINE,
+    MEMORY,
+    PREFIX,
+    counter,
+    counters,
+    gauge,
+    gauges,
+    histogram,
+)
 from pagetier.daemon.metrics.lookup_families import lookup_families, prediction_families
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import FORMAT, SLOTS
@@ -64,7 +74,7 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     yield from _hints(sample.hints)
     yield from prediction_families(sample)
     yield from disk_families(sample)
-    yield from fleet_families(sample.fleet)
+    yield from fleet_families(sample.fleet, sample.question_seconds)
     yield from space_families(sample, most_spaces)
     yield from quota_families(sample)
 
@@ -198,11 +208,8 @@ def _reservations(sample: Sample) -> Iterator[Metric]:
     }
     yield counters("reservations", "Pages, or parts of pages, that engines asked room for.", ["result"], pages)
     yield counter("unpublished_pages", "Pages that were written but could not be published.", sample.counts.lost_pages)
-    seconds = sample.reserve_seconds
-    bounds = [*(f"{bound:g}" for bound in seconds.bounds), "+Inf"]
-    buckets = list(zip(bounds, map(float, seconds.cumulative()), strict=True))
     about = "From a request for room to its response; of this daemon."
-    yield HistogramMetricFamily(PREFIX + "reserve_latency_seconds", about, buckets=buckets, sum_value=seconds.sum)
+    yield histogram("reserve_latency_seconds", about, sample.reserve_seconds)
 
 
 def quota_families(sample: Sample) -> Iterator[Metric]:

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.metrics.instruments import counter, counters, gauge, gauges
+from pagetier.daemon.common.histogram import Histogram
+from pagetier.daemon.metrics.instruments import counter, counters, gauge, gauges, histogram
 
 _STANDINGS = ("none", "starting", "open", "down")
 _RESULTS = ("found", "absent", "late", "refused")
 _WAYS = ("read", "unread", "written", "present", "gone", "dropped", "failed", "damaged", "foreign")
 
 
-def fleet_families(fleet: FleetStatus) -> Iterator[Metric]:
+def fleet_families(fleet: FleetStatus, question_seconds: Histogram) -> Iterator[Metric]:
     """Yields the metrics of the fleet."""
     standings = {standing: float(fleet.standing == standing) for standing in _STANDINGS}
     yield gauges("remote_standing", "The state of the fleet: 1 for one of these.", ["standing"], standings)
@@ -22,6 +23,8 @@ def fleet_families(fleet: FleetStatus) -> Iterator[Metric]:
     yield counter("remote_breaker_openings", "How often the circuit breaker opened; of this daemon.", fleet.openings)
     results = {result: getattr(fleet, result) for result in _RESULTS}
     yield counters("remote_questions", "Questions to the fleet; of this daemon.", ["result"], results)
+    about = "From a question to its answer, without late ones; of this daemon."
+    yield histogram("remote_question_latency_seconds", about, question_seconds)
     pages = {way: getattr(fleet, way) for way in _WAYS}
     yield counters("remote_pages", "Pages by what became of them; of this daemon.", ["way"], pages)
     nbytes = {"read": fleet.read_bytes, "written": fleet.written_bytes, "dropped": fleet.dropped_bytes}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from pagetier.daemon.common.histogram import Histogram
 
 PREFIX = "pagetier_"
 ENGINE, MEMORY, DISK = "engine", "memory", "disk"
@@ -35,6 +37,13 @@ def gauges(name: str, about: str, labels: Sequence[str], numbers: Numbers) -> Me
     """Returns numbers that rise and fall."""
     family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
     return _filled(family, numbers)
+
+
+def histogram(name: str, about: str, values: Histogram) -> Metric:
+    """Returns the numbers of values up to each bound."""
+    bounds = [*(f"{bound:g}" for bound in values.bounds), "+Inf"]
+    buckets = list(zip(bounds, map(float, values.cumulative()), strict=True))
+    return HistogramMetricFamily(PREFIX + name, about, buckets=buckets, sum_value=values.sum)
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, numbers: Numbers) -> Metric:

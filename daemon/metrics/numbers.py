@@ -27,6 +27,7 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
         hints: The counters of hints.
         huge_pages: How much of the segments is in huge pages.
         fleet: The state of the fleet.
+        question_seconds: How long the fleet took to answer, without answers that were late.
         tenants: What each tenant may have and has; nothing without quotas.
         quota_rejections: Requests with pages that a quota refused, by its pattern.
         advise_window: `advise.window` in seconds, which a reload may change.
@@ -42,6 +43,7 @@ class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):
     hints: HintReport
     huge_pages: HugePageReport
     fleet: FleetStatus
+    question_seconds: Histogram
     tenants: tuple[TenantUse, ...]
     quota_rejections: dict[str, int]
     advise_window: float

@@ -7,6 +7,7 @@ import os
 from typing import Final, Protocol
 
 from pagetier.daemon.config.disk_options import DeviceOptions
+from pagetier.daemon.workers.worker_link import ChildWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
@@ -60,7 +61,10 @@ class Supervisor:
         options: DeviceOptions | FleetOptions,
         watcher: Watcher,
         loop: asyncio.AbstractEventLoop,
+        source: WorkerSource | None = None,
     ) -> None:
+        """Takes `source`, which provides the workers; None: they are children of this process."""
+        self._source = source or ChildWorkers()
         self._segments = segments
         self._options = options
         self._watcher = watcher
@@ -100,6 +104,7 @@ class Supervisor:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._source.close()
 
     async def retire(self) -> None:
         """Ends the worker for good, after its commands, and returns when it has ended.
@@ -137,6 +142,7 @@ class Supervisor:
     def abandon(self) -> None:
         """Kills the worker without waiting for its commands: the next daemon's worker finds the files as they are."""
         self.leaving = True
+        self._source.close()
         if self._task is not None:
             self._task.cancel()
         if self._worker is not None:
@@ -161,8 +167,9 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> None:
+        link = await self._source.next()
         began = self._loop.time()
-        worker = WorkerProcess(self._loop, self._watcher.hear)
+        worker = WorkerProcess(self._loop, self._watcher.hear, link)
         slot = self._attach(worker)
         point("disk.attached")
         if slot < 0:

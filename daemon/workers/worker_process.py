@@ -7,16 +7,14 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pagetier.daemon.common.namespaces import wrong_space
+from pagetier.daemon.workers.worker_link import WorkerLink
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import pack
-from pagetier.shm.process import Process
 from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.unpacker import Unpacker
 from pagetier.tiers.worker_protocol import (
@@ -81,12 +79,6 @@ def _wrong_pages(part: InventoryPart) -> str:
     return ""
 
 
-# The process keeps the memory that LMDB allocates for a transaction: releasing and allocating it again costs more than
-# the copying. One malloc arena keeps it once instead of once for each thread. glibc reads these variables when the
-# process starts.
-_KEPT: Final = str(4 << 30)
-_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
-_OWN_PREFIX: Final = "PAGETIER_"
 _CHUNK: Final = 1 << 18
 _DYING_S: Final = 5.0
 # Signals of a crash that the files or a bug may have caused.
@@ -101,7 +93,7 @@ def no_worker(command: Command) -> None:
 
 
 class WorkerProcess(asyncio.Protocol):
-    """The worker process and the connection to it, started by the constructor. On the loop's thread only.
+    """A worker process and the connection to it. On the loop's thread only.
 
     Reports are received until the worker sends an invalid one or closes the connection.
 
@@ -109,12 +101,9 @@ class WorkerProcess(asyncio.Protocol):
         ended: Done when the process has ended.
         opened: The worker reported that it has opened the tier.
         failure: The worker's last report that the tier cannot be used, None if there was none.
-
-    Raises:
-        OSError: The process cannot be started.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hear: Callable[[Report], None], link: WorkerLink) -> None:
         self._loop = loop
         self._hear = hear
         self._unpacker = Unpacker()
@@ -126,17 +115,9 @@ class WorkerProcess(asyncio.Protocol):
         self._dying: asyncio.TimerHandle | None = None
         self._connecting = False
         self.ended: asyncio.Future[None] = loop.create_future()
-        with contextlib.ExitStack() as undo:
-            self._socket, theirs = socket.socketpair()
-            undo.callback(self._socket.close)
-            with theirs:
-                self._child = _start(theirs)
-                point("disk.started")
-            undo.callback(self._child.wait)
-            undo.callback(self._child.kill)
-            self.process = Process.of(self._child.pid)
-            self._pidfd = self.process.watch()
-            undo.pop_all()
+        self._link = link
+        self._socket, self.process, self._pidfd = link.socket, link.process, link.pidfd
+        self._code: int | None = None
         loop.add_reader(self._pidfd, self._gone)
 
     async def serve(self, command: Serve | ServeFleet, descriptors: list[int]) -> None:
@@ -188,7 +169,8 @@ class WorkerProcess(asyncio.Protocol):
 
     def kill(self) -> None:
         """Kills the worker; `ended` follows."""
-        self._child.kill()
+        if not self.ended.done():
+            self._link.kill()
 
     def expect_end(self) -> None:
         """Kills the worker if it does not end by itself within five seconds; `ended` follows."""
@@ -198,24 +180,25 @@ class WorkerProcess(asyncio.Protocol):
     @property
     def death(self) -> str:
         """How the worker ended."""
-        code = self._child.returncode
+        code = self._code
         if self._why:
             return self._why
+        if code is None:
+            return "ended: see its own log"
         if code == -signal.SIGKILL:
             return "was killed by signal 9, maybe because memory ran out: see dmesg"
         if code == -signal.SIGBUS:
             return "was killed by SIGBUS: its file system is full, or a file was truncated or could not be read"
-        return f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     @property
     def crashed(self) -> bool:
         """Whether the worker ended by a signal that damaged files may have caused."""
-        return -(self._child.returncode or 0) in _CRASHES
+        return -(self._code or 0) in _CRASHES
 
     def _gone(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._child.wait()
+        self._code = self._link.reap()
         if self._dying is not None:
             self._dying.cancel()
         if self._transport is not None:
@@ -225,15 +208,10 @@ class WorkerProcess(asyncio.Protocol):
             self._socket.close()
         if not self.ended.done():
             self.ended.set_result(None)
+        os.close(self._pidfd)  # nothing kills the process by it after `ended`
 
     def _receive_rest(self) -> None:
         """Receives the last reports of the worker, such as the reason of its end."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_CHUNK):
                 self.data_received(data)
-
-
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_PREFIX)} | _ALLOCATOR
-    command = [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())]
-    return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)

@@ -19,7 +19,7 @@ from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
 from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
 from pagetier.daemon.cli.unit import unit
-from pagetier.daemon.server.control_socket import SocketError, open_socket
+from pagetier.daemon.host.listening_socket import SocketError, open_socket
 
 pytestmark = as_root
 

@@ -134,6 +134,15 @@ class Rank:
         if self.rank == rank:
             self.linker.cache_linker.transfers._client.close()
 
+    def mutate(self, mutant: str) -> None:
+        """Breaks the agreement of the ranks."""
+        transfers = self.linker.cache_linker.transfers
+        match mutant:
+            case "each rank answers for itself":
+                transfers._ranks = SimpleNamespace(agree=lambda *, here: here)
+            case "each rank returns its longest prefix only":
+                transfers._ready().lookups._most = 1
+
     def find_at_most(self, rank: int, pages: int) -> None:
         """Makes the lookups of one rank end after some pages."""
         linker = self.linker.cache_linker

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from disk_daemon import DiskDaemon
@@ -175,24 +178,52 @@ def test_an_engine_with_adapters_shares_nothing(daemon: DiskDaemon) -> None:
             assert other.restore(1, 8) == computed(spec)
 
 
-def test_what_one_rank_lost_no_rank_loads(daemon: DiskDaemon) -> None:
-    spec = Spec("mha", 16, ranks=2)
-    with SglangEngine(spec, daemon.socket) as engine:
+def loads_what_one_rank_lost(engine: SglangEngine) -> bool:
+    """Returns whether a rank loads pages that another one cannot load any more."""
+    engine.match_only("waiting", 1, 8)
+    engine.leave(1)
+    return bool(engine.queue_matched("waiting") != [0, 0])
+
+
+def loads_less_than_all_ranks_have(engine: SglangEngine) -> bool:
+    """Returns whether the ranks do not load the longest prefix that all of them have."""
+    engine.find_at_most(1, 6)
+    return bool(engine.restore(1, 8) != whole(engine.spec, 6))
+
+
+@contextmanager
+def ranks_with_a_prompt(daemon: DiskDaemon) -> Iterator[SglangEngine]:
+    """Runs an engine with two ranks, whose first prompt only pagetier has."""
+    with SglangEngine(Spec("mha", 16, ranks=2), daemon.socket) as engine:
         engine.insert(1, 8)
         engine.reset()
-        engine.match_only("waiting", 1, 8)
-        engine.leave(1)
-        assert engine.queue_matched("waiting") == [0, 0]
+        yield engine
+
+
+def test_what_one_rank_lost_no_rank_loads(daemon: DiskDaemon) -> None:
+    with ranks_with_a_prompt(daemon) as engine:
+        assert not loads_what_one_rank_lost(engine)
         assert engine.finish_queued("waiting") == [Restored(128, 0, equal=False, failed=False)] * 2
 
 
 def test_ranks_load_the_longest_prefix_that_all_of_them_have(daemon: DiskDaemon) -> None:
-    spec = Spec("mha", 16, ranks=2)
-    with SglangEngine(spec, daemon.socket) as engine:
-        engine.insert(1, 8)
-        engine.reset()
-        engine.find_at_most(1, 6)
-        assert engine.restore(1, 8) == whole(spec, 6)
+    with ranks_with_a_prompt(daemon) as engine:
+        assert not loads_less_than_all_ranks_have(engine)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "goes_wrong"),
+    [
+        ("each rank answers for itself", loads_what_one_rank_lost),
+        ("each rank returns its longest prefix only", loads_less_than_all_ranks_have),
+    ],
+)
+def test_ranks_that_do_not_agree_would_be_found(
+    daemon: DiskDaemon, mutant: str, goes_wrong: Callable[[SglangEngine], bool]
+) -> None:
+    with ranks_with_a_prompt(daemon) as engine:
+        engine.mutate(mutant)
+        assert goes_wrong(engine)
 
 
 def test_a_request_that_is_cancelled_releases_its_pages(daemon: DiskDaemon) -> None:

@@ -21,6 +21,8 @@ DAEMONSET = ROOT / "docs/kubernetes/daemonset.yaml"
 USER = 4710
 MOST_MB = 150
 DISK_S = 60
+EXTRAS = "s3,fleet-key"
+OFFLINE = ("--build-arg", "PYTHON=localhost/base", "--build-arg", "PIP_NO_INDEX=1")
 PACKAGES = ("coreutils", "dash", "libstdc++6", "python3", "python3-pip")
 
 
@@ -65,8 +67,9 @@ def container(images: Images, folder: Path, wheel_for: Callable[[str], Path]) ->
     for name in ("Containerfile", ".dockerignore", "constraints.txt"):
         shutil.copy(ROOT / name, context)
     python = make_base(images, folder)
-    pip("download", "--dest", context / "dist", wheel, python=python, architecture=platform.machine())
-    images.build("pagetier", context, "--build-arg", "PYTHON=localhost/base", "--build-arg", "PIP_NO_INDEX=1")
+    pip("download", "--dest", context / "dist", f"{wheel}[{EXTRAS}]", python=python, architecture=platform.machine())
+    images.build("pagetier", context, *OFFLINE)
+    images.build("pagetier-remote", context, *OFFLINE, "--build-arg", f"EXTRAS={EXTRAS}")
     return images.run("from", "pagetier")
 
 
@@ -87,6 +90,14 @@ def test_the_daemon_of_the_image_serves_the_host(images: Images, folder: Path, c
         images.run(*inside, "pagetier", "flush", "--to-disk", "--socket", str(socket))
         assert int(images.run(*inside, "du", "-sm", "/var/lib/pagetier/disk").split()[0]) >= 4
         images.run(*inside, "pagetier", "selftest", "--socket", str(socket))
+    _check_worker(images)
+
+
+def _check_worker(images: Images) -> None:
+    """Asserts that the image of the fleet's worker has the libraries of its stores. Images are expensive to make."""
+    container = images.run("from", "pagetier-remote")
+    modules = "import cryptography, obstore, pagetier.tiers.worker.worker"
+    images.run("run", "--isolation", "chroot", container, "--", "python3", "-c", modules)
 
 
 def test_the_pods_run_the_image_as_its_user() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from click.testing import CliRunner
 
 from pagetier.daemon.cli import main as cli
 from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.fleet.fleet_tier import WORKER_SOCKET
 from pagetier.daemon.main import main
 from pagetier.shm.exit_codes import Exit
 
@@ -59,7 +62,15 @@ def test_every_object_fits_the_schema_of_kubernetes(version: str) -> None:
     for each in objects():
         kubernetes_validate.validate(each, version, strict=True)
         kinds.append(each["kind"])
-    assert sorted(kinds) == ["ConfigMap", "DaemonSet", "Namespace", "Namespace", "Pod"]
+    assert sorted(kinds) == [
+        "ConfigMap",
+        "DaemonSet",
+        "DaemonSet",
+        *["Namespace"] * 2,
+        *["NetworkPolicy"] * 2,
+        "Pod",
+        "Secret",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +84,7 @@ def test_every_object_fits_the_schema_of_kubernetes(version: str) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_mistake_does_not_fit_the_schema(daemon: Any, change: dict[str, Any]) -> None:
-    (each,) = (each for each in objects() if each["kind"] == "DaemonSet")
+    each = document("daemonset.yaml", "DaemonSet")
     each["spec"]["template"]["spec"] = daemon | change
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(each, kubernetes_validate.latest_version(), strict=True)
@@ -154,3 +165,45 @@ def test_the_engine_needs_only_the_folder(daemon: Any, engine: Any, tmp_path: Pa
     container = engine["containers"][0]
     assert {"name": "PAGETIER_SOCKET", "value": str(config.socket)} in container["env"]
     assert json.loads(container["args"][1])["kv_connector"] == "PagetierConnector"
+
+
+@pytest.fixture
+def worker() -> Any:
+    return document("fleet.yaml", "DaemonSet")["spec"]["template"]["spec"]
+
+
+def test_the_fleets_worker_comes_to_the_daemon(daemon: Any, worker: Any, tmp_path: Path) -> None:
+    (section,) = re.findall(r"(?s)```\n( *\[remote\].*?)```", (DOCS / "README.md").read_text())
+    file = tmp_path / "pagetierd.toml"
+    file.write_text(configuration() + textwrap.dedent(section))
+    config = load(file, {}, {})
+    (container,) = worker["containers"]
+    assert container["command"][-1] == str(config.socket.with_name(WORKER_SOCKET))
+    assert config.remote.worker == "service" and paths(worker)["/run/pagetier"] == paths(daemon)["/run/pagetier"]
+    assert str(config.remote.key_file) == f"{container['volumeMounts'][1]['mountPath']}/fleet.key"
+    assert worker["securityContext"] == daemon["securityContext"], "the daemon takes workers of its own user only"
+    assert (worker["nodeSelector"], worker["tolerations"]) == (daemon["nodeSelector"], daemon["tolerations"])
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & worker.keys() and container["securityContext"]["capabilities"]
+
+
+def test_only_the_fleets_worker_has_the_network() -> None:
+    pods = {name: document(name, "DaemonSet")["spec"]["template"] for name in ("daemonset.yaml", "fleet.yaml")}
+    labels = [pod["metadata"]["labels"] for pod in pods.values()]
+    policies = {
+        each["spec"]["podSelector"]["matchLabels"]["app"]: each["spec"]
+        for each in objects()
+        if each["kind"] == "NetworkPolicy"
+    }
+    assert [set(policies[label["app"]]["policyTypes"]) for label in labels] == [{"Ingress", "Egress"}] * 2
+    assert "egress" not in policies["pagetierd"] and "ingress" not in policies["pagetierd-remote"]
+    (port,) = pods["daemonset.yaml"]["spec"]["containers"][1]["ports"]
+    assert policies["pagetierd"]["ingress"][0]["ports"][0]["port"] == port["containerPort"]
+
+
+def test_the_workers_image_is_built_as_the_page_says(worker: Any) -> None:
+    page = (DOCS / "README.md").read_text()
+    (image,) = {each["image"] for each in (*worker["initContainers"], *worker["containers"])}
+    (extras,) = re.findall(rf"--build-arg EXTRAS=(\S+) --tag {re.escape(image)} ", page)
+    declared = tomllib.loads((DOCS.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= declared.keys()
+    assert "ARG EXTRAS=\n" in (DOCS.parents[1] / "Containerfile").read_text()

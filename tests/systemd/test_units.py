@@ -18,7 +18,7 @@ from pagetier.daemon.config.load import load
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
-WORST = 15  # tenths
+WORST, WORST_WITH_NETWORK = 15, 16  # tenths
 analyses = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
 
@@ -33,7 +33,8 @@ def lines_of(name: str) -> list[str]:
 
 def exposure(unit: Path) -> subprocess.CompletedProcess[str]:
     """Returns the assessment of a unit and its drop-ins, which fails if they forbid too little."""
-    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={WORST}", "--no-pager", str(unit)]
+    worst = WORST_WITH_NETWORK if "remote" in unit.name else WORST
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={worst}", "--no-pager", str(unit)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -41,7 +42,7 @@ def exposure(unit: Path) -> subprocess.CompletedProcess[str]:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of the units of a host with the default daemon and a tenant's."""
     root = tmp_path_factory.mktemp("root")
-    for words in ([], ["--tenant", "acme"]):
+    for words in (["--remote=10.0.0.0/8"], ["--tenant", "acme", "--remote=10.0.0.0/8"]):
         assert pagetier("install", "--root", str(root), *words).exit_code == 0
     return root / "etc/systemd/system"
 
@@ -65,7 +66,7 @@ def test_a_service_without_the_sandbox_exceeds_the_limit(name: str, tmp_path: Pa
 def test_systemd_accepts_all_units(tmp_path: Path, installed: Path) -> None:
     folder = shutil.copytree(installed, tmp_path / "units")
     for name in SERVICES:
-        text = re.sub(r"/\S*/pagetierd(?= --config)", "/bin/true", (folder / name).read_text())
+        text = re.sub(r"/\S*/(pagetierd|python\S*)(?= --config| -m)", "/bin/true", (folder / name).read_text())
         (folder / name).write_text(re.sub("(?m)^Documentation=.*\n|^(User|Group)=.*\n", "", text))
     command = ["systemd-analyze", "verify", *(str(folder / name.replace("@", "@t")) for name in SERVICES)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -74,7 +75,7 @@ def test_systemd_accepts_all_units(tmp_path: Path, installed: Path) -> None:
 
 def test_the_checksums_of_all_units_and_drop_ins_are_shipped() -> None:
     known = (UNITS / "shipped.sha256").read_text().splitlines()
-    for name in (*SERVICES, "10-sandbox.conf", "metrics-on-localhost.conf"):
+    for name in (*SERVICES, "10-sandbox.conf", "metrics-on-localhost.conf", "remote-network.conf"):
         line = f"{hashlib.sha256((UNITS / name).read_bytes()).hexdigest()}  {name}"
         assert line in known, f"append to systemd/shipped.sha256, which keeps the lines of earlier versions: {line}"
 
@@ -94,10 +95,10 @@ def test_a_tenants_unit_differs_from_the_plain_one_only_in_names() -> None:
         return re.sub(
             r"pagetier(d?-memory|d-give-back|d)?[-@]%i",
             lambda found: f"pagetier{found[1] or ''}",
-            line.replace("%i.toml", "pagetierd.toml"),
+            line.replace("%i.toml", "pagetierd.toml").replace("%i-remote.env", "remote.env"),
         )
 
-    for name in ("pagetierd.service", "pagetierd-memory.service", "pagetierd-give-back.service"):
+    for name in (name for name in SERVICES if "@" not in name):
         own = ("Description=", "Environment=PAGETIER")
         plain = [line for line in lines_of(name) if not line.startswith(own)]
         assert plain == [named(line) for line in lines_of(name.replace(".", "@.")) if not line.startswith(own)]
@@ -156,6 +157,25 @@ def test_a_metrics_port_needs_a_drop_in(tmp_path: Path, words: tuple[str, ...], 
     assert "RestrictAddressFamilies=AF_INET" in drop_in.read_text()
     printed = pagetier("print", "--metrics", *words).output
     assert f"{drop_in.parent.name}/{drop_in.name}\n# A drop-in" in printed
+
+
+@pytest.mark.parametrize(("words", "at"), [((), ""), (("--tenant", "acme"), "@acme")])
+def test_the_fleets_worker_is_installed_on_request(tmp_path: Path, words: tuple[str, ...], at: str) -> None:
+    root, units = str(tmp_path), tmp_path / "etc/systemd/system"
+    assert pagetier("install", "--root", root, *words).exit_code == 0
+    assert not list(units.glob("pagetierd-remote*"))
+    done = pagetier("install", "--root", root, "--remote", "10.0.0.0/8", "--remote=localhost", *words)
+    assert done.exit_code == 0 and f"enable --now pagetierd{at} pagetierd-remote{at}\n" in done.output
+    unit = (units / f"pagetierd-remote{at[:1]}.service").read_text()
+    assert f"ExecStart={sys.executable} -m pagetier.tiers.worker --connect %t/pagetier" in unit
+    addresses = units / f"pagetierd-remote{at}.service.d/30-addresses.conf"
+    assert addresses.read_text().endswith("IPAddressAllow=10.0.0.0/8 localhost\n")
+    (units / f"pagetierd-remote{at[:1]}.service").write_text(unit.replace(sys.executable, "/opt/other/bin/python3.12"))
+    again = pagetier("install", "--root", root, *words)
+    assert again.exit_code == 0 and sys.executable in (units / f"pagetierd-remote{at[:1]}.service").read_text()
+    assert "10.0.0.0/8 localhost" in addresses.read_text(), "the administrator's own"
+    wrong = pagetier("install", "--root", root, "--remote", "store.example", *words)
+    assert wrong.exit_code == 2 and "is no network: write 10.0.0.0/8, or any, localhost" in wrong.output
 
 
 def test_printing_writes_no_file() -> None:

@@ -33,6 +33,7 @@ from pagetier.tiers.fleet.objects import (
     copy_to_frames,
     object_name,
     unpack_header,
+    wrong_header,
 )
 from pagetier.tiers.fleet.store_calls import LateError, StoreCall, StoreCalls
 
@@ -166,6 +167,10 @@ class ObjectFleet:
 
         return self._again(self._calls.start(get, buffer, until), get, buffer)
 
+    def remove(self, page: PageName) -> None:
+        """Removes a page's object if it is there. Raises TierError."""
+        self.ask(lambda: self._store.remove(object_name(self._prefix, page)))
+
     def _judge(self, name: PageName, page: Incoming, length: int, data: memoryview) -> ReadResult:
         if length == ABSENT:
             return _ABSENT
@@ -182,7 +187,7 @@ class ObjectFleet:
         """Judges an object of this version, and fills the frames from it."""
         if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id):
             return self._reject_foreign()
-        wrong = _wrong_header(header, name, len(data))
+        wrong = wrong_header(header, name, len(data))
         if not wrong:
             copy_to_frames(data[HEADER_BYTES:], page.frames)
             wrong = "" if self._codec.verify(header, page.frames) else "the checksum does not match"
@@ -290,11 +295,3 @@ def _is_other(header: ObjectHeader, size: int, length: int) -> bool:
     if header.header_bytes != HEADER_BYTES:
         return False
     return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
-
-
-def _wrong_header(header: ObjectHeader, name: PageName, length: int) -> str:
-    if header.header_bytes != HEADER_BYTES:
-        return "the object has another header"
-    if header.size + HEADER_BYTES != length:
-        return f"an object of {header.size} bytes has {length - HEADER_BYTES}"
-    return "" if header.page == name else "it is the object of another page"

@@ -74,6 +74,15 @@ def unpack_header(data: bytes) -> ObjectHeader:
     )
 
 
+def wrong_header(header: ObjectHeader, page: PageName, length: int) -> str:
+    """Returns why an object of this length is not the one of a page, or ""."""
+    if header.header_bytes != HEADER_BYTES:
+        return "the object has another header"
+    if header.size + HEADER_BYTES != length:
+        return f"an object of {header.size} bytes has {length - HEADER_BYTES}"
+    return "" if header.page == page else "it is the object of another page"
+
+
 class PageCodec(Protocol):
     """How the bytes of pages are protected. Thread-safe."""
 

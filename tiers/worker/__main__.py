@@ -1,6 +1,7 @@
 """`python -m pagetier.tiers.worker FD`: the process that the daemon starts for a tier.
 
-FD is its end of the socket pair. `--connect PATH` in its place connects to a daemon that did not start it.
+FD is its end of the socket pair. With `--connect PATH` in its place, the process belongs to a service of its own: it
+waits for the daemon's socket, and ends with the daemon or by SIGTERM.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -28,15 +30,21 @@ from pagetier.tiers.worker.worker import Worker
 from pagetier.tiers.worker_protocol import OpenFailed, Serve, ServeFleet, Trust
 
 _NICE: Final = 10
+_WAITING_S: Final = 0.5
 FAILED: Final = 4
 
 log = logging.getLogger("pagetier.tier")
 
 
-def main(connection: socket.socket) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Serves a tier until the daemon ends it or is gone. Returns the exit code."""
     log_to_stderr("info")
-    be_child(b"pagetier-disk", _NICE)
+    if arguments[0] == "--connect":
+        os.nice(_NICE)
+        connection = await_daemon(arguments[1])
+    else:
+        be_child(b"pagetier-disk", _NICE)
+        connection = socket.socket(fileno=int(arguments[0]))
     channel = Channel(connection)
     try:
         return _serve(channel)
@@ -45,13 +53,21 @@ def main(connection: socket.socket) -> int:
         return FAILED
 
 
-def connected(arguments: Sequence[str]) -> socket.socket:
-    """Returns the connection to the daemon: an inherited descriptor, or a socket after --connect."""
-    if arguments[0] != "--connect":
-        return socket.socket(fileno=int(arguments[0]))
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(arguments[1])
-    return connection
+def await_daemon(path: str) -> socket.socket:
+    """Returns a connection to the daemon's socket, as soon as there is one: a daemon without a fleet has none."""
+    waits = False
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            connection.close()
+            if not waits:
+                log.info("waiting for a daemon with remote.worker = service at %s: %s", path, error.strerror)
+            waits = True
+            time.sleep(_WAITING_S)
+        else:
+            return connection
 
 
 def _serve(channel: Channel) -> int:
@@ -125,6 +141,6 @@ def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
 
 
 if __name__ == "__main__":
-    code = main(connected(sys.argv[1:]))
+    code = main(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)  # a call of a fleet's store may never return; nothing else has to be cleaned up

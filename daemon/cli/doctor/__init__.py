@@ -15,6 +15,7 @@ from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.connect import Refused, Unreachable, daemon_at
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
+from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.host_checks import (
     check_huge_pages,
     check_kernel,
@@ -23,6 +24,7 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_shared_memory,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
@@ -49,7 +51,8 @@ _FILE = "/etc/pagetier/pagetierd.toml"  # as the systemd units name it
 def doctor(socket: Path | None, config: Path | None) -> None:
     """Check the host and the daemon; each line says ok or what to do.
 
-    Changes nothing. Run it as root or as the daemon's user. With --config it also says whether a restart with this file
+    Changes nothing, but with a fleet writes one page of its own to the store and removes it. Run it as root or as the
+    daemon's user. With --config it also says whether a restart with this file
     would keep the pages; without, a daemon that runs is checked by its own settings.
 
     Exit codes: 0: no problems (warnings possible); 1: problems found; 2: invalid usage or configuration.
@@ -99,11 +102,13 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
             yield check_huge_pages(config, host, snapshot.huge_pages)
             yield from check_daemon(daemon, config)
             yield from check_disk(config, host, snapshot)
+            yield from check_fleet(config.remote, snapshot.fleet)
     except Unreachable as error:
         yield check_huge_pages(config, host, HugePageReport())
         yield problem("daemon", error.message)
         yield check_room(config, host)
         yield from check_disk(config, host, None)
+        yield from check_fleet(config.remote, FleetStatus())
     yield from check_leftovers()
 
 

@@ -47,6 +47,7 @@ TYPED = {
     "disk.environments": ("7", 7),
     "disk.stop_timeout": ("5s", 5.0),
     "remote.url": ("file:///mnt/pages", "file:///mnt/pages"),
+    "remote.worker": ("service", "service"),
     "remote.key_file": ("/etc/pagetier/fleet.key", Path("/etc/pagetier/fleet.key")),
     "remote.trusted": ("yes", "yes"),
     "remote.prefix": ("mine", "mine"),

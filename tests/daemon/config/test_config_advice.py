@@ -77,6 +77,8 @@ def test_a_check_names_what_the_fleet_lacks_on_this_host(tmp_path: Path, monkeyp
     assert "cannot be read" in wrong(f"file://{tmp_path}", key_file=tmp_path / "none")
     assert "there is no module store: install it, or set PYTHONPATH" in wrong("python://store:Store")
     assert "names no class: write python://MODULE:CLASS" in wrong("python://store")
+    service = RemoteOptions(url="python://store:Store", worker="service")
+    assert "there is no module store" in list(check_config(Config(remote=service), Host()))[3]
     monkeypatch.syspath_prepend(tmp_path)
     assert "fleet: python://store:Store" in list(
         check_config(Config(remote=RemoteOptions(url="python://store:Store")), Host())

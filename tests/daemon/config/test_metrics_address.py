@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.address import Address, address_setting
+from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.http.http_server import open_address
-from pagetier.daemon.server.control_socket import SocketError
 
 SETTING = address_setting("")
 

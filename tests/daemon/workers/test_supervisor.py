@@ -17,8 +17,9 @@ from fake_worker import impostor
 from numbered_pages import GEOMETRY
 from open_descriptors import open_descriptors
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.workers import supervisor, worker_process
+from pagetier.daemon.workers import supervisor, worker_link, worker_process
 from pagetier.daemon.workers.supervisor import Supervisor
+from pagetier.daemon.workers.worker_link import ChildLink
 from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import ShmError
 from pagetier.shm.process import Process
@@ -182,7 +183,7 @@ async def test_a_worker_that_closes_its_connection_is_ended(
     assert all("did not end by itself" in why or "cannot receive its commands" in why for why in watcher.deaths)
 
 
-@pytest.mark.parametrize("broken", [(Process, "watch"), (worker_process, "_start")], ids=["pid", "program"])
+@pytest.mark.parametrize("broken", [(Process, "watch"), (worker_link, "_start")], ids=["pid", "program"])
 async def test_a_worker_that_cannot_be_started_leaves_nothing(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[object, str]
 ) -> None:
@@ -246,7 +247,7 @@ async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor
 ) -> None:
     """Regression: the loop kept watching the descriptor number, so that its next user could not be watched."""
     loop = asyncio.get_running_loop()
-    worker = worker_process.WorkerProcess(loop, lambda report: None)
+    worker = worker_process.WorkerProcess(loop, lambda report: None, ChildLink())
 
     def die(name: str) -> None:
         if name == "disk.served":

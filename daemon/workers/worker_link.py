@@ -1,0 +1,194 @@
+"""Where workers come from: the daemon starts a child, or a process of a service of its own connects to a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from pagetier.daemon.host.listening_socket import SocketError, identity, open_socket, remove_socket
+from pagetier.daemon.host.peer_credentials import Peer, peer_of
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.process import Process
+
+log = logging.getLogger("pagetierd.workers")
+
+# The process keeps the memory that LMDB allocates for a transaction: releasing and allocating it again costs more than
+# the copying. One malloc arena keeps it once instead of once for each thread. glibc reads these variables when the
+# process starts.
+_KEPT: Final = str(4 << 30)
+_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
+_OWN_PREFIX: Final = "PAGETIER_"
+_ABSENT_S: Final = 10.0
+_MODE: Final = 0o600
+
+
+class WorkerLink(Protocol):
+    """A worker process and the socket to it.
+
+    Attributes:
+        socket: The daemon's end.
+        process: The process.
+        pidfd: Readable when the process has ended.
+    """
+
+    socket: socket.socket
+    process: Process
+    pidfd: int
+
+    def kill(self) -> None:
+        """Kills the process."""
+
+    def reap(self) -> int | None:
+        """Returns the exit code of a process that has ended, None if it is unknown."""
+
+
+class WorkerSource(Protocol):
+    """Provides one worker after the other."""
+
+    async def next(self) -> WorkerLink:
+        """Returns the next worker. Raises OSError."""
+
+    def close(self) -> None:
+        """Provides no more workers."""
+
+
+class ChildLink:
+    """A child of the daemon, connected by a socket pair. Raises OSError if it cannot be started."""
+
+    def __init__(self) -> None:
+        with contextlib.ExitStack() as undo:
+            self.socket, theirs = socket.socketpair()
+            undo.callback(self.socket.close)
+            with theirs:
+                self._child = _start(theirs)
+                point("disk.started")
+            undo.callback(self._child.wait)
+            undo.callback(self._child.kill)
+            self.process = Process.of(self._child.pid)
+            self.pidfd = self.process.watch()
+            undo.pop_all()
+
+    def kill(self) -> None:
+        """Kills the child."""
+        self._child.kill()
+
+    def reap(self) -> int | None:
+        """Waits for the child, which has ended."""
+        return self._child.wait()
+
+
+def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_PREFIX)} | _ALLOCATOR
+    command = [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())]
+    return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+
+
+class ChildWorkers:
+    """Starts each worker as a child."""
+
+    async def next(self) -> WorkerLink:
+        """Starts a worker."""
+        return ChildLink()
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class PeerLink:
+    """A process that connected to the daemon."""
+
+    def __init__(self, connection: socket.socket, peer: Peer) -> None:
+        self.socket = connection
+        self.process = peer.process
+        self.pidfd = peer.pidfd
+
+    def kill(self) -> None:
+        """Kills the process. One of another user is left alone; it ends with its connection."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def reap(self) -> int | None:
+        """Returns None: only a parent learns the exit code."""
+        return None
+
+
+class PeerWorkers:
+    """Takes workers that connect to a socket, one at a time; others wait in its queue. On the loop's thread only.
+
+    A worker has the daemon's user or is root: it gets the whole arena.
+
+    Args:
+        path: The socket, which is opened when the first worker is wanted.
+        absent: Called with what to do if no worker has come for ten seconds.
+    """
+
+    def __init__(self, path: Path, absent: Callable[[str], None]) -> None:
+        self._path = path
+        self._absent = absent
+        self._listener: socket.socket | None = None
+        self._file: tuple[int, int] | None = None
+
+    async def next(self) -> WorkerLink:
+        """Waits for the next worker, for any time. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        listener = self._listener or self._open()
+        absence = loop.call_later(
+            _ABSENT_S, self._absent, f"no worker came to {self._path}: start pagetierd-remote.service"
+        )
+        try:
+            while True:
+                connection, _ = await loop.sock_accept(listener)
+                if (link := _accepted(connection)) is not None:
+                    return link
+        finally:
+            absence.cancel()
+
+    def _open(self) -> socket.socket:
+        try:
+            self._listener = open_socket(self._path, _MODE, setting="socket of the fleet's worker")
+        except SocketError as error:
+            raise OSError(str(error)) from error
+        self._listener.settimeout(0.0)
+        self._file = identity(self._path)
+        return self._listener
+
+    def close(self) -> None:
+        """Removes the socket."""
+        if self._listener is not None:
+            remove_socket(self._path, self._file)
+            self._listener.close()
+            self._listener = None
+
+
+def _accepted(connection: socket.socket) -> PeerLink | None:
+    """Returns a worker that has connected; None if it may not be one, or has ended."""
+    try:
+        peer = peer_of(connection)
+    except (ProcessLookupError, OSError) as error:
+        log.warning("refused a worker of the fleet: %s", error, extra=event("worker_refused"))
+        connection.close()
+        return None
+    if peer.uid in (os.geteuid(), 0):
+        return PeerLink(connection, peer)
+    log.warning(
+        "refused a worker of the fleet: process %d has user %d: run it as user %d",
+        peer.process.pid,
+        peer.uid,
+        os.geteuid(),
+        extra=event("worker_refused"),
+    )
+    os.close(peer.pidfd)
+    connection.close()
+    return None

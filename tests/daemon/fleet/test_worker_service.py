@@ -1,0 +1,107 @@
+"""A fleet's worker that is a service of its own: it comes to the daemon by a socket, as often as either ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eventually import eventually
+from other_users import MALLORY, as_root, output_as
+from running_daemon import RunningDaemon, namespace
+
+PAGE = 100_000
+
+
+@contextmanager
+def worker_of(daemon: RunningDaemon, *before: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs `python -m pagetier.tiers.worker --connect` in a loop, as a service manager does; `before` runs the loop."""
+    path = str(daemon.socket.with_name("remote.sock"))
+    loop = f'while "{sys.executable}" -m pagetier.tiers.worker --connect "{path}"; do sleep 0.1; done'
+    with subprocess.Popen([*before, "sh", "-c", loop], start_new_session=True, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
+    (tmp_path / "store").mkdir()
+    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
+    with RunningDaemon("16MiB", "64KiB", *more) as daemon:
+        yield daemon
+
+
+def standing(daemon: RunningDaemon) -> str:
+    return daemon.snapshot().fleet.standing
+
+
+def worker_pid(daemon: RunningDaemon) -> int:
+    return next(slot.pid for slot in daemon.slots() if slot.name == "fleet")
+
+
+def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
+    assert (daemon.socket.with_name("remote.sock").stat().st_mode & 0o777) == 0o600
+    pages = np.random.default_rng(1).integers(0, 256, (3, PAGE), np.uint8)
+    keys = namespace(lora="service").keys(range(48))
+    with worker_of(daemon), daemon.client() as client:
+        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert client.store(keys, pages).stored == 3
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3, 10.0)
+        first = worker_pid(daemon)
+        os.kill(first, signal.SIGTERM)
+        assert eventually(lambda: standing(daemon) == "down", 5.0)
+    with worker_of(daemon):
+        assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, 15.0)
+    assert daemon.findings() == []
+
+
+def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
+    daemon = RunningDaemon("16MiB", "64KiB", *more)
+    with worker_of(daemon), daemon:
+        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+    assert not daemon.socket.with_name("remote.sock").exists()
+
+
+def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
+    assert eventually(lambda: standing(daemon) == "down", 15.0)
+    trouble = daemon.snapshot().fleet.trouble
+    assert "no worker came to" in trouble and trouble.endswith("start pagetierd-remote.service")
+
+
+@as_root
+def test_another_user_is_no_worker(daemon: RunningDaemon) -> None:
+    path = daemon.socket.with_name("remote.sock")
+    path.chmod(0o666)
+    daemon.socket.parent.chmod(0o755)
+    code = f"s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); print(s.recv(10))"
+    assert output_as(MALLORY, "import socket", code) == (0, "b''\n")
+    assert daemon.lines(f"has user {MALLORY}: run it as user {os.geteuid()}")
+
+
+@as_root
+def test_a_worker_may_be_in_a_container_of_its_own(daemon: RunningDaemon) -> None:
+    """With other PIDs, and another /dev/shm and System V memory, as on Kubernetes."""
+    alone = "mount -t tmpfs none /dev/shm && exec"
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--mount-proc", "sh", "-c"]
+    pages = np.random.default_rng(2).integers(0, 256, (3, PAGE), np.uint8)
+    keys = namespace(lora="container").keys(range(48))
+    with worker_of(daemon, *inside, f'{alone} "$@"', "container"), daemon.client() as client:
+        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert client.store(keys, pages).stored == 3
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3, 10.0)
+        daemon.pagetier("flush", "--all", "--yes")
+        with client.match(keys) as match:
+            out = np.zeros((3, PAGE), np.uint8)
+            assert client.load(match, out, timeout=10.0) == 3 and np.array_equal(out, pages)
+    assert daemon.findings() == []
