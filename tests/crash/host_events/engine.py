@@ -74,12 +74,25 @@ class Engine:
     def verify(self, keys: Keys) -> None:
         """Loads and compares the cached pages."""
         with self.client.match(keys) as match:
-            self.served.missed += sum(key in self._stored for key in list(keys)[match.available_pages :])
-            self._stored.difference_update(list(keys)[match.available_pages :])
+            missed = self._missed(keys, match.available_pages)
             out = np.zeros((PAGES, PAGE), np.uint8)
             done = self.client.load(match, out) if match.available_pages else 0
+        self.served.missed += len(missed)
+        self._stored.difference_update(missed)
         self.served.loaded += done
         self.served.wrong += sum(wrong(out[page], keys[page], self._seed) is not None for page in range(done))
+
+    def _missed(self, keys: Keys, available: int) -> set[bytes]:
+        """Returns the stored pages that are gone: not those after a page that is gone, which no match can find."""
+        return {
+            key
+            for page, key in enumerate(keys)
+            if page >= available and key in self._stored and not self._is_available(keys[page : page + 1])
+        }
+
+    def _is_available(self, key: Keys) -> bool:
+        with self.client.match(key) as match:
+            return match.available_pages > 0
 
     def store(self, keys: Keys) -> None:
         """Stores all pages that are not cached."""
