@@ -131,9 +131,11 @@ def test_the_arena_of_segments_that_were_replaced_stays_pinned_under_a_load() ->
     driver, after = PinningDriver(), threading.Event()
     with RunningDaemon() as daemon, daemon.client() as client:
         engine = PinningEngine(client, driver)
+        assert eventually(lambda: client.arenas.progress == 1.0, WAIT_S)
         assert engine.store(1) == 4
         with client.match(engine.keys(1, 4)) as old:
             load = engine.copier.load(old, slots_of(4, 2), after=after)
+            assert eventually(lambda: bool(engine.copier._loads._in_flight), WAIT_S)
             daemon.stop()
             assert eventually(lambda: client.session is None, WAIT_S)
             daemon.start()
