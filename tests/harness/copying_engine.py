@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -85,4 +86,5 @@ def release_arena(client: Client) -> None:
     """Releases the arena for copies whose end no copier sees, for which a client would wait forever to end."""
     session = client.session
     while session is not None and not session.retire():
-        session.release_arena()
+        with suppress(RuntimeError):  # a thread that is ending has just released the last one
+            session.release_arena()
