@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from pagetier.client.attachment import Attachment, display_name
-from pagetier.client.misuse import MisuseLog
+from pagetier.client.misuse import MisuseLog, require_timeout
 from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.rpc import clamp_timeout
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
@@ -38,6 +38,7 @@ class AttachedClient:
         threads: int = 0,
         on_link: Callable[[LinkEvent], None] = log_event,
     ) -> None:
+        require_timeout(timeout)
         self.timeout = timeout
         # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
         self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)

@@ -50,6 +50,10 @@ class Client(PageClient):
             on the CPUs of this process.
         on_link: Receives each change of the connection, in a background thread; by default one line is logged. It must
             not raise.
+
+    Raises:
+        TypeError: The timeout is not a number.
+        ValueError: The timeout is negative or NaN.
     """
 
     def __init__(

@@ -60,6 +60,14 @@ def require_keys(value: object, call: str) -> None:
         )
 
 
+def require_timeout(value: object) -> None:
+    """Raises TypeError if a client's timeout is not a number of seconds, ValueError if it is negative or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"Client() takes a number of seconds as timeout, not {type(value).__name__}")
+    if not value >= 0:
+        raise ValueError(f"Client() takes a timeout of 0 seconds or more, not {value}")
+
+
 def require_match(value: object) -> None:
     """Raises TypeError if load() is called without a match."""
     if not isinstance(value, Match):

@@ -22,6 +22,14 @@ def keys(client: Client) -> Keys:
     return keys
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"), [("1", TypeError), (None, TypeError), (True, TypeError), (-1, ValueError), (np.nan, ValueError)]
+)
+def test_a_client_takes_a_number_of_seconds(wrong: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^Client\(\) takes a"):
+        Client(timeout=wrong)
+
+
 @pytest.mark.parametrize("wrong", [[1, 2, 3], None, np.arange(3)])
 def test_a_match_of_something_else_than_keys_says_how_to_make_them(client: Client, wrong: object) -> None:
     for _ in ("attached", "closed"):
