@@ -3,6 +3,7 @@
 from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.futures import PendingReservation, Prefetch
+from pagetier.client.group_location import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.hints import NO_HINT, Hint
@@ -35,12 +36,14 @@ __all__ = [
     "FullAttention",
     "Group",
     "GroupKeys",
+    "GroupLocation",
     "GroupMatch",
     "Hint",
     "IncompleteLoadError",
     "Keys",
     "LayoutError",
     "LoadHandle",
+    "LocatedHit",
     "Location",
     "Lookup",
     "Match",

@@ -181,10 +181,17 @@ class Prefetch:
 
 
 class FleetPages(msgspec.Struct, frozen=True):
-    """The sizes (u64) of pages in the fleet, 0 where it does not have them, and the namespace of all of them."""
+    """Which of some pages the fleet has.
+
+    Attributes:
+        sizes: The size of each page (u64), 0 if the fleet does not have it.
+        spaces: The namespace of each page, u32 indices into `table`.
+        table: The namespaces.
+    """
 
     sizes: bytes
-    space: Space
+    spaces: bytes
+    table: tuple[Space, ...]
 
 
 def request_prefetch(
@@ -212,7 +219,7 @@ def request_prefetch(
     def request(number: int) -> Fetch:
         if fleet is None:
             return Fetch(number, keys, disk_timeout)
-        return Fetch(number, keys, disk_timeout, fleet.sizes, bytes(4 * pages), (fleet.space,))
+        return Fetch(number, keys, disk_timeout, fleet.sizes, fleet.spaces, fleet.table)
 
     attachment.requests.ask(pending, request, timeout)
     return pending

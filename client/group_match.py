@@ -108,19 +108,23 @@ class GroupMatch(msgspec.Struct, frozen=True, eq=False):
         """Returns a handle for each group. Another process of the same engine passes each of them to Client.adopt()."""
         return tuple(match.to_handle() for match in self.matches)
 
-    def missing(self) -> bytes:
-        """Returns the keys of the pages that `available_tokens` needs and that are not pinned, 32 bytes each.
+    def missing(self, tokens: int | None = None) -> bytes:
+        """Returns the keys of the pages that a hit needs in addition to the pages of this match, 32 bytes each.
 
         The pages of all groups are sorted by the position of their last token.
+
+        Args:
+            tokens: The length of the hit, at least that of this match; None for `available_tokens`.
         """
-        unpinned = [self._unpinned(asked) for asked in self.groups]
+        wanted = self.available_tokens if tokens is None else tokens
+        unpinned = [self._unpinned(asked, wanted) for asked in self.groups]
         ends = np.concatenate([ends for ends, _ in unpinned])
         keys = np.concatenate([keys for _, keys in unpinned])
         return keys[np.argsort(ends, kind="stable")].tobytes()
 
-    def _unpinned(self, asked: GroupKeys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    def _unpinned(self, asked: GroupKeys, tokens: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
         """Returns the end of each page that is not pinned, in tokens, and its key. Pinned pages come before them."""
-        page_tokens, pages = asked.group.page_tokens, asked.group.pages(self.available_tokens)
+        page_tokens, pages = asked.group.page_tokens, asked.group.pages(tokens)
         first = max(pages.start, self.tokens // page_tokens)
         keys = np.frombuffer(asked.keys[first : pages.stop].data, _KEY)
         return np.arange(first + 1, first + 1 + len(keys), dtype=np.int64) * page_tokens, keys

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
 from pagetier.client.keys import Keys
 from pagetier.client.pending_request import PendingRequest
+from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Answer, Locate, Located, Space
 
-_NOTHING = Located(0, b"")
+NOTHING: Final = Located(0, b"")
+"""No page is in the fleet, as far as is known."""
 
 
 class Location:
@@ -71,14 +75,30 @@ def request_location(attachment: Attachment, keys: Keys, timeout: float) -> Loca
     """
     session = attachment.session
     asks = bool(keys) and session is not None and session.asks_fleet
-    linked = attachment.linked if asks else None
+    table = (space_of(keys),) if asks else ()
+    pending = request_pages(attachment, keys.data if asks else b"", bytes(4 * len(keys)), table, timeout)
+    return Location(pending, keys)
+
+
+def request_pages(
+    attachment: Attachment, keys: bytes, spaces: bytes, table: tuple[Space, ...], timeout: float
+) -> PendingRequest[Located]:
+    """Returns a request to locate pages, sent without waiting for the response. Without keys no request is sent.
+
+    Args:
+        attachment: The attachment of this process.
+        keys: The keys, 32 bytes each.
+        spaces: The namespace of each page, u32 indices into `table`.
+        table: The namespaces.
+        timeout: Seconds for sending.
+    """
+    linked = attachment.linked if keys else None
 
     def accept(answer: Answer) -> Located | None:
-        sound = isinstance(answer, Located) and len(answer.sizes) == 8 * len(keys)
-        return answer if sound and isinstance(answer, Located) else _NOTHING
+        sound = isinstance(answer, Located) and len(answer.sizes) // 8 == len(keys) // KEY_BYTES
+        return answer if sound and isinstance(answer, Located) else NOTHING
 
-    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: _NOTHING)
-    spaces, table = bytes(4 * len(keys)), (space_of(keys),)
-    attachment.requests.ask(pending, lambda number: Locate(number, keys.data, spaces, table), timeout)
+    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: NOTHING)
+    attachment.requests.ask(pending, lambda number: Locate(number, keys, spaces, table), timeout)
     pending.leave()
-    return Location(pending, keys)
+    return pending

@@ -6,6 +6,7 @@ import time
 
 from pagetier.client.attachment import Attachment
 from pagetier.client.futures import FleetPages, Prefetch, request_prefetch
+from pagetier.client.group_location import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Keys
 from pagetier.client.load import UnpinnedPrefix
@@ -64,22 +65,45 @@ class PrefetchingClient(MatchingClient):
         sizes = located.page_sizes
         if not len(sizes):
             return self._prefetch(keys.data, timeout)
-        return self._prefetch(keys.data, timeout, FleetPages(bytes(8 * before) + sizes.tobytes(), space_of(keys)))
+        return self._prefetch(keys.data, timeout, _of_one_space(keys, before, located))
 
-    def prefetch_groups(self, match: GroupMatch, timeout: float | None = None) -> Prefetch:
-        """Requests in one message all pages that the hit including the disk needs and that are not pinned.
+    def locate_groups(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
+        """Asks in one message which pages of all groups after a match the fleet has, and returns without waiting.
+
+        The daemon answers within `remote.ask_timeout`. Then `longest_hit()` of the result returns what memory, disk and
+        fleet allow together, and prefetch_groups() reads exactly the pages that it needs. At most 4,096 pages are asked
+        for, those nearest to the match. Nothing is asked, and the result is ready, without a fleet, while it does not
+        answer, and if the match lacks no page. Waits as prefetch() does.
+
+        Args:
+            match: A match of this client. It may be released once the call has returned.
+            timeout: Seconds for sending.
+
+        Returns:
+            The pending location.
+        """
+        return request_group_location(self._own_attachment(), match, self._seconds(timeout))
+
+    def prefetch_groups(
+        self, match: GroupMatch, timeout: float | None = None, located: LocatedHit | None = None
+    ) -> Prefetch:
+        """Requests in one message all pages that a hit needs and that are not pinned.
 
         Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
-        recency of the pages of all groups.
+        recency of the pages of all groups. After the first page that cannot be read the others are not read.
 
         Args:
             match: A match of this client.
-            timeout: Seconds that the disk may take.
+            timeout: Seconds that the disk and the fleet may take.
+            located: The hit, with pages of the fleet; None for the hit that memory and disk allow. It is from a
+                location of this match.
 
         Returns:
             The pending prefetch.
         """
-        return self._prefetch(match.missing(), timeout)
+        if located is None:
+            return self._prefetch(match.missing(), timeout)
+        return self._prefetch(located.keys, timeout, located.fleet)
 
     def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, ends: float) -> FleetPages | None:
         """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""
@@ -88,10 +112,15 @@ class PrefetchingClient(MatchingClient):
         location = request_location(attachment, rest, left) if rest and left else None
         if location is None or not location.wait(ends - time.monotonic()):
             return None
-        return FleetPages(bytes(8 * unpinned.on_disk) + location.page_sizes.tobytes(), space_of(rest))
+        return _of_one_space(unpinned.rest, unpinned.on_disk, location)
 
     def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None = None) -> Prefetch:
         attachment = self._own_attachment()
         pending = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None), fleet)
         pending.leave()
         return Prefetch(pending, len(keys) // KEY_BYTES)
+
+
+def _of_one_space(keys: Keys, before: int, located: Location) -> FleetPages:
+    """Returns what the fleet has of keys of one namespace, of which the first `before` were not asked for."""
+    return FleetPages(bytes(8 * before) + located.page_sizes.tobytes(), bytes(4 * len(keys)), (space_of(keys),))

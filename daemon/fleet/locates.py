@@ -107,10 +107,12 @@ class Locates:
         if report.reason:
             self._end(question, Answered.LATE, _nothing(question.keys))
             return
-        head = int.from_bytes(report.sizes[:_SIZE_BYTES], "little")
-        if not head:
-            self.absent.add(question.keys[:KEY_BYTES], self._loop.time() + ABSENT_S)
-        self._end(question, Answered.FOUND if any(report.sizes) else Answered.ABSENT, report.sizes)
+        if any(report.sizes):
+            self._end(question, Answered.FOUND, report.sizes)
+            return
+        # Not if only the first page is absent: one group of a model may lack its first page, and others have theirs.
+        self.absent.add(question.keys[:KEY_BYTES], self._loop.time() + ABSENT_S)
+        self._end(question, Answered.ABSENT, report.sizes)
 
     def lost(self) -> None:
         """Answers all questions: the worker is gone."""

@@ -72,6 +72,15 @@ async def test_an_absent_head_is_not_asked_for_again_at_once() -> None:
     assert asked.locates.counts[Answered.ABSENT] == 2 and asked.ends == [Answered.ABSENT]
 
 
+async def test_an_absent_head_is_asked_for_again_while_other_pages_are_found() -> None:
+    asked = Asked()
+    sizes = bytes(8) + (4096).to_bytes(8, "little")
+    for number in range(2):
+        asked.ask()
+        asked.locates.found(Found(asked.commands[number].number, sizes, ""))
+    assert asked.sizes == [sizes] * 2 and asked.ends == [Answered.FOUND] * 2
+
+
 @pytest.mark.parametrize(
     "request_",
     [

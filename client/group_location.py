@@ -1,0 +1,193 @@
+"""Asking which pages of all layer groups the fleet has, and choosing the longest hit that all tiers allow together."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pagetier.client.attachment import Attachment
+from pagetier.client.futures import FleetPages
+from pagetier.client.group_match import GroupKeys, GroupMatch
+from pagetier.client.groups import grain_of
+from pagetier.client.location import NOTHING, request_pages, space_of
+from pagetier.client.pending_request import PendingRequest
+from pagetier.shm._core import KEY_BYTES, Session
+from pagetier.shm.protocol import Located, Space
+
+_MOST_PAGES: Final = 4096
+"""The most pages of one question: the daemon answers within `remote.ask_timeout`, and a longer chain is rarely read."""
+
+
+class LocatedHit(msgspec.Struct, frozen=True, eq=False):
+    """A hit that needs pages of the fleet. Made by GroupLocation.longest_hit(), for Client.prefetch_groups().
+
+    Attributes:
+        tokens: The length of the hit in tokens.
+        fleet_bytes: The bytes that are read from the fleet for it.
+        keys: The pages that the hit needs and that the match did not pin, 32 bytes each, in the order of their ends.
+        fleet: Which of these pages the fleet has.
+    """
+
+    tokens: int
+    fleet_bytes: int
+    keys: bytes
+    fleet: FleetPages
+
+
+class _AskedGroup(msgspec.Struct, frozen=True, eq=False):
+    """The pages of one group that are asked for: their number in the question, from page `first_page` on."""
+
+    keys: GroupKeys
+    first_page: int
+    numbers: npt.NDArray[np.intp]
+
+
+class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
+    """The pages of all groups that a match did not find, each of them once.
+
+    Attributes:
+        pages: The number of each key in the question.
+        spaces: The namespace of each page, an index into `table`.
+        table: The namespaces.
+        groups: The groups, those that need most pages first.
+        ends: The length in tokens of the longest hit that is asked for.
+    """
+
+    pages: dict[bytes, int]
+    spaces: list[int]
+    table: tuple[Space, ...]
+    groups: tuple[_AskedGroup, ...]
+    ends: int
+
+    @property
+    def keys(self) -> bytes:
+        return b"".join(self.pages)
+
+
+class GroupLocation:
+    """A request to locate pages of all groups in the fleet. Made by Client.locate_groups(). Thread-safe.
+
+    What it says is a hint: each page is verified when it is read. In a forked child it is ready, without pages.
+
+    Attributes:
+        match: The match whose missing pages were asked for. It may be released.
+    """
+
+    def __init__(
+        self, pending: PendingRequest[Located], match: GroupMatch, question: _GroupQuestion, session: Session | None
+    ) -> None:
+        self.match = match
+        self._pending, self._question, self._session = pending, question, session
+
+    @property
+    def ready(self) -> bool:
+        """Whether the daemon has answered, or will not answer. Cheap to poll."""
+        return self._pending.ready
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second at which the daemon has read pages from the fleet; 0 if not known."""
+        return self._pending.wait(0.0).rate
+
+    def wait(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds, and returns whether the fleet has any of the pages. May be called again."""
+        return any(self._pending.wait(timeout).sizes)
+
+    def longest_hit(self, most_bytes: float = math.inf) -> LocatedHit | None:
+        """Returns the longest hit on which all groups agree with what memory, disk and fleet have. Never waits.
+
+        Where the pages are on this host is looked up now, so that pages that came since the match count too.
+
+        Args:
+            most_bytes: The bytes that may be read from the fleet; a shorter hit is returned if it needs less.
+
+        Returns:
+            The hit; None if the fleet makes it no longer than `match.available_tokens`, or has not answered.
+        """
+        if self._session is None or not self.wait(0.0):
+            return None
+        sizes = np.frombuffer(self._pending.wait(0.0).sizes, "<u8").astype(np.int64)
+        on_host = np.frombuffer(self._session.locate(self._question.keys), np.uint8) != 0
+        begins, grain = self.match.available_tokens, grain_of(asked.group for asked in self.match.groups)
+        ends = np.arange(begins + grain, self._question.ends + 1, grain, dtype=np.int64)
+        lacking, nbytes = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
+        for group in self._question.groups:
+            lacking += _sums(group, ends, ~on_host & (sizes == 0))
+            nbytes += _sums(group, ends, np.where(on_host, 0, sizes))
+        possible = np.flatnonzero((lacking == 0) & (nbytes <= most_bytes))
+        return self._hit(int(ends[possible[-1]]), int(nbytes[possible[-1]]), sizes) if len(possible) else None
+
+    def _hit(self, tokens: int, fleet_bytes: int, sizes: npt.NDArray[np.int64]) -> LocatedHit:
+        question, keys = self._question, self.match.missing(tokens)
+        numbers = [question.pages.get(keys[at : at + KEY_BYTES], -1) for at in range(0, len(keys), KEY_BYTES)]
+        located = np.array([sizes[number] if number >= 0 else 0 for number in numbers], "<u8")
+        spaces = np.array([question.spaces[number] if number >= 0 else 0 for number in numbers], "<u4")
+        fleet = FleetPages(located.tobytes(), spaces.tobytes(), question.table)
+        return LocatedHit(tokens, fleet_bytes, keys, fleet)
+
+    def __repr__(self) -> str:
+        state = "answered" if self.ready else "requested"
+        return f"<GroupLocation of {len(self._question.pages)} pages, {state}>"
+
+
+def request_group_location(attachment: Attachment, match: GroupMatch, timeout: float) -> GroupLocation:
+    """Returns a request to locate the pages after a match in the fleet, sent without waiting for the response.
+
+    Nothing is sent while the fleet does not answer, if there is none, or if the match lacks nothing.
+
+    Args:
+        attachment: The attachment of this process.
+        match: The match.
+        timeout: Seconds for sending.
+    """
+    session = attachment.session
+    if session is None or not session.asks_fleet:
+        nothing = PendingRequest(attachment.requests, None, lambda _: NOTHING, lambda _: NOTHING)
+        nothing.finish(NOTHING)
+        return GroupLocation(nothing, match, _GroupQuestion({}, [], (), (), 0), session)
+    question = _question_of(match)
+    spaces = np.array(question.spaces, "<u4").tobytes()
+    return GroupLocation(
+        request_pages(attachment, question.keys, spaces, question.table, timeout), match, question, session
+    )
+
+
+def _question_of(match: GroupMatch) -> _GroupQuestion:
+    """Returns the pages after those that the match has found: it needs no others, since no group looks further back.
+
+    Groups that need most come first: without the first page the daemon takes the question as answered with "absent".
+    """
+    ends = _end_of_question(match)
+    pages: dict[bytes, int] = {}
+    spaces: list[int] = []
+    table: dict[Space, int] = {}
+    groups = []
+    for asked in sorted(match.groups, key=lambda one: -one.group.needs):
+        first = match.available_tokens // asked.group.page_tokens
+        keys = asked.keys[first : ends // asked.group.page_tokens]
+        numbers = np.fromiter((pages.setdefault(key, len(pages)) for key in keys), np.intp, len(keys))
+        groups.append(_AskedGroup(asked, first, numbers))
+        spaces += [table.setdefault(space_of(keys), len(table))] * (len(pages) - len(spaces))
+    return _GroupQuestion(pages, spaces, tuple(table), tuple(groups), ends)
+
+
+def _end_of_question(match: GroupMatch) -> int:
+    """Returns the length of the longest hit that is asked for, so that the question has at most _MOST_PAGES pages."""
+    grain = grain_of(asked.group for asked in match.groups)
+    pages = sum(grain // asked.group.page_tokens for asked in match.groups)
+    return min(match.asked, match.available_tokens + max(1, _MOST_PAGES // pages) * grain)
+
+
+def _sums(
+    group: _AskedGroup, ends: npt.NDArray[np.int64], values: npt.NDArray[np.bool_] | npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Returns for hits of these lengths the sum of `values` of the pages of one group that each of them needs."""
+    kind = group.keys.group
+    sums = np.concatenate(([0], np.cumsum(values[group.numbers], dtype=np.int64)))
+    first = np.maximum(np.maximum(ends - kind.needs, 0) // kind.page_tokens - group.first_page, 0)
+    needed: npt.NDArray[np.int64] = sums[ends // kind.page_tokens - group.first_page] - sums[first]
+    return needed
