@@ -25,7 +25,7 @@ class Direction(Enum):
 
 
 class Copy(msgspec.Struct, frozen=True, eq=False):
-    """A copy of some planes of a transfer. `planes` are rows of its table, see `Transfer.planes_of`."""
+    """A copy of some planes of a transfer. `planes` are rows of its table, see `Transfer.by_layer`."""
 
     direction: Direction
     transfer: Transfer

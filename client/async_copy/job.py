@@ -99,6 +99,10 @@ class CopyJob(ABC):
         """Returns whether the job can start, or has ended. The stream queue calls it again until then."""
 
     @abstractmethod
+    def retry_after(self, now: float) -> float:
+        """Returns the seconds after which prepare() must be called again, if nothing wakes the queue before."""
+
+    @abstractmethod
     def next(self) -> Piece | None:
         """Returns the copies to enqueue next, which then count as in flight.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -12,7 +13,6 @@ from pagetier.client.async_copy.job import CopyJob, Counts, Piece
 from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.device import Copy, Direction, Event
 from pagetier.kernels.layout.frames import Frames
-from pagetier.kernels.layout.tables import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Pins, Session
 
@@ -73,6 +73,13 @@ def _pinned(session: Session, match: Match | MatchHandle, transfer: Transfer, fi
     return Source(session, pins, msgspec.structs.replace(transfer, slots=slots), frames)
 
 
+def _pieces_of(source: Source, layers: int) -> Iterator[Piece]:
+    """Yields the copies of each layer."""
+    tokens, transfer = source.tokens, source.transfer
+    for planes, row_bytes in transfer.by_layer(layers):
+        yield Piece((Copy(Direction.LOAD, transfer, source.frames, planes),), tokens * row_bytes)
+
+
 class LoadingJob(CopyJob):
     """A load of a source, or of nothing. Each layer is one piece.
 
@@ -90,6 +97,7 @@ class LoadingJob(CopyJob):
         self._source = source
         self._counts = counts
         self._events: list[Event] = []
+        self._pieces = _pieces_of(source, layers) if source is not None else iter(())
         self._started = self._completed = 0
         self._valid = layers
         self._ended = source is None
@@ -111,6 +119,10 @@ class LoadingJob(CopyJob):
         """Implements CopyJob.prepare(). A load can start at once."""
         return True
 
+    def retry_after(self, now: float) -> float:
+        """Implements CopyJob.retry_after()."""
+        return 0.0
+
     def next(self) -> Piece | None:
         """Implements CopyJob.next(). Returns the next layer."""
         source = self._source
@@ -119,11 +131,8 @@ class LoadingJob(CopyJob):
             return None
         if not self._started:
             self._began_ns = time.monotonic_ns()
-        planes = source.transfer.planes_of(range(self._started, self._started + 1))
         self._started += 1
-        rows = source.transfer.planes[planes.start : planes.stop]
-        nbytes = source.tokens * row_bytes(rows)
-        return Piece((Copy(Direction.LOAD, source.transfer, source.frames, planes),), nbytes)
+        return next(self._pieces)
 
     def enqueued(self, event: Event) -> None:
         """Implements CopyJob.enqueued(). Threads that wait for this layer wait for its event from now on."""

@@ -51,6 +51,7 @@ class StoreResources:
         backlog: Limits the granted pages that are not copied yet.
         settings: The other limits.
         counts: The pages and bytes of all stores.
+        next_attempt: The time before which no request is sent, because the daemon's socket was full.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StoreResources:
     ) -> None:
         self.backlog, self.settings, self.counts = backlog, settings, Counts()
         self._client, self._page_bytes, self._part = client, page_bytes, part
-        self._next_attempt = -math.inf
+        self.next_attempt = -math.inf
 
     def reserve(self, keys: Keys, now: float) -> PendingReservation | None:
         """Requests memory for pages, without waiting for the response.
@@ -66,12 +67,12 @@ class StoreResources:
         Returns:
             The request, or None if it cannot be sent now: if the daemon's socket is full, all stores wait 2 ms.
         """
-        if now < self._next_attempt:
+        if now < self.next_attempt:
             return None
         sending = 0.0 if len(keys) <= _SENT_AT_ONCE else min(_SENDING_S, self.settings.reserve_timeout)
         pending = self._client.reserve_async(keys, self._page_bytes, self._part, sending)
         if pending.unsent:
-            self._next_attempt = now + _RETRY_S
+            self.next_attempt = now + _RETRY_S
             return None
         return pending
 
@@ -135,6 +136,11 @@ class StoringJob(CopyJob):
                 self._pending.give_up(self._settings.reserve_timeout)
             self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
+
+    def retry_after(self, now: float) -> float:
+        """Implements CopyJob.retry_after(): the response and a cancel wake the queue."""
+        ends = self._give_up_at if self._pending is not None else min(self._give_up_at, self._resources.next_attempt)
+        return max(0.0, ends - now)
 
     def next(self) -> Piece | None:
         """Implements CopyJob.next(). Returns the next chunk."""
@@ -270,8 +276,9 @@ class StoringJob(CopyJob):
             session.release_arena()
 
     def _settle(self, result: StoreResult) -> None:
-        self._ended = True
-        self._decide(result)
+        with self._changed:  # a store that has ended is also ready
+            self._decide(result)
+            self._ended = True
 
     def _decide(self, result: StoreResult) -> None:
         with self._changed:

@@ -47,6 +47,12 @@ class StreamQueue:
 
     Only step() uses the stream, in one thread at a time; the other methods are thread-safe.
 
+    No wake-up is lost, so between two steps the thread sleeps until something changes. What step() looks at (a new job,
+    a cancel, a response, an event, close()) is changed first, and then an element is put into the inbox; step() empties
+    the inbox first, and then looks. So an element that step() has taken out was put after a change that this step sees,
+    and an element that it has not taken out ends the next wait_for_work() at once. What changes by time alone is in
+    _pause(). A stream that cannot call after its events is polled.
+
     Attributes:
         broken: Why the device failed, or empty.
         clock: Returns the time in seconds, as time.monotonic().
@@ -59,7 +65,7 @@ class StreamQueue:
         self.clock = clock
         self._stream, self._rate, self._cap, self._depth = stream, rate, cap, depth
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
-        stream.call_after_events(partial(self._inbox.put, None))
+        self._polls = not stream.call_after_events(partial(self._inbox.put, None))
         self._waiting: list[CopyJob] = []
         self._open: deque[CopyJob] = deque()
         self._in_flight: deque[Flight] = deque()
@@ -237,11 +243,15 @@ class StreamQueue:
                 self._changed.notify_all()
 
     def _pause(self, *, moved: bool) -> float | None:
-        if not (self._in_flight or self._waiting or self._open):
-            self._poll_interval = _SHORTEST_S
-            return None
-        self._poll_interval = _SHORTEST_S if moved else min(2 * self._poll_interval, _LONGEST_S)
-        return self._poll_interval
+        """Returns the seconds after which there may be work without a wake-up, or None if there is none."""
+        now = self.clock()
+        pauses = [job.retry_after(now) for job in self._waiting]
+        if self._open and self._pieces_in_flight < self._depth:
+            pauses.append(self._cap.delay(now))
+        if self._in_flight and self._polls:
+            self._poll_interval = _SHORTEST_S if moved else min(2 * self._poll_interval, _LONGEST_S)
+            pauses.append(self._poll_interval)
+        return min(pauses, default=None)
 
 
 Drive: TypeAlias = Callable[[StreamQueue, str], object]

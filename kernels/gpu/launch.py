@@ -113,7 +113,7 @@ def launch(kernel: Any, tables: Tables, planes: range | None = None, grid: Grid 
     Args:
         kernel: One of the pair.
         tables: The tables of the copy.
-        planes: The rows of the transfer's planes to move, see Transfer.planes_of; all of them by default.
+        planes: The rows of the transfer's planes to move, see Transfer.by_layer(); all of them by default.
         grid: The shape of the launch.
 
     Raises:

@@ -13,8 +13,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-import msgspec
-
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
 from pagetier.shm.safe_event import SafeEvent
@@ -203,11 +201,8 @@ class HostDevice:
 
 
 def _run(copy: Copy, threads: int) -> None:
-    rows = slice(copy.planes.start, copy.planes.stop)
-    whole = copy.transfer
-    some = msgspec.structs.replace(whole, planes=whole.planes[rows], layers=whole.layers[rows])
     work = gather if copy.direction is Direction.STORE else scatter
-    work(some, copy.frames, threads)
+    work(copy.transfer, copy.frames, threads, copy.planes)
 
 
 def _run_after(gate: EngineEvent, run: _Task) -> None:

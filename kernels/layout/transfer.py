@@ -9,6 +9,7 @@ Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -38,10 +39,12 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
         msgspec.structs.force_setattr(self, "planes", frozen(self.planes, PLANE, -1))
         msgspec.structs.force_setattr(self, "layers", frozen(self.layers, np.int64, len(self.planes)))
 
-    def planes_of(self, layers: range) -> range:
-        """Returns the rows of `planes` that belong to these layers of this rank's cache."""
-        first, end = np.searchsorted(self.layers, [layers.start, layers.stop])
-        return range(int(first), int(end))
+    def by_layer(self, layers: int) -> list[tuple[range, int]]:
+        """Returns for each layer of this rank's cache its rows of `planes`, and the bytes of a token in them."""
+        ends = np.searchsorted(self.layers, np.arange(layers + 1))
+        sizes = np.concatenate(([0], np.cumsum(self.planes["heads"] * self.planes["width"])))[ends].tolist()
+        bounds = zip(pairwise(ends.tolist()), pairwise(sizes), strict=True)
+        return [(range(first, end), after - before) for (first, end), (before, after) in bounds]
 
     @property
     def nbytes(self) -> int:
@@ -98,8 +101,9 @@ class PagedCache:
                 cover the same tokens.
         """
         used = self._check(slots)
-        places = used[np.diff(used, prepend=-1) > 0]
-        ids = np.sort(slots.blocks[places])
+        first = np.ones(len(used), np.bool_)
+        np.greater(used[1:], used[:-1], out=first[1:])
+        ids = np.sort(slots.blocks[used[first]])
         again = ids[1:][ids[1:] == ids[:-1]]
         if len(again):
             raise ValueError(f"block {again[0]} would be loaded {int((ids == again[0]).sum())} times")

@@ -42,7 +42,8 @@ class Scene:
 
     def loading(self, layers: range) -> Copy:
         copy = self.copy(Direction.LOAD, self.paged.loading(self.slots))
-        return msgspec.structs.replace(copy, planes=copy.transfer.planes_of(layers))
+        planes = [rows for rows, _ in copy.transfer.by_layer(2)]
+        return msgspec.structs.replace(copy, planes=range(planes[layers[0]].start, planes[layers[-1]].stop))
 
     def copy(self, direction: Direction, transfer: Transfer) -> Copy:
         return Copy(direction, transfer, self.frames, range(len(transfer.planes)))

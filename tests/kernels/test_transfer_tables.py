@@ -45,10 +45,8 @@ def test_rows_of_some_layers() -> None:
     cache = engine_layouts.kv_first(one)
     its = PagedCache(cache, PageLayout.of(cache, 3)).loading(slot_map([0], 1, 3, 3))
     assert its.layers.tolist() == [0, 0, 1, 1, 2, 2]
-    assert its.planes_of(range(3)) == range(6)
-    assert its.planes_of(range(1, 2)) == range(2, 4)
-    assert its.planes_of(range(2, 2)) == range(4, 4)
-    assert its.planes_of(range(2, 9)) == range(4, 6)
+    assert its.by_layer(3) == [(range(2), 8), (range(2, 4), 8), (range(4, 6), 8)]
+    assert its.by_layer(4)[3] == (range(6, 6), 0)
 
 
 def test_bytes_that_move() -> None:

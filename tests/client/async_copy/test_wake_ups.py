@@ -1,0 +1,242 @@
+"""A queue of copies sleeps until something changes, and no wake-up is lost."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from copying_engine import LAYERS, LONG_S, Engine, slots_of
+from copying_world import PAGE_BLOCKS, Process, World, keys_of
+from fake_device import FakeStream
+from pagetier.client import Client, StoreHandle
+from pagetier.client.async_copy.stream_queue import StreamQueue
+from pagetier.kernels.config.copy_settings import CopySettings
+from pagetier.kernels.device import Direction
+from pagetier.kernels.host.host_device import HostDevice, HostEvent
+from pagetier.shm.daemon_link import LinkError
+from seeded_random import chance
+
+PAGE = 6016
+COPYING = CopySettings(chunk=2 * PAGE, depth=2, reserve_timeout=1.0)
+FAST_SWITCH_S = 1e-6
+ROUNDS = 400
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.memory.close()
+
+
+@pytest.fixture
+def process(world: World) -> Process:
+    return Process(world, COPYING)
+
+
+def asked(process: Process, pages: int = 2) -> StoreHandle:
+    """Starts a store whose request is not answered."""
+    store = process.copier.store(keys_of(1, pages), process.cache.slots(list(range(pages * PAGE_BLOCKS))))
+    process.lanes[0].step()
+    return store
+
+
+def in_flight(process: Process) -> None:
+    asked(process)
+    process.answer()
+    process.lanes[0].step()
+
+
+Change = Callable[[], object]
+
+
+def event(process: Process) -> Change:
+    in_flight(process)
+    return process.device.advance_all
+
+
+def response(process: Process) -> Change:
+    asked(process)
+    return process.answer
+
+
+def end_of_the_daemon(process: Process) -> Change:
+    asked(process)
+    return process.requests.fail_all
+
+
+def cancel(process: Process) -> Change:
+    return asked(process).cancel
+
+
+def cancel_in_flight(process: Process) -> Change:
+    store = asked(process, 5)
+    process.answer()
+    process.lanes[0].step()
+    return store.cancel
+
+
+def new_job(process: Process) -> Change:
+    return lambda: process.copier.store(keys_of(1, 1), process.cache.slots(list(range(PAGE_BLOCKS))))
+
+
+def close(process: Process) -> Change:
+    return process.lanes[0].close
+
+
+CHANGES = (event, response, end_of_the_daemon, cancel, cancel_in_flight, new_job, close)
+
+
+def while_it_looks(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a change after the queue has looked at everything, and before the end of its step."""
+    looked = queue._forget_ended
+
+    def then_changed() -> None:
+        looked()
+        change()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "_forget_ended", then_changed)
+        queue.step()
+    waits(queue).join(LONG_S)
+
+
+def before_it_waits(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.step()
+    change()
+    waits(queue).join(LONG_S)
+
+
+def while_it_waits(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue.step()
+    thread = waits(queue)
+    thread.join(0.05)
+    assert thread.is_alive(), "the queue does not sleep"
+    change()
+    thread.join(LONG_S)
+
+
+def waits(queue: StreamQueue) -> threading.Thread:
+    """Starts a thread that waits for a wake-up, for ever if it is lost."""
+    thread = threading.Thread(target=queue.wait_for_work, args=(None,), name="waits", daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("moment", (while_it_looks, before_it_waits, while_it_waits), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("kind", CHANGES, ids=lambda one: one.__name__)
+def test_every_change_wakes_the_queue_at_every_moment(
+    process: Process,
+    kind: Callable[[Process], Change],
+    moment: Callable[[StreamQueue, Change, pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = process.lanes[0]
+    moment(queue, kind(process), monkeypatch)
+    assert not [thread for thread in threading.enumerate() if thread.name == "waits"], "the wake-up was lost"
+
+
+def test_an_event_has_come_when_it_wakes_a_queue() -> None:
+    stream, seen, called = HostDevice().stream(Direction.LOAD), [], threading.Event()
+    events: list[HostEvent] = []
+
+    def look() -> None:
+        seen.append(events[0].done())
+        called.set()
+
+    stream.call_after_events(look)
+    gate = threading.Event()
+    stream.after(gate)
+    events.append(stream.record())
+    gate.set()
+    assert called.wait(LONG_S) and seen == [True]
+    assert stream.close(LONG_S)
+
+
+def test_a_response_is_known_when_it_wakes_a_queue(process: Process) -> None:
+    pending = process.reserve_async(keys_of(1, 1), PAGE, process.copier._store_resources._part, 0.0)
+    seen: list[bool] = []
+    pending.call_when_ready(lambda: seen.append(pending.ready))
+    process.answer()
+    assert seen == [True]
+
+
+def test_a_queue_sleeps_until_its_next_time_limit(world: World, process: Process) -> None:
+    queue = process.lanes[0]
+    assert queue.step() is None
+    asked(process)
+    assert queue.step() == pytest.approx(COPYING.reserve_timeout)
+    world.now += 0.4
+    assert queue.step() == pytest.approx(COPYING.reserve_timeout - 0.4)
+    process.answer()
+    assert queue.step() is None, "copies are in flight, and their event wakes the queue"
+    process.device.advance_all()
+    assert queue.step() is None
+
+
+def test_a_queue_sleeps_until_its_bandwidth_allows_the_next_chunk(world: World) -> None:
+    process = Process(world, msgspec.structs.replace(COPYING, depth=8, queue_limit=10.0, store_bandwidth=2 * PAGE))
+    asked(process, 5)
+    process.answer()
+    assert process.lanes[0].step() == pytest.approx(1.0)
+    world.now += 1.0
+    assert process.lanes[0].step() == pytest.approx(1.0)
+    world.now += 1.0
+    assert process.lanes[0].step() == pytest.approx(0.5), "the last chunk has one page"
+
+
+def test_a_request_that_the_socket_did_not_take_is_sent_again(
+    world: World, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(request: object, timeout: float) -> None:
+        raise LinkError("the socket is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process.wire, "send", full)
+        store = asked(process)
+        pause = process.lanes[0].step()
+    assert pause is not None and 0 < pause < 0.01
+    world.now += pause
+    process.lanes[0].step()
+    assert len(process.wire.sent) == 1 and not store.ready
+
+
+def test_a_stream_that_cannot_call_is_polled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeStream, "call_after_events", lambda *_: False)
+    process = Process(world, COPYING)
+    in_flight(process)
+    pauses = [process.lanes[0].step() for _ in range(10)]
+    assert all(pause is not None and 0 < pause <= 1e-3 for pause in pauses) and pauses[-1] == 1e-3
+    process.device.advance_all()
+    assert process.lanes[0].step() is None
+
+
+@pytest.fixture
+def fast_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(FAST_SWITCH_S)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_copies_of_real_threads_all_end(client: Client, fast_switches: None) -> None:
+    """Threads are switched as often as possible. A lost wake-up would leave a copy unfinished for ever."""
+    rng, slots = chance(), slots_of(4)
+    one, other = Engine(client, 1), Engine(client, 2)
+    for turn in range(ROUNDS):
+        keys = one.keys(turn, 4)
+        stores = [engine.copier.store(keys, slots) for engine in (one, other)]
+        if rng.random() < 0.2:
+            stores[1].cancel()
+        assert all(store.wait_ended(LONG_S) and store.ready for store in stores), turn
+        load = other.load(keys, slots)
+        if rng.random() < 0.2:
+            load.cancel()
+        else:
+            assert load.wait(LAYERS - 1, LONG_S) or not load.pages, turn
+        assert load.wait_ended(LONG_S), turn
+    assert one.copier.close(LONG_S) and other.copier.close(LONG_S)
