@@ -210,7 +210,7 @@ crash soak load: export PYTHONPATH := tests/crash:tests/harness:bench
 crash soak load: export OPENBLAS_NUM_THREADS := 1
 crash: venv
 	@echo "== random process deaths"
-	@$(BIN)/python -m simulator crash --minutes $(or $(MINUTES),20)
+	@$(if $(wildcard .engines/fleet/.ready),.engines/fleet/bin,$(BIN))/python -m simulator crash --minutes $(or $(MINUTES),20)
 
 soak: venv
 	@echo "== a long run"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -71,7 +71,16 @@ class LogThrottle:
         self._log.warning(line, count, uid, extra=event("left_out", uid=uid, count=count))
 
 
-log = logging.getLogger("pagetierd.disk")
+class FaultEvents(NamedTuple):
+    """The logger of a kind of fault, and the events of its lines when it begins and ends."""
+
+    log: logging.Logger
+    begins: str
+    ends: str
+
+
+DISK_EVENTS: Final = FaultEvents(logging.getLogger("pagetierd.disk"), "disk_trouble", "disk_well")
+FLEET_EVENTS: Final = FaultEvents(logging.getLogger("pagetierd.fleet"), "fleet_trouble", "fleet_well")
 
 
 class FaultLog:
@@ -81,10 +90,17 @@ class FaultLog:
         reason: The reason of the fault as last reported; "" if there is none or it was forgotten.
     """
 
-    def __init__(self, comes: str, goes: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        comes: str,
+        goes: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        events: FaultEvents = DISK_EVENTS,
+    ) -> None:
         self._comes = comes
         self._goes = goes
-        self._throttle = LogThrottle(log, clock, most=1)
+        self._events = events
+        self._throttle = LogThrottle(events.log, clock, most=1)
         self._logged = False
         self.reason = ""
 
@@ -96,9 +112,9 @@ class FaultLog:
         """Logs that the fault began or ended, if that is news. reason: "" for no fault."""
         self.reason = reason
         if reason and not self._logged and self._throttle.allows():
-            log.warning(self._comes, reason, extra=event("disk_trouble"))
+            self._events.log.warning(self._comes, reason, extra=event(self._events.begins))
             self._logged = True
         elif self._logged and not reason:
             if self._goes:
-                log.info("%s", self._goes, extra=event("disk_well"))
+                self._events.log.info("%s", self._goes, extra=event(self._events.ends))
             self._logged = False

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.log_throttle import FaultLog
+from pagetier.daemon.common.log_throttle import FLEET_EVENTS, FaultLog
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
@@ -83,7 +83,11 @@ class FleetTier:
         self._is_open = False
         self._heard_at = self._asked_at = 0.0
         self._rate = ReadRate()
-        self._faults = FaultLog("the fleet cannot be used: %s; its pages are misses", "the fleet answers again")
+        self._faults = FaultLog(
+            "the fleet cannot be used: %s; its pages are misses: run pagetier doctor",
+            "the fleet answers again",
+            events=FLEET_EVENTS,
+        )
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
 
@@ -190,6 +194,7 @@ class FleetTier:
             case Wrote():
                 self._judge(Call.WRITE, self.writes.wrote(report))
             case worker_protocol.FleetReport():
+                self._log_note(report.state.note)
                 self._note(**_fields(report.state))
             case FleetOpened() if not self._is_open:
                 self._open(report.state)
@@ -243,11 +248,10 @@ class FleetTier:
         )
         self._judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
 
-    def _answered(self, answered: Answered) -> None:
-        late = answered is Answered.LATE
-        self._judge(Call.QUESTION, "it did not answer within remote.ask_timeout" if late else "")
+    def _answered(self, answered: Answered, trouble: str) -> None:
+        self._judge(Call.QUESTION, trouble)
 
-    def _probed(self, answered: Answered) -> None:
+    def _probed(self, answered: Answered, trouble: str) -> None:
         if answered is not Answered.LATE:
             self._breaker.probe_answered()
             self._follow_breaker("")
@@ -268,6 +272,10 @@ class FleetTier:
         self._owner.set_fleet_breaker(int(self._breaker.is_open or not self._is_open))
         opened_at = time.time() if self._breaker.is_open else self.report.opened_at
         self._note(trouble=trouble, opened_at=opened_at)
+
+    def _log_note(self, note: str) -> None:
+        if note and note != self.report.note:
+            log.warning("this host cannot read pages of the fleet: %s", note, extra=event("fleet_note"))
 
     def _note(self, **news: object) -> None:
         """Takes over the fields in `news` and the current values of the others, and publishes them."""

@@ -30,20 +30,24 @@ class Answered(Enum):
     REFUSED = "refused"
 
 
+Ended = Callable[[Answered, str], None]
+"""Takes what became of a question, and why the fleet failed, "" if it did not."""
+
+
 class _Question(msgspec.Struct, eq=False):
     """A question on its way.
 
     Attributes:
         keys: The pages.
         reply: Takes their sizes; None once the question was answered.
-        ended: Takes what became of it, before the reply.
+        ended: Takes what became of it and why the fleet failed, before the reply.
         asked_at: When it was asked.
         timer: Answers it when its time is over.
     """
 
     keys: bytes
     reply: Callable[[bytes], None] | None
-    ended: Callable[[Answered], None]
+    ended: Ended
     asked_at: float
     timer: asyncio.TimerHandle
 
@@ -59,8 +63,8 @@ class Locates:
         seconds: How long the answers took.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ask_timeout: float, ended: Callable[[Answered], None]) -> None:
-        """Takes `ended`, called with what became of each question that was asked, before its reply."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, ask_timeout: float, ended: Ended) -> None:
+        """Takes `ended`, called with what became of each question that was asked, and why the fleet failed."""
         self._loop = loop
         self._ended = ended
         self._numbers = itertools.count(1)
@@ -86,7 +90,7 @@ class Locates:
         self._count(Answered.REFUSED)
         reply(_nothing(request.keys))
 
-    def probe(self, ended: Callable[[Answered], None]) -> None:
+    def probe(self, ended: Ended) -> None:
         """Asks for a page that does not exist, to learn whether the fleet answers; `ended` takes what became of it."""
         self._ask(Locate(0, bytes(KEY_BYTES), bytes(_SPACE_BYTES), (_PROBE,)), lambda sizes: None, ended)
 
@@ -105,7 +109,7 @@ class Locates:
             return
         self.seconds.add(self._loop.time() - question.asked_at)
         if report.reason:
-            self._end(question, Answered.LATE, _nothing(question.keys))
+            self._fail(question, report.reason)
             return
         if any(report.sizes):
             self._end(question, Answered.FOUND, report.sizes)
@@ -119,23 +123,25 @@ class Locates:
         questions, self._questions = self._questions, {}
         for question in questions.values():
             if question.reply is not None:
-                self._end(question, Answered.LATE, _nothing(question.keys))
+                self._fail(question, "its worker has ended")
 
-    def _ask(self, request: Locate, reply: Callable[[bytes], None], ended: Callable[[Answered], None]) -> None:
+    def _ask(self, request: Locate, reply: Callable[[bytes], None], ended: Ended) -> None:
         number = next(self._numbers)
         timer = self._loop.call_later(self.ask_timeout, self._late, number)
         self._questions[number] = _Question(request.keys, reply, ended, self._loop.time(), timer)
         self.send(Find(number, request.keys, request.spaces, request.table))
 
     def _late(self, number: int) -> None:
-        question = self._questions.pop(number)
-        self._end(question, Answered.LATE, _nothing(question.keys))
+        self._fail(self._questions.pop(number), "it did not answer within remote.ask_timeout")
 
-    def _end(self, question: _Question, answered: Answered, sizes: bytes) -> None:
+    def _fail(self, question: _Question, why: str) -> None:
+        self._end(question, Answered.LATE, _nothing(question.keys), why)
+
+    def _end(self, question: _Question, answered: Answered, sizes: bytes, trouble: str = "") -> None:
         question.timer.cancel()
         reply, question.reply = question.reply, None
         self._count(answered)
-        question.ended(answered)
+        question.ended(answered, trouble)
         if reply is not None:
             reply(sizes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from array import array
@@ -101,6 +103,20 @@ class HangingFolder(FolderStore):
         while (self._folder / "hang").exists():
             time.sleep(0.05)
         return super().get(name, into)
+
+
+class UnreadableFolder(FolderStore):
+    """A folder whose get() fails while there is a file `unreadable` in it."""
+
+    def get(self, name: str, into: memoryview) -> int:
+        if (self._folder / "unreadable").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().get(name, into)
+
+
+def unreadable_folder(settings: StoreSettings) -> UnreadableFolder:
+    """Opens the folder of the URL's parameter."""
+    return UnreadableFolder(msgspec.structs.replace(settings, netloc="", path=settings.parameters["folder"]))
 
 
 def hanging_folder(settings: StoreSettings) -> HangingFolder:

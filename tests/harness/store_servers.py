@@ -94,6 +94,17 @@ class S3Server:
 
     def start(self) -> None:
         """Starts the server, and makes the bucket unless it is there."""
+        self.launch()
+        await_port(self.process, self._ports["s3"])
+        until = time.monotonic() + _STARTING_S
+        while b"created bucket" not in (said := self._shell(f"s3.bucket.create -name {BUCKET}")):
+            assert time.monotonic() < until, said
+            if b"exist" in said:
+                break
+            time.sleep(0.3)
+
+    def launch(self) -> None:
+        """Starts the server and returns at once."""
         ports = [
             f"-{name.replace('.grpc', '.port.grpc') if '.' in name else f'{name}.port'}={port}"
             for name, port in self._ports.items()
@@ -105,13 +116,6 @@ class S3Server:
             f"-s3.config={self.folder / 's3.json'}", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0",
             f"-filer.localSocket={self.folder / 'filer.sock'}", *ports, before=self._before,
         )  # fmt: skip
-        await_port(self.process, self._ports["s3"])
-        until = time.monotonic() + _STARTING_S
-        while b"created bucket" not in (said := self._shell(f"s3.bucket.create -name {BUCKET}")):
-            assert time.monotonic() < until, said
-            if b"exist" in said:
-                break
-            time.sleep(0.3)
 
     def _shell(self, command: str) -> bytes:
         master = f"{self._address}:{self._ports['master']}.{self._ports['master.grpc']}"
@@ -122,8 +126,12 @@ class S3Server:
         return done.stdout + done.stderr
 
     @property
+    def port(self) -> int:
+        return self._ports["s3"]
+
+    @property
     def endpoint(self) -> str:
-        return f"http://{self._address}:{self._ports['s3']}"
+        return f"http://{self._address}:{self.port}"
 
     @property
     def url(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -33,9 +34,11 @@ def check_host(options: FleetOptions) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises TierError unless the folder exists."""
+    """Raises TierError unless the folder exists, and is absent if its file system is not mounted."""
     if not folder.is_dir():
         raise TierError(f"{folder} is not a folder: create it, or mount its file system")
+    if os.path.ismount(folder):
+        raise TierError(f"{folder} is a mount point: name a folder in it, which is missing while nothing is mounted")
 
 
 def _require_library(what: str, library: str, extra: str) -> None:

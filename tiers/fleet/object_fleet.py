@@ -31,6 +31,7 @@ from pagetier.tiers.fleet.objects import (
     ObjectHeader,
     PageCodec,
     copy_to_frames,
+    is_other,
     object_name,
     unpack_header,
     wrong_header,
@@ -70,7 +71,7 @@ class ObjectFleet:
         self._reads = LateReads()
         self._lock = threading.Lock()
         self._removals: collections.deque[float] = collections.deque(maxlen=_REMOVALS)
-        self._damaged = self._foreign = self._present = 0
+        self._damaged = self._foreign = self._present = self._other_versions = 0
 
     def locate(self, names: Sequence[PageName]) -> array[int]:
         """Returns the sizes of the pages. Raises TierError."""
@@ -181,7 +182,10 @@ class ObjectFleet:
         header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
         if header.magic != MAGIC:
             return self._reject("the object has another header")
-        return _ABSENT if _is_other(header, page.size, length) else self._judge_own(name, page, header, data[:length])
+        if is_other(header, page.size, length):
+            self._other_versions += header.version != VERSION
+            return _ABSENT
+        return self._judge_own(name, page, header, data[:length])
 
     def _judge_own(self, name: PageName, page: Incoming, header: ObjectHeader, data: memoryview) -> ReadResult:
         """Judges an object of this version, and fills the frames from it."""
@@ -230,8 +234,13 @@ class ObjectFleet:
             damaged=self._damaged,
             foreign=self._foreign,
             present=self._present,
-            note="objects were written with another fleet key: compare remote.key_file" if self._foreign else "",
+            note=self._note(),
         )
+
+    def _note(self) -> str:
+        if self._foreign:
+            return "objects were written with another fleet key: compare remote.key_file"
+        return "objects are of another version: choose another remote.prefix" if self._other_versions else ""
 
     def silent_s(self) -> float:
         """Returns for how many seconds calls have been running and none has returned."""
@@ -288,10 +297,3 @@ def _failure(error: Exception) -> TierError:
 def one_line(error: Exception) -> str:
     """Returns the first line of an error, at most 200 characters."""
     return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
-
-
-def _is_other(header: ObjectHeader, size: int, length: int) -> bool:
-    """Returns whether an object that looks whole is of another version or size."""
-    if header.header_bytes != HEADER_BYTES:
-        return False
-    return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)

@@ -74,6 +74,13 @@ def unpack_header(data: bytes) -> ObjectHeader:
     )
 
 
+def is_other(header: ObjectHeader, size: int, length: int) -> bool:
+    """Returns whether an object that looks whole is of another version or size."""
+    if header.header_bytes != HEADER_BYTES:
+        return False
+    return header.version != VERSION or (header.size != size and header.size + HEADER_BYTES == length)
+
+
 def wrong_header(header: ObjectHeader, page: PageName, length: int) -> str:
     """Returns why an object of this length is not the one of a page, or ""."""
     if header.header_bytes != HEADER_BYTES:

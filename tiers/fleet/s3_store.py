@@ -6,14 +6,17 @@ Credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
+_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")  # in the text of an error
 _HEADS_AT_ONCE: Final = 64
 _FEW: Final = 64  # names of which each is asked for
 _FIRST_LOOK: Final = 32  # names of a longer chain that are asked for at first
@@ -37,6 +40,8 @@ class S3Store:
         except ImportError as error:
             raise TierError(f"an s3:// URL needs obstore: pip install 'pagetier[s3]' ({error})") from error
         self._obstore, self._there = obstore, AlreadyExistsError
+        self._denied = (PermissionDeniedError, UnauthenticatedError)
+        self._name = options.netloc
         self._absent = (NotFoundError, FileNotFoundError)
         endpoint = options.parameters.get("endpoint", "")
         config = {"region": options.parameters.get("region", "us-east-1")}
@@ -53,27 +58,45 @@ class S3Store:
                 },
                 retry_config={"max_retries": 0, "retry_timeout": limit},
             )
-            self._obstore.get(self._bucket, _PROBE)
+            with self._explained():
+                self._obstore.get(self._bucket, _PROBE)
         except self._absent as error:
             if "NoSuchBucket" in str(error):
                 raise TierError(f"there is no bucket {options.netloc}: create it, or correct remote.url") from error
-        except (PermissionDeniedError, UnauthenticatedError) as error:
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns what an administrator can correct into a TierError that says how."""
+        try:
+            yield
+        except self._denied as error:
+            if "RequestTimeTooSkewed" in str(error):
+                raise TierError(f"the clocks of {self._name} and this host disagree: use NTP on both") from error
             raise TierError(
-                f"{options.netloc} refuses access: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the worker"
+                f"{self._name} refuses access: check the worker's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and clock"
             ) from error
+        except Exception as error:
+            if found := _CERTIFICATE.search(str(error)):
+                raise TierError(
+                    f"the certificate of {self._name} is rejected ({found[1]}): set SSL_CERT_FILE for the worker"
+                ) from error
+            raise
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Asks for each object."""
-        return [bool(length) for length in asyncio.run(self._lengths(names))]
+        with self._explained():
+            return [bool(length) for length in asyncio.run(self._lengths(names))]
 
     def sizes(self, names: Sequence[str]) -> array[int]:
         """Returns the lengths. Of many names in one namespace only some are asked for, as if they were a chain."""
-        return array("Q", asyncio.run(self._all_sizes(names)))
+        with self._explained():
+            return array("Q", asyncio.run(self._all_sizes(names)))
 
     def put(self, name: str, data: memoryview) -> bool:
         """Creates an object."""
         try:
-            self._obstore.put(self._bucket, name, data, mode="create", use_multipart=False)
+            with self._explained():
+                self._obstore.put(self._bucket, name, data, mode="create", use_multipart=False)
         except self._there:
             return False
         return True
@@ -81,7 +104,8 @@ class S3Store:
     def get(self, name: str, into: memoryview) -> int:
         """Copies the object as it comes."""
         try:
-            result = self._obstore.get(self._bucket, name)
+            with self._explained():
+                result = self._obstore.get(self._bucket, name)
         except self._absent:
             return ABSENT
         length, at = int(result.meta["size"]), 0

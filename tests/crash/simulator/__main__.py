@@ -21,6 +21,7 @@ import msgspec
 
 from measure import machine
 from pagetier.shm._core import SLOTS
+from simulator.fleet_round import FleetRound
 from simulator.leftovers import sweep
 from simulator.load import Load
 from simulator.report import Report
@@ -101,8 +102,11 @@ def crash(options: Options, /, minutes: float, round_: float | None, names: tupl
         is_over = number >= len(scenes) and time.monotonic() >= ends
         if report.violations or (is_over and required <= report.tally.work):
             break
-        with Round(scene, seconds, options.seed + number, _lines(scene.name)) as here:
+        kind = FleetRound if scene.fleet else Round
+        with kind(scene, seconds, options.seed + number, _lines(scene.name)) as here:
             _run(here, report, options.journals)
+            if isinstance(here, FleetRound):
+                report.results = report.results.with_fleet(here.results())
     options.end(report, "build/crash", "report")
 
 
@@ -135,7 +139,7 @@ def load(options: Options, engines: int, seconds: float, requests: int, nice: in
     options.end(report, "build/load", f"load-{engines}-engines")
 
 
-def _run(simulation: Simulation, report: Report, journals: Path) -> None:
+def _run(simulation: Simulation | FleetRound, report: Report, journals: Path) -> None:
     """Runs a simulation, adds its counts to the report, and keeps its journals here if a promise was broken."""
     name, drawn = simulation.scene.name, f"evict.policy = {simulation.scene.policy}"
     drawn += f", disk devices: {simulation.scene.devices}" if simulation.scene.disk else ""
@@ -145,8 +149,7 @@ def _run(simulation: Simulation, report: Report, journals: Path) -> None:
     if done.violations:
         kept = journals / f"{name.replace(', ', '-')}-{simulation.seed}"
         shutil.rmtree(kept, ignore_errors=True)
-        for chapter in simulation.folder.glob("chapter-*"):
-            shutil.copytree(chapter, kept / chapter.name)
+        simulation.keep_journals(kept)
         report.journals.append(str(kept))
 
 

@@ -18,7 +18,7 @@ import msgspec
 from oracle.checker import Violation, findings
 from oracle.journal import SUFFIX, Journal, Record, Reported, read_journals
 
-_CARRIED: Final = f"carried{SUFFIX}"
+CARRIED: Final = f"carried{SUFFIX}"
 _NEWEST: Final = "newest-chapter"
 
 
@@ -71,7 +71,7 @@ class Chapters:
         """
         records = read_journals(self.path(number))
         found = findings(records, may_go=None)
-        _carry(records, self.path(number + 1) / _CARRIED)
+        carry(records, self.path(number + 1) / CARRIED)
         if not found:
             shutil.rmtree(self.path(number))
         return Verdict(found, responses(records))
@@ -113,7 +113,7 @@ def responses(records: Iterable[Record]) -> dict[str, int]:
     return dict(counts)
 
 
-def _carry(records: Iterable[Record], path: Path) -> None:
+def carry(records: Iterable[Record], path: Path) -> None:
     """Writes which parts of which pages had begun, as if at the beginning of the run."""
     begun: dict[tuple[int, int], set[bytes]] = defaultdict(set)
     for record in records:

@@ -94,13 +94,11 @@ class ChildProcesses:
     def reap(self) -> list[Child]:
         """Returns the children that have ended since the last call."""
         ended = []
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                break
-            child = self._children.pop(pid, None)
-            if child is not None:
+        for child in list(self._children.values()):  # one by one: this process may have other children
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+            if pid:
                 child.status = status
+                del self._children[pid]
                 ended.append(child)
         return ended
 

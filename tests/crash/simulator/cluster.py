@@ -62,6 +62,8 @@ class Cluster:
         self.daemon.await_serving()
         if self.context.scene.disk:
             self.daemon.await_disk(self.context.scene.devices - 1)
+        if self.context.scene.fleet:
+            self.daemon.await_fleet()
         self.observer = self.daemon.observer()
         self.evictions = EvictionAccounting(self.observer)
 
@@ -116,7 +118,7 @@ class Cluster:
         pid = self.daemon.worker(self.rng)
         if pid and not self._hanging_worker[0]:
             self._hanging_worker = (pid, time.monotonic() + self.rng.uniform(0, _HANG_S))
-            self.tally.stops["disk worker"] += 1
+            self.tally.stops[self._worker_role] += 1
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
@@ -169,6 +171,10 @@ class Cluster:
         """Records a broken promise."""
         self.tally.violations.append(Violation(kind, what, pid=pid))
 
+    @property
+    def _worker_role(self) -> str:
+        return "fleet worker" if self.context.scene.fleet else "disk worker"
+
     def end(self) -> None:
         """Kills all processes and removes what they left."""
         self.processes.end()
@@ -204,7 +210,7 @@ class Cluster:
             self._worker_death_requested = False
             self._workers_killed.add(pid)
             os.kill(pid, signal.SIGKILL)
-            self.tally.deaths["disk worker"] += 1
+            self.tally.deaths[self._worker_role] += 1
 
     def _resume(self, child: Child) -> None:
         self._stopped.remove(child)

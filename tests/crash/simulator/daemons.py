@@ -21,8 +21,8 @@ from simulator.scenes import Scene
 _READY: Final = "ready on"
 _DISK_OPEN: Final = "event=disk_open"
 _BAD: Final = re.compile(r"Traceback|Error|\blevel=(error|critical)\b")
-_HARMLESS: Final = re.compile(r"\bevent=refused\b")
-"""Log lines that are judged by the exit code of the rejected daemon instead."""
+_HARMLESS: Final = re.compile(r"\bevent=(refused|fleet_\w+)\b")
+"""Log lines that are judged by the exit code of the rejected daemon instead, and those about a store that fails."""
 
 _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
@@ -91,7 +91,7 @@ class CacheDaemons(RunningDaemon):
             raise RuntimeError(f"the disk tier did not open: {self.last_output()}")
 
     def workers(self) -> list[int]:
-        """Returns the pids of the disk workers, one for each device that has one."""
+        """Returns the pids of the workers: one for each device of the disk tier that has one, and that of the fleet."""
         child = self.serving
         if child is None or not child.lives:
             return []
@@ -102,13 +102,18 @@ class CacheDaemons(RunningDaemon):
             return []
 
     def worker(self, rng: random.Random) -> int:
-        """Returns the pid of one of the disk workers; 0 if there is none."""
+        """Returns the pid of one of the workers; 0 if there is none."""
         workers = self.workers()
         return rng.choice(workers) if workers else 0
 
     def complaints(self) -> list[str]:
         """Returns the log lines that no daemon should write."""
         return [line for line in self._logs() if _BAD.search(line) and not _HARMLESS.search(line)]
+
+    def await_fleet(self) -> None:
+        """Waits until the fleet is open. Raises RuntimeError if it does not open."""
+        if not eventually(lambda: self.snapshot().fleet.standing == "open", _PATIENCE_S):
+            raise RuntimeError(f"the fleet did not open: {self.last_output()}")
 
     def disks_opened(self) -> int:
         """Returns how often a device of the disk tier was opened and its content loaded into the index."""

@@ -21,6 +21,7 @@ import msgspec
 from simulator.busy_engine import busy_engine
 from simulator.children import Child, ChildProcesses, run_and_exit
 from simulator.engine import EngineContext, single_process_engine
+from simulator.fleet_engine import fleet_engine
 from simulator.ranks import RANKS, rank, scheduler
 from simulator.scenes import Scene
 
@@ -29,7 +30,7 @@ class Job(msgspec.Struct, frozen=True):
     """The work of a process.
 
     Attributes:
-        role: "engine", "busy engine", "scheduler" or "rank".
+        role: "engine", "busy engine", "fleet engine", "scheduler" or "rank".
         context: The context of the process.
         chance: The seed of its random generator.
         index: The number of a rank.
@@ -49,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
             single_process_engine(self.context, self.chance)
         elif self.role == "busy engine":
             busy_engine(self.context, self.chance)
+        elif self.role == "fleet engine":
+            fleet_engine(self.context, self.chance)
         elif self.role == "scheduler":
             scheduler(self.context, self.chance, pipes)
         else:

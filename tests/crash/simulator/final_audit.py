@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from eventually import eventually
-from oracle.checker import WORKER_NAME, Kind, Losses, Violation, findings, missing
+from oracle.checker import WORKER_NAMES, Kind, Losses, Violation, findings, missing
 from oracle.journal import SUFFIX, Journal, Record, Reported, read_journal, read_journals
 from oracle.promises import losses, seen
 from oracle.samples import Caps, Sample, end_of, segments_bytes
@@ -31,6 +31,7 @@ _COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk
 _ATTACH_S: Final = 10.0
 _DISK_S: Final = 5.0
 _FROM_DISK: Final = 300
+_FLEET_RESTS_S: Final = 15.0  # a page that was not complete is tried again after 8 s
 _PATIENCE_S: Final = 60.0
 _TICK_S: Final = 0.003
 _THERE: Final = (Reported.HIT, Reported.REACHED)
@@ -72,7 +73,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
                 journal.write(Reported.WRONG, key, note=f"a match says {found}, announced is {TierFlag(tiers)!r}")
 
     def load_some(self, name: str) -> None:
-        """Loads and compares some of the pages on disk, which evicts others."""
+        """Loads and compares some of the pages on disk or in the fleet, which evicts others."""
         pages = self._pages()
         random.Random(self.seed).shuffle(pages)
         self._for_each(_load_page, name, pages[:_FROM_DISK])
@@ -126,7 +127,9 @@ class FinalAudit:
         pages = sorted(taken.entries - taken.free_entries for taken in (header, self._daemon.header()))
         later = list(self._after_deaths())
         went, may_go = self._gone() - gone, self._may_go(since)
-        if self._scene.disk:
+        if self._scene.fleet:
+            self._daemon.await_fleet()
+        if self._scene.disk or self._scene.fleet:
             self._audit("disk", self._auditor.load_some)
         self._settle()
         caps, end, auditor = self._caps(), end_of(self._daemon), self._auditor
@@ -168,9 +171,18 @@ class FinalAudit:
     def _settle(self) -> None:
         """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
         eventually(lambda: not self._daemon.header().open_entries, self._scene.expiry + 2.0)
-        eventually(lambda: all(slot.name == WORKER_NAME for slot in self._daemon.slots()), 2.0)
+        eventually(lambda: all(slot.name in WORKER_NAMES for slot in self._daemon.slots()), 2.0)
         if self._scene.disk:
             eventually(self._saved, _PATIENCE_S)
+        if self._scene.fleet and not eventually(self._fleet_rests, _FLEET_RESTS_S):
+            status = self._daemon.snapshot().fleet
+            self._cluster.violation(Kind.GREW, f"pages of the fleet at rest: {status}")
+
+    def _fleet_rests(self) -> bool:
+        """Returns whether no page waits to be written or is being written, and no bounce buffer is lent."""
+        status = self._daemon.snapshot().fleet
+        time.sleep(_TICK_S)
+        return not (status.queued_bytes or status.lent_bytes or any(slot.pins for slot in self._daemon.slots()))
 
     def _saved(self) -> bool:
         with self._daemon._observing() as (link, _):
@@ -276,5 +288,5 @@ def _reported(client: Client, keys: Keys) -> Reported:
 
 def _load_page(witness: Witness, keys: Keys) -> None:
     with witness.client.match(keys) as match:
-        if match.available_pages > len(match):
-            witness.load(match, keys, _DISK_S)
+        if len(match) < len(keys):
+            witness.load(match, keys, _DISK_S, len(keys))

@@ -115,8 +115,8 @@ class Load(Simulation):
         with Client(self.cluster.daemon.socket) as client:
             return client.wait_attached(_PATIENCE_S)
 
-    def _audit(self) -> None:
-        super()._audit()
+    def audit(self) -> None:
+        super().audit()
         journals, began, ended = self.chapters.newest(), self._began, self._ended
         found = self.cluster.processes.result("counter", lambda: shares(journals, began, ended))
         self.judge(msgspec.json.decode(found, type=Shares))

@@ -58,6 +58,10 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         slower = [f"{one.call} p{100 * one.share:g}, {one.ratio}" for one in self.drifts if not one.equal]
         return [Violation(Kind.GREW, what) for what in grew] + [Violation(Kind.SLOWER, what) for what in slower]
 
+    def with_fleet(self, other: Results) -> Results:
+        """Returns these results with the notes and growths of another round."""
+        return Results(notes=self.notes + other.notes, growths=self.growths + other.growths)
+
     def sections(self) -> Iterator[str]:
         """Yields the results as Markdown."""
         yield from self.notes

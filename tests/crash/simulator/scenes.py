@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, get_args
 
@@ -20,6 +21,7 @@ MIB: Final = 1 << 20
 SMALL, LARGE = 11_008, 300_000
 """Bytes of pages: three frames each; and so large that some kills happen within a copy."""
 
+FLEET_TIMEOUT_S: Final = 1.0
 POLICIES: Final = ("lru", "cadence")
 STORES: Final[tuple[Store, ...]] = get_args(Store)
 
@@ -49,15 +51,17 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         disk: The size of the disk tier in bytes; 0: none.
         devices: The number of folders that share the disk tier; drawn by the seed of the run.
         disk_write: The daemon's setting of the same name.
+        fleet: The kind of store that two hosts share, "folder" or "s3"; "": one host without a fleet.
+        fleet_url: The URL of that store.
         policy: evict.policy; "": drawn by the seed of the run.
         store: disk.store; None: drawn by the seed of the run.
-        role: The role of engines of one process, "engine" or "busy engine".
+        role: The role of engines of one process, "engine", "busy engine" or "fleet engine".
         engines: The number of engines of one process.
         rank_engines: The number of engines with ranks.
         back: The number of prompts behind the newest one from which engines choose.
         engine_death: The interval between deaths of engine processes.
         daemon_death: The interval between deaths of daemons.
-        worker_death: The interval between deaths of disk workers.
+        worker_death: The interval between deaths of disk workers, or of the fleet's.
         stop: The interval between stops of a process.
         steps: The number of requests in a second of the clock that deaths follow: on a busy machine that clock is
             slower, so that engines do as much between two deaths as on an idle one. 0: the clock of the wall.
@@ -80,6 +84,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     disk: int = 0
     devices: int = 1
     disk_write: str = "evict"
+    fleet: str = ""
+    fleet_url: str = ""
     policy: str = ""
     store: Store | None = None
     role: str = "engine"
@@ -109,6 +115,9 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
             flags += [f"--disk-path={folders}", f"--disk-size={self.disk // self.devices}"]
             flags += [f"--disk-write={self.disk_write}", f"--disk-store={self.store}"]
             flags += ["--disk-environments=2", "--disk-stop-timeout=1ms"]
+        if self.fleet_url:
+            flags += [f"--remote-url={self.fleet_url}", f"--remote-timeout={FLEET_TIMEOUT_S}s"]
+            flags += ["--remote-ask-timeout=0.2s", "--remote-buffers=8MiB"]
         return flags
 
     def drawn(self, seed: int) -> Scene:
@@ -150,6 +159,19 @@ _SPAWNED: Final = Scene(
     steps=15.0,
     hangs=60.0,  # on a busy machine an interpreter spends a long time on its start alone
 )
+_FLEET: Final = Scene(
+    name="fleet",
+    arena=24 * MIB,
+    prompts=800,
+    fleet="folder",
+    role="fleet engine",
+    engines=3,
+    rank_engines=1,
+    engine_death=0.15,
+    daemon_death=4.0,
+    worker_death=3.0,
+    pause=0.01,
+)
 SCENES: Final = (
     Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
     _SPAWNED,
@@ -158,6 +180,8 @@ SCENES: Final = (
     msgspec.structs.replace(
         _ROOMY_DISK, name="tight, disk", arena=8 * MIB, roomy=False, disk=48 * MIB, disk_write="evict"
     ),
+    _FLEET,
+    *([msgspec.structs.replace(_FLEET, name="fleet, s3", fleet="s3")] if find_spec("obstore") else []),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -19,7 +20,7 @@ from simulator.scenes import Scene
 from simulator.schedule import Schedule, WorkClock
 from simulator.tally import Tally
 
-_TICK_S: Final = 0.005
+TICK_S: Final = 0.005
 _SAMPLE_S: Final = 0.05
 _WARM_S: Final = 60.0
 
@@ -57,9 +58,14 @@ class Simulation(ABC):
             self.cluster.start()
             self._live()
             self.cluster.end_engines()
-            self._audit()
+            self.audit()
         except RuntimeError as error:
             self.cluster.violation(Kind.HANG, str(error))
+        self.tally.seconds = time.monotonic() - began
+        return self.sum_up()
+
+    def sum_up(self) -> Tally:
+        """Adds what other objects have counted, and returns all counts."""
         cluster, tally = self.cluster, self.tally
         tally.returned += cluster.slot_reuse.returned
         tally.violations += cluster.slot_reuse.violations
@@ -67,8 +73,12 @@ class Simulation(ABC):
         tally.bytes_verified = cluster.heartbeats.bytes
         if self.scene.disk:
             tally.disk_use.append(self._peak.disk / self.scene.disk)
-        tally.seconds = time.monotonic() - began
         return tally
+
+    def keep_journals(self, folder: Path) -> None:
+        """Copies the journals to a folder."""
+        for chapter in self.folder.glob("chapter-*"):
+            shutil.copytree(chapter, folder / chapter.name)
 
     @abstractmethod
     def _live(self) -> None:
@@ -84,17 +94,20 @@ class Simulation(ABC):
     def _pass_time(self, is_over: Callable[[], bool]) -> None:
         """Runs the cluster and the planned events until a condition is true."""
         while not is_over():
-            now = time.monotonic()
-            self._tick(now)
-            self.cluster.maintain(now)
-            self.cluster.start_missing()
-            self.tally.steps = sum(self.cluster.heartbeats.steps)
-            self._schedule.run_due(self._clock.advance(now, self.tally.steps))
-            if now >= self._next_sample:
-                self._next_sample = now + _SAMPLE_S
-                self._sample()
-            self._show(self.tally)
-            time.sleep(_TICK_S)
+            self.step(time.monotonic())
+            time.sleep(TICK_S)
+
+    def step(self, now: float) -> None:
+        """Does all that is due. Raises RuntimeError as _live()."""
+        self._tick(now)
+        self.cluster.maintain(now)
+        self.cluster.start_missing()
+        self.tally.steps = sum(self.cluster.heartbeats.steps)
+        self._schedule.run_due(self._clock.advance(now, self.tally.steps))
+        if now >= self._next_sample:
+            self._next_sample = now + _SAMPLE_S
+            self._sample()
+        self._show(self.tally)
 
     def _sample(self) -> None:
         """Notes the largest numbers of bytes in use, the evictions, and the slots of dead processes."""
@@ -105,7 +118,7 @@ class Simulation(ABC):
         self.cluster.evictions.sample()
         self.cluster.check_slots(time.monotonic())
 
-    def _audit(self) -> None:
+    def audit(self) -> None:
         """Audits the cache, judges the journals of the last chapter, and stops the daemon."""
         journals = self.chapters.path(self.chapters.number)
         final_audit = FinalAudit(self.cluster, journals, gone_before=self._gone_before)

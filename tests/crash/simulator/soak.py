@@ -243,7 +243,7 @@ class Soak(Simulation):
         os.nice(_JUDGES_NICE)
         return self.chapters.judge(number)
 
-    def _audit(self) -> None:
+    def audit(self) -> None:
         """Judges all chapters but the last, which gets the list of begun pages from the one before; then audits."""
         ends = time.monotonic() + _JUDGES_S
         while self._next_to_judge < self.chapters.number:
@@ -252,7 +252,7 @@ class Soak(Simulation):
             self.cluster.maintain(time.monotonic())
             self._judge_chapters(time.monotonic())
             time.sleep(_TICK_S)
-        super()._audit()
+        super().audit()
 
 
 def _values(reading: Reading) -> Iterator[tuple[str, float]]:

@@ -52,7 +52,7 @@ class Tally(msgspec.Struct):
     @property
     def engine_deaths(self) -> int:
         """The number of engine processes that were killed."""
-        return sum(self.deaths[role] for role in ("engine", "busy engine", "scheduler", "rank"))
+        return sum(self.deaths[role] for role in ("engine", "busy engine", "fleet engine", "scheduler", "rank"))
 
     @property
     def daemon_deaths(self) -> int:

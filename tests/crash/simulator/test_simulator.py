@@ -19,13 +19,14 @@ from oracle.journal import Reported
 from pagetier.shm._core import SLOTS
 from simulator.load import SHARE, Load, Shares
 from simulator.report import Report
-from simulator.scenes import load_scene
+from simulator.scenes import SCENES, load_scene
 
 FOLDERS: Final = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 RUN: Final = "import runpy; runpy.run_module('simulator', run_name='__main__', alter_sys=True)"
 PATIENCE_S: Final = 900
 CRASH: Final = ("crash", "--minutes=0")
 UNTIL_ENOUGH: Final = ("--round=6", "--engine-deaths=300", "--daemon-deaths=30", "--disk-reads=10")
+ONE_HOST: Final = tuple(f"--scene={scene.name}" for scene in SCENES if not scene.fleet)
 UNTIL_FOUND: Final = (*CRASH, "--rounds=30", "--round=3")  # however long that takes on a busy machine
 SOAK: Final = ("soak", "--minutes=0.15")
 LOAD: Final = ("load", "--nice=10")
@@ -59,6 +60,16 @@ def forget(self, slot, why):
 TierDevice.ended = forget
 """
 
+# The fleet's worker, a process of its own, publishes pages without verifying them.
+UNVERIFIED = """
+import os, pathlib, tempfile
+folder = tempfile.mkdtemp(dir=os.environ["MUTANT"])
+pathlib.Path(folder, "sitecustomize.py").write_text(
+    "from pagetier.tiers.fleet.objects import PlainCodec\\nPlainCodec.verify = lambda self, header, frames: True\\n"
+)
+os.environ["PYTHONPATH"] = folder + os.pathsep + os.environ["PYTHONPATH"]
+"""
+
 # Each attach costs the daemon two descriptors and 4 MiB for ever.
 LEAK = """
 import os
@@ -88,6 +99,7 @@ class Run:
     def __init__(self, folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> None:
         path = os.pathsep.join(map(str, [*([core] if core else []), *FOLDERS]))
         environ = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        environ["MUTANT"] = str(folder)
         environ |= {"LD_PRELOAD": str(library(INJECT))} if core else {}  # defines the failpoints, which do nothing
         command = [sys.executable, "-c", broken + RUN, "--report", str(folder), *arguments]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
@@ -105,7 +117,7 @@ def found_in(run: Run) -> set[Kind]:
 
 
 def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
-    run = Run(tmp_path, *CRASH, *UNTIL_ENOUGH)
+    run = Run(tmp_path, *CRASH, *UNTIL_ENOUGH, *ONE_HOST)
     assert run.code == 0 and not run.kinds, run.output
     tally, scenes = run.report.tally, run.report.scenes
     assert tally.rounds >= 4 and tally.engine_deaths >= 300 and tally.daemon_deaths >= 30, run.output
@@ -117,10 +129,28 @@ def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
     assert {"lru", "cadence"} == set(re.findall(r"evict.policy = (\w+)", run.output)), run.output
 
 
+def test_random_deaths_on_two_hosts_with_a_fleet_break_no_promise(tmp_path: Path) -> None:
+    run = Run(tmp_path, *CRASH, "--round=4", "--scene=fleet")
+    assert run.code == 0 and not run.kinds, run.output
+    tally = run.report.tally
+    assert tally.pages["fleet read"] and tally.engine_deaths and tally.daemon_deaths, run.output
+    assert tally.pages["objects damaged"], run.output
+
+
 @pytest.mark.parametrize(
     ("broken", "scene", "kind"),
-    [(HALF_WRITTEN, "roomy", Kind.BYTES), (COLD_START, "roomy", Kind.LOST), (DISK_LOST, "tight, disk", Kind.LOST)],
-    ids=["ranks write half", "daemons start empty", "disks are lost with their workers"],
+    [
+        (HALF_WRITTEN, "roomy", Kind.BYTES),
+        (COLD_START, "roomy", Kind.LOST),
+        (DISK_LOST, "tight, disk", Kind.LOST),
+        (UNVERIFIED, "fleet", Kind.BYTES),
+    ],
+    ids=[
+        "ranks write half",
+        "daemons start empty",
+        "disks are lost with their workers",
+        "a fleet's pages are not verified",
+    ],
 )
 def test_a_process_with_a_bug_is_found(tmp_path: Path, broken: str, scene: str, kind: Kind) -> None:
     assert kind in found_in(Run(tmp_path, *UNTIL_FOUND, "--scene", scene, broken=broken))

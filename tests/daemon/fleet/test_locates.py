@@ -21,9 +21,14 @@ class Asked:
     def __init__(self, ask_timeout: float = 0.05) -> None:
         self.commands: list[Find] = []
         self.ends: list[Answered] = []
+        self.troubles: list[str] = []
         self.sizes: list[bytes] = []
-        self.locates = Locates(asyncio.get_running_loop(), ask_timeout, self.ends.append)
+        self.locates = Locates(asyncio.get_running_loop(), ask_timeout, self.ended)
         self.locates.send = self.send
+
+    def ended(self, answered: Answered, trouble: str) -> None:
+        self.ends.append(answered)
+        self.troubles.append(trouble)
 
     def send(self, command: Command) -> None:
         assert isinstance(command, Find)
@@ -61,6 +66,7 @@ async def test_a_failed_or_lost_question_is_answered_at_once() -> None:
     asked.locates.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
     asked.locates.lost()
     assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.LATE] * 2
+    assert asked.troubles == ["the store is gone", "its worker has ended"]
 
 
 async def test_an_absent_head_is_not_asked_for_again_at_once() -> None:

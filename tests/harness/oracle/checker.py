@@ -14,6 +14,9 @@ from oracle.promises import SIGHTS, Loss, Promise, losses, promises, seen
 from oracle.samples import Caps, EndState, Sample
 
 WORKER_NAME: Final = "disk tier"
+FLEET_NAME: Final = "fleet"
+WORKER_NAMES: Final = (WORKER_NAME, FLEET_NAME)
+"""The names of the workers' attachments, which stay when all engines are gone."""
 
 
 class Kind(StrEnum):
@@ -160,7 +163,7 @@ def _at_rest(end: EndState) -> Iterator[Violation]:
 
 def _let_go(end: EndState, staying: Collection[int]) -> Iterator[Violation]:
     for who in end.attached:
-        if who.pid not in staying and who.name != WORKER_NAME:
+        if who.pid not in staying and who.name not in WORKER_NAMES:
             yield Violation(Kind.SLOT, who.name, pid=who.pid)
         if who.pins:
             yield Violation(Kind.PINS, f"{who.pins} of {who.name}", pid=who.pid)

@@ -97,10 +97,13 @@ class Witness:
             loaded = self.load(match, keys, timeout)
             return Verified(len(match), match.available_pages, loaded)
 
-    def load(self, match: Match, keys: Keys, timeout: float = 0.0) -> int:
-        """Copies and compares the matched pages and those on disk after them. Returns the number of right pages."""
+    def load(self, match: Match, keys: Keys, timeout: float = 0.0, most: int = 0) -> int:
+        """Copies and compares the matched pages and those on disk after them. Returns the number of right pages.
+
+        With `most`, pages after these are loaded from the fleet, up to that number in all.
+        """
         since, hits = time.monotonic_ns(), len(match)
-        out = np.zeros((max(match.available_pages, hits), self.page_bytes), dtype=np.uint8)
+        out = np.zeros((max(match.available_pages, hits, most), self.page_bytes), dtype=np.uint8)
         done = self.client.load(match, out, timeout=timeout) if len(out) else 0
         if done < hits:
             self.journal.write(

@@ -1,0 +1,120 @@
+"""A store that an administrator must correct: one line says what to do, and the host serves by itself."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eventually import eventually
+from fleet_host import FleetHost, keys_of, pages_of
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.check_host import check_folder
+from small_file_systems import small_file_system
+
+SIZE = 100_000
+HARNESS = Path(__file__).parents[2] / "harness"
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    monkeypatch.setenv("PYTHONPATH", str(HARNESS))
+    with ExitStack() as stack:
+        yield stack
+
+
+def assert_one_line(host: FleetHost, words: str, event: str = "fleet_trouble") -> None:
+    """Asserts that this event was logged once, with these words, and that local pages are served."""
+    (line,) = host.daemon.lines(f"event={event}")
+    assert words in line, line
+    pages = pages_of(3, SIZE, len(words))
+    assert host.client.store(keys_of(words, 3), pages).stored == 3
+    loaded = host.load(words, 3, SIZE)
+    assert loaded.pages == 3 and np.array_equal(loaded.out, pages)
+    assert host.daemon.findings() == []
+
+
+def load_until_closed(host: FleetHost, *names: str) -> None:
+    for name in names:
+        assert host.load(name, 1, SIZE).pages == 0
+    assert eventually(lambda: not host.asks, 5.0), host.report
+
+
+def share_each(host: FleetHost, *names: str) -> None:
+    for name in names:
+        host.share(name, pages_of(1, SIZE))
+    host.daemon.drop_all_pages()
+
+
+def mount(source: Path, target: Path) -> None:
+    if subprocess.run(["mount", "--bind", source, target], check=False, capture_output=True).returncode:
+        pytest.skip("mount is refused here")
+
+
+def unmount(target: Path) -> None:
+    subprocess.run(["umount", "--lazy", target], check=True)
+
+
+def test_a_folder_whose_file_system_is_gone_closes_the_fleet(stack: ExitStack, tmp_path: Path) -> None:
+    disk, target = tmp_path / "disk", tmp_path / "mount"
+    (disk / "pages").mkdir(parents=True)
+    target.mkdir()
+    mount(disk, target)
+    stack.callback(unmount, target)
+    host = FleetHost(f"file://{target}/pages", stack)
+    share_each(host, "a", "b", "c")
+    unmount(target)
+    load_until_closed(host, "a", "b", "c")
+    assert_one_line(host, f"{target}/pages has lost its folder .unfinished: mount its file system again")
+    assert list(target.iterdir()) == [], "something was written below the mount point"
+    mount(disk, target)
+    assert eventually(lambda: host.asks, 10.0)
+    assert host.load("a", 1, SIZE).pages == 1
+
+
+def test_a_mount_point_is_no_folder_of_a_fleet() -> None:
+    with small_file_system("1m") as folder, pytest.raises(TierError, match="is a mount point: name a folder in it"):
+        check_folder(folder)
+
+
+def test_a_full_store_closes_the_fleet(stack: ExitStack) -> None:
+    with small_file_system("1m") as disk:
+        (disk / "pages").mkdir()
+        host = FleetHost(f"file://{disk}/pages", stack)
+        names = (f"filling {number}" for number in itertools.count())
+
+        def has_opened() -> bool:
+            host.client.store(keys_of(next(names), 4), pages_of(4, SIZE))
+            time.sleep(0.3)  # one write at a time: a failure is that of a whole write
+            return host.report.openings > 0
+
+        assert eventually(has_opened, 15.0), host.report
+        assert_one_line(host, "pages is full: delete old objects, or give it more room")
+        stack.close()
+
+
+def test_a_store_that_lists_but_does_not_serve_closes_the_fleet(stack: ExitStack, tmp_path: Path) -> None:
+    host = FleetHost(f"python://faulty_store:unreadable_folder?folder={tmp_path}", stack)
+    share_each(host, "a", "b", "c")
+    (tmp_path / "unreadable").touch()
+    load_until_closed(host, "a", "b", "c")
+    assert_one_line(host, "the store failed: OSError: [Errno 5] Input/output error")
+
+
+def test_objects_of_another_version_are_misses_and_stay(stack: ExitStack, tmp_path: Path) -> None:
+    host = FleetHost(f"file://{tmp_path}", stack)
+    share_each(host, "a")
+    (path,) = tmp_path.glob("pagetier/*/*")
+    data = bytearray(path.read_bytes())
+    data[8] += 1
+    path.write_bytes(data)
+    assert host.load("a", 1, SIZE).pages == 0
+    assert eventually(lambda: bool(host.daemon.lines("event=fleet_note")), 5.0)
+    assert_one_line(host, "objects are of another version: choose another remote.prefix", "fleet_note")
+    assert path.read_bytes() == data and host.report.damaged == 0
