@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -87,6 +88,16 @@ class GroupLocation:
     def ready(self) -> bool:
         """Whether the daemon has answered, or will not answer. Cheap to poll."""
         return self._pending.ready
+
+    def call_when_ready(self, call: Callable[[], object]) -> None:
+        """Calls `call` when the location is ready, in any thread, or at once.
+
+        Args:
+            call: Never waits or raises an exception. It may be called twice.
+        """
+        self._pending.call = call
+        if self._pending.ready:
+            call()
 
     @property
     def rate(self) -> float:

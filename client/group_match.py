@@ -47,8 +47,9 @@ class Lookup(msgspec.Struct, frozen=True):
         hit_pages: Pages that the first match of the request found in memory and needed.
         miss_pages: Further pages that the longest hit with keys would have needed.
         memory_tokens: Tokens that were loaded, up to the first page that was on disk.
-        disk_tokens: Tokens that were loaded from that page on.
-        missed_tokens: Tokens of full pages that neither tier had.
+        disk_tokens: Tokens that were loaded from that page on, except for those of the fleet.
+        missed_tokens: Tokens of full pages that no tier had.
+        remote_tokens: Tokens that were loaded from the first page on that came from the fleet.
     """
 
     hit_pages: int
@@ -56,11 +57,12 @@ class Lookup(msgspec.Struct, frozen=True):
     memory_tokens: int
     disk_tokens: int
     missed_tokens: int
+    remote_tokens: int = 0
 
     @property
     def asked_tokens(self) -> int:
         """The tokens of the full pages that were looked up."""
-        return self.memory_tokens + self.disk_tokens + self.missed_tokens
+        return self.memory_tokens + self.disk_tokens + self.remote_tokens + self.missed_tokens
 
 
 class GroupMatch(msgspec.Struct, frozen=True, eq=False):

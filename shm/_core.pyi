@@ -193,6 +193,7 @@ class AttachmentCounts(NamedTuple):
     load_ns: int
     store_ns: int
     bounded: int
+    remote_tokens: int
 
 @final
 class AttachmentRecord(NamedTuple):
@@ -635,7 +636,14 @@ class Session:
     def count_time(self, load_ns: int, store_ns: int, /) -> None:
         """Counts the time of copies that another library made, for the statistics."""
     def count_lookup(
-        self, hit_pages: int, miss_pages: int, memory_tokens: int, disk_tokens: int, missed_tokens: int, /
+        self,
+        hit_pages: int,
+        miss_pages: int,
+        memory_tokens: int,
+        disk_tokens: int,
+        missed_tokens: int,
+        remote_tokens: int = 0,
+        /,
     ) -> None:
         """Counts one request's lookup over several groups."""
     def sample(self, keys: Array, found: int, /) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -45,6 +46,14 @@ class PrefetchThread:
             A handle that reports the end of the prefetch.
         """
         return PendingPrefetch(self._thread.submit(self._client.prefetch_groups, match, timeout))
+
+    def run(self, call: Callable[[], object]) -> bool:
+        """Calls a function on the thread. Returns whether it will be called: it is not after close()."""
+        try:
+            self._thread.submit(call)
+        except RuntimeError:
+            return False
+        return True
 
     def hint(self, keys: Keys, hint: Hint) -> None:
         """Sends a hint. It is dropped while many requests wait to be sent: the daemon hangs."""

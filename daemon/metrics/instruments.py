@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from pagetier.daemon.common.histogram import Histogram
 
 PREFIX = "pagetier_"
-ENGINE, MEMORY, DISK = "engine", "memory", "disk"
+ENGINE, MEMORY, DISK, REMOTE = "engine", "memory", "disk", "remote"
 """Values of labels for where pages are, come from and go."""
 
 Numbers: TypeAlias = Mapping[str, float] | Mapping[tuple[str, str], float]

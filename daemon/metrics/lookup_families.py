@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from pagetier.daemon.disk.disk_report import Standing
-from pagetier.daemon.metrics.instruments import DISK, MEMORY, counter, counters, gauge, gauges
+from pagetier.daemon.metrics.instruments import DISK, MEMORY, REMOTE, counter, counters, gauge, gauges
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.shm._core import Absence
 
@@ -24,11 +24,13 @@ def lookup_families(sample: Sample) -> Iterator[Metric]:
     }
     about = "Pages that a request's first match looked up in memory; pages that the disk was asked to read."
     yield counters("lookup_pages", about, ["tier", "result"], pages)
-    on_disk, missed = counts.disk_tokens, counts.missed_tokens
-    tokens = {(MEMORY, "hit"): counts.memory_tokens, (MEMORY, "miss"): on_disk + missed}
+    on_disk, remote, missed = counts.disk_tokens, counts.remote_tokens, counts.missed_tokens
+    tokens = {(MEMORY, "hit"): counts.memory_tokens, (MEMORY, "miss"): on_disk + remote + missed}
     if sample.work.report.standing is not Standing.NONE:
-        tokens |= {(DISK, "hit"): on_disk, (DISK, "miss"): missed}
-    about = "Tokens of looked-up prompts: a hit in the tier that gave them; disk: of those not found in memory."
+        tokens |= {(DISK, "hit"): on_disk, (DISK, "miss"): remote + missed}
+    if sample.fleet.standing != "none":
+        tokens |= {(REMOTE, "hit"): remote, (REMOTE, "miss"): missed}
+    about = "Tokens of looked-up prompts: a hit in the tier that gave them; each tier: of those not found before it."
     yield counters("lookup_tokens", about, ["tier", "result"], tokens)
 
 

@@ -123,6 +123,7 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
         memory_tokens: Tokens of pages that were found in memory.
         disk_tokens: Tokens of pages that were only on disk, and were loaded. vLLM counts all tokens that it loads from
             the first page on disk on.
+        remote_tokens: Tokens of pages that were only in the fleet, and were loaded by an engine's connector.
         missed_tokens: All other tokens, including those on disk that were not read in time or not waited for.
     """
 
@@ -130,12 +131,18 @@ class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
     memory_tokens: int
     disk_tokens: int
     missed_tokens: int
+    remote_tokens: int = 0
 
     @property
     def disk_hit_ratio(self) -> float | None:
         """Tokens from disk per token that memory did not have; None before the first one."""
-        asked = self.disk_tokens + self.missed_tokens
+        asked = self.disk_tokens + self.remote_tokens + self.missed_tokens
         return self.disk_tokens / asked if asked else None
+
+    @property
+    def found_tokens(self) -> int:
+        """Tokens from all tiers."""
+        return self.memory_tokens + self.disk_tokens + self.remote_tokens
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -145,15 +145,15 @@ static PyObject *session_count_loaded(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens): counts one request's lookup, for callers
- * that match groups. */
+/* count_lookup(hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens=0): counts one request's
+ * lookup, for callers that match groups. */
 static PyObject *session_count_lookup(Session *self, PyObject *args)
 {
-    unsigned long long hits, misses, memory, disk, missed;
-    if (!PyArg_ParseTuple(args, "KKKKK", &hits, &misses, &memory, &disk, &missed))
+    unsigned long long hits, misses, memory, disk, missed, remote = 0;
+    if (!PyArg_ParseTuple(args, "KKKKK|K", &hits, &misses, &memory, &disk, &missed, &remote))
         return NULL;
     if (handle_usable(self))
-        pt_count_lookup(&self->shared, (pt_lookup){hits, misses, memory, disk, missed});
+        pt_count_lookup(&self->shared, (pt_lookup){hits, misses, memory, disk, missed, remote});
     Py_RETURN_NONE;
 }
 

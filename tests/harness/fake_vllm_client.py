@@ -26,6 +26,7 @@ class FakeClient:
         self.answered = False
         self.takes = threading.Event()
         self.takes.set()
+        self.session: Any = None
         self.limits: list[int | None] = []
         self.counted: list[Lookup] = []
 
@@ -59,6 +60,7 @@ class FakeClient:
 class Found:
     def __init__(self, fake: FakeClient, tokens: int, available: int) -> None:
         self.fake, self.tokens, self.available_tokens, self.pinned = fake, tokens, available, True
+        self.asked = 10 * PAGE
         self.matches: tuple[Any, ...] = ()
         self.start_pages: tuple[int, ...] = ()
         self.lookup = Lookup(tokens // PAGE, 10 - tokens // PAGE, tokens, 0, 10 * PAGE - tokens)

@@ -13,7 +13,7 @@ from pagetier.client.engines.unsupported import reported_as_unsupported
 from pagetier.client.engines.vllm.connector_metadata import ReportedShapes, ShapesMetadata, StepMetadata, agreed_shapes
 from pagetier.client.engines.vllm.engine_log import route_logs
 from pagetier.client.engines.vllm.messages import StepCommands
-from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats
+from pagetier.client.engines.vllm.metrics import PagetierMetrics, PagetierStats, hit_sources
 from pagetier.client.engines.vllm.namespace import PageShape
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import prefill_ranks, ranks_of, share_of
@@ -201,7 +201,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = pending.open()
 
     def on_new_request(self, request: Any) -> None:
-        """Reads pages on disk while a request waits for its turn."""
+        """Reads pages on disk and in the fleet while a request waits for its turn."""
         if self._scheduler is not None and self._directions.loads:
             self._scheduler.arrived(request)
 
@@ -251,13 +251,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """Returns the number of tokens from each tier. vLLM calls it from 0.32 on."""
-        from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-        if self._scheduler is None:
-            return {}
-        memory = self._scheduler.from_memory(request, num_external_tokens)
-        by_tier = {CacheHitSource.HOST: memory, CacheHitSource.DISK: num_external_tokens - memory}
-        return {source: tokens for source, tokens in by_tier.items() if tokens}
+        return hit_sources(self._scheduler.by_tier(request, num_external_tokens)) if self._scheduler is not None else {}
 
     def get_kv_connector_stats(self) -> PagetierStats | None:
         """Returns the counts since the last call, or None if nothing was counted."""

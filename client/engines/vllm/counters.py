@@ -14,6 +14,7 @@ from pagetier.client.group_match import GroupMatch
 HELP: Final = {
     "memory_tokens": "Prompt tokens loaded from pagetier's memory.",
     "disk_tokens": "Prompt tokens loaded from pagetier's disk.",
+    "remote_tokens": "Prompt tokens loaded from pagetier's fleet.",
     "stored_pages": "Pages, or parts of pages, stored in pagetier.",
     "wrong_hints": "Requests whose hints were wrong and therefore ignored.",
     "unstored_pages": 'Pages that left the GPU before they could be stored, with "store": "on_eviction".',
@@ -27,10 +28,11 @@ class ConnectorCounters:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def hit(self, tokens: int, from_memory: int) -> None:
-        """Counts `tokens` loaded tokens, `from_memory` of them without the disk."""
-        self._counts["memory_tokens"] += from_memory
-        self._counts["disk_tokens"] += tokens - from_memory
+    def hit(self, taken: LoadedTokens) -> None:
+        """Counts loaded tokens by tier."""
+        self._counts["memory_tokens"] += taken.from_memory
+        self._counts["disk_tokens"] += taken.from_disk
+        self._counts["remote_tokens"] += taken.from_fleet
 
     def add(self, name: str, count: int) -> None:
         """Adds `count` to another counter."""
@@ -59,7 +61,7 @@ class LookupCounts:
             self._client.sample_lookup(match)
             tracked.lookup = msgspec.structs.replace(match.lookup, memory_tokens=begins + match.lookup.memory_tokens)
         if tracked.from_memory < 0:
-            tracked.from_memory = begins + match.tokens
+            tracked.from_memory, tracked.on_host = begins + match.tokens, begins + match.available_tokens
 
     def count(self, tracked: Tracked, taken: LoadedTokens) -> None:
         """Counts the lookup of a request that has loaded these tokens, unless it was counted before."""
@@ -71,8 +73,9 @@ class LookupCounts:
             msgspec.structs.replace(
                 tracked.lookup,
                 memory_tokens=taken.from_memory,
-                disk_tokens=taken.tokens - taken.from_memory,
+                disk_tokens=taken.from_disk,
                 missed_tokens=missed,
+                remote_tokens=taken.from_fleet,
             )
         )
-        self._counters.hit(taken.tokens, taken.from_memory)
+        self._counters.hit(taken)

@@ -8,6 +8,19 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from pagetier.client.engines.vllm.counters import HELP
+from pagetier.client.engines.vllm.request_state import LoadedTokens
+
+
+def hit_sources(taken: LoadedTokens) -> dict[Any, int]:
+    """Returns the tokens that a request loads by vLLM's names of tiers, which has none for a remote store."""
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    by_tier = {
+        CacheHitSource.HOST: taken.from_memory,
+        CacheHitSource.DISK: taken.from_disk,
+        CacheHitSource.EXTERNAL_UNSPECIFIED: taken.from_fleet,
+    }
+    return {source: tokens for source, tokens in by_tier.items() if tokens}
 
 
 @dataclass

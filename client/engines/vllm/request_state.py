@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pagetier.client.engines.fleet_reads import FleetRead
 from pagetier.client.engines.prefetch_thread import PendingPrefetch
 from pagetier.client.engines.request_hints import NOTHING, RequestHints
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
@@ -59,13 +60,36 @@ class PagedGroup(msgspec.Struct, frozen=True):
         return self.namespace.keys_of_hashes(hashes) if self.strong else self.namespace.keys_of(hashes)
 
 
+class LoadedTokens(msgspec.Struct, frozen=True):
+    """Tokens that a request loads.
+
+    Attributes:
+        tokens: Their number.
+        from_memory: Those of them that were found in memory.
+        from_fleet: Those of them that came from the fleet.
+    """
+
+    tokens: int
+    from_memory: int
+    from_fleet: int = 0
+
+    @property
+    def from_disk(self) -> int:
+        """Those of them that came from disk."""
+        return self.tokens - self.from_memory - self.from_fleet
+
+
+NO_TOKENS: Final = LoadedTokens(0, 0)
+
+
 class PinnedHit(msgspec.Struct, frozen=True, eq=False):
     """Pages that are pinned for a request.
 
     Attributes:
         match: The match that pins them.
         tokens: The end of the hit, in tokens from the begin of the prompt.
-        from_memory: The tokens before the end that did not come from disk.
+        from_memory: The tokens before the end that came neither from disk nor from the fleet.
+        on_host: The tokens before the end that did not come from the fleet.
         since: The time of the match, from time.monotonic().
         begins: The tokens before the first page that was looked up.
     """
@@ -73,23 +97,15 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
     match: GroupMatch
     tokens: int
     from_memory: int
+    on_host: int
     since: float
     begins: int = 0
 
-
-class LoadedTokens(msgspec.Struct, frozen=True):
-    """Tokens that a request loads.
-
-    Attributes:
-        tokens: Their number.
-        from_memory: Those of them that were found in memory.
-    """
-
-    tokens: int
-    from_memory: int
-
-
-NO_TOKENS: Final = LoadedTokens(0, 0)
+    def taken(self, external: int) -> LoadedTokens:
+        """Returns where the last `external` tokens of the hit came from."""
+        before = self.tokens - external
+        from_memory, on_host = max(before, self.from_memory), max(before, self.on_host)
+        return LoadedTokens(external, from_memory - before, self.tokens - on_host)
 
 
 class Tracked:
@@ -101,7 +117,11 @@ class Tracked:
         found: The pages that are pinned for it.
         prefetch: The prefetch of its pages on disk.
         disk_wait_ends: The time until which it waits for the disk, from time.monotonic().
+        fleet: The question to the fleet for its pages, and the read of them.
+        fleet_wait_ends: The time until which it waits for the fleet; 0 before it waits.
+        asks_fleet_again: Whether it may ask once more, because it shared the question of another request.
         from_memory: The tokens that its first match found in memory; -1 before.
+        on_host: The tokens that its first match found in memory or on disk.
         loading: Whether a load is in progress.
         failures: The number of failed loads.
         offered: The number of tokens that vLLM can load, as returned last.
@@ -128,8 +148,10 @@ class Tracked:
         self.groups = groups
         self.found: PinnedHit | None = None
         self.prefetch: PendingPrefetch | None = None
-        self.disk_wait_ends = 0.0
-        self.from_memory = -1
+        self.fleet: FleetRead | None = None
+        self.disk_wait_ends = self.fleet_wait_ends = 0.0
+        self.asks_fleet_again = True
+        self.from_memory = self.on_host = -1
         self.loading = False
         self.failures = 0
         self.offered = 0
@@ -246,7 +268,7 @@ class Tracked:
     def loaded(self) -> None:
         """Records that all workers have ended the load, successfully or not."""
         self.loading = self.is_new = False
-        self.from_memory = -1
+        self.from_memory = self.on_host = -1
         self.taken = NO_TOKENS
         self.release_hit()
 

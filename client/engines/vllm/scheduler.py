@@ -23,11 +23,10 @@ from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PagedGroup, PinnedHit, Tracked
 from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
-from pagetier.client.group_match import GroupMatch
+from pagetier.client.engines.vllm.tier_reads import TierReads
 from pagetier.client.keys import Namespace
 
 _TRIES: Final = 2  # loads that may fail before a request is computed: a page of the first may have just been evicted
-_DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
 _PINNED_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
 
 
@@ -43,6 +42,7 @@ class SchedulerHalf:
         prefix_cache: Whether vLLM has a prefix cache of its own.
 
     Attributes:
+        reads: Reads pages from disk and from the fleet.
         gpu_pages: The pages that are stored when they leave vLLM's cache; None to store each when it is computed.
         pool: vLLM's BlockPool; None if vLLM did not offer it.
         adapters: Identifies LoRA adapters; None if their pages are not shared with other engines.
@@ -57,8 +57,9 @@ class SchedulerHalf:
         private: Iterable[Namespace] = (),
         prefix_cache: PrefixCache = PrefixCache.ON,
     ) -> None:
-        self._client, self._groups, self._disk_timeout = client, tuple(groups), disk_timeout
+        self._client, self._groups = client, tuple(groups)
         self._prefetches = PrefetchThread(client)
+        self.reads = TierReads(client, self._prefetches, disk_timeout)
         self._arriving = ArrivingPages(prefix_cache)
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadCommand] = []
@@ -74,14 +75,14 @@ class SchedulerHalf:
         self.adapters: Adapters | None = None
 
     def arrived(self, request: Any) -> None:
-        """Requests the pages of a new request that are on disk, so that they are read while it waits for its turn."""
-        session, skips = self._client.session, getattr(request, "skip_reading_prefix_cache", False)
-        tracked = self._track(request)
-        if session is None or not session.disk_bytes or skips or not tracked.said.prefetch:
+        """Requests pages of a new request on disk and in the fleet: they are read while it waits for its turn."""
+        tracked, skips = self._track(request), getattr(request, "skip_reading_prefix_cache", False)
+        if not self.reads.any_tier or skips or not tracked.said.prefetch:
             return
         match = self._client.find_groups(tracked.keys_after(0), limit=request.num_tokens - 1)
-        if match.available_tokens > match.tokens and not self._is_on_gpu(tracked, match.available_tokens):
-            self._prefetches.submit(match, max(self._disk_timeout, _DISK_S))
+        disk = self._gpu_has(tracked, match.available_tokens) is False
+        fleet = self.gpu_pages is None and self.reads.fleet.answers and not self._gpu_has(tracked, match.asked)
+        if self.reads.begin_early(tracked, match, disk=disk, fleet=fleet):
             self._lookups.record(tracked, match, 0)
         match.release()
 
@@ -125,7 +126,7 @@ class SchedulerHalf:
             tracked.loading_into = frozenset(block for group in command.groups for block in group.blocks)
             self._written |= tracked.loading_into
             tracked.loading = True
-            tracked.taken = LoadedTokens(external, self.from_memory(request, external))
+            tracked.taken = found.taken(external)
             if external == tracked.offered:
                 self._arriving.add(tracked, found.tokens)
         elif not external:
@@ -185,11 +186,11 @@ class SchedulerHalf:
             del self._tracked[request.request_id]
         return bool(late)
 
-    def from_memory(self, request: Any, external: int) -> int:
-        """Returns how many of the tokens that a request loads did not come from disk."""
+    def by_tier(self, request: Any, external: int) -> LoadedTokens:
+        """Returns where the tokens come from that a request loads."""
         tracked = self._tracked.get(request.request_id)
         found = tracked.found if tracked is not None else None
-        return min(external, max(0, found.from_memory - (found.tokens - external))) if found is not None else external
+        return found.taken(external) if found is not None else LoadedTokens(external, external)
 
     def renew(self) -> None:
         """Makes stored pages unreachable, because the weights may have changed: all groups get a new random salt.
@@ -253,38 +254,33 @@ class SchedulerHalf:
         )
 
     def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
-        """Returns the pinned pages of a request, or None while it waits for the disk."""
+        """Returns the pinned pages of a request, or None while it waits for the disk or the fleet."""
         # What was not stored because vLLM's own cache has it is no miss.
         begins = computed // tracked.grain * tracked.grain if self.gpu_pages is not None else 0
-        keys, found = tracked.keys_after(begins), tracked.found  # new hashes release the pinned pages
-        if found is not None and found.begins == begins and time.monotonic() - found.since < _PINNED_S:
-            return found
-        if tracked.prefetch is not None and not tracked.prefetch.ready and time.monotonic() < tracked.disk_wait_ends:
+        keys, found, now = tracked.keys_after(begins), tracked.found, time.monotonic()
+        if found is not None and found.begins == begins and now - found.since < _PINNED_S:
+            return found  # new hashes have released the pinned pages
+        if self.reads.must_wait(tracked, now):
             return None
         tracked.release_hit()
         match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1 - begins)
         tokens = begins + match.tokens
         self._lookups.record(tracked, match, begins)
-        on_disk = begins + match.available_tokens > max(tokens, computed)
-        if tracked.prefetch is None and on_disk and tracked.said.prefetch:
-            self._ask_disk(tracked, match)
-            if self._disk_timeout:
-                match.release()
-                return None
-        from_memory = min(tokens, tracked.from_memory)
-        tracked.found = PinnedHit(match, tokens, from_memory, time.monotonic(), begins)
+        if self.reads.begin(tracked, match, computed - begins, now):
+            match.release()
+            return None
+        reads_fleet = tracked.fleet is not None and tracked.fleet.hit is not None
+        on_host = min(tokens, tracked.on_host) if reads_fleet else tokens
+        tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins)
         return tracked.found
 
-    def _is_on_gpu(self, tracked: Tracked, tokens: int) -> bool:
-        """Returns whether vLLM's own cache has the page before `tokens`; True if that is not known."""
+    def _gpu_has(self, tracked: Tracked, tokens: int) -> bool | None:
+        """Returns whether vLLM's own cache has the page before `tokens`; None if that is not known."""
         group, hashes = tracked.groups[0], tracked.request.block_hashes
-        at = tokens // group.kind.page_tokens - 1
-        return group.hashes != 1 or self.pool is None or self.pool.get_cached_block(hashes[at], [0]) is not None
-
-    def _ask_disk(self, tracked: Tracked, match: GroupMatch) -> None:
-        """Requests the pages on disk, also if the request does not wait for them: the next one finds them in memory."""
-        tracked.prefetch = self._prefetches.submit(match, max(self._disk_timeout, _DISK_S))
-        tracked.disk_wait_ends = time.monotonic() + self._disk_timeout
+        pages = tokens // group.kind.page_tokens
+        if group.hashes != 1 or self.pool is None or not pages:
+            return None
+        return self.pool.get_cached_block(hashes[pages - 1], [0]) is not None
 
     def _touch(self, tracked: Tracked) -> None:
         """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""

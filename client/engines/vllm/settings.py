@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pagetier.client.engines.fleet_reads import FleetLimits
+
 
 class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in `kv_connector_extra_config`.
@@ -14,6 +16,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         socket: The daemon's control socket; empty for the user's default socket.
         disk_timeout: Seconds that a request may wait for pages on disk before it is computed; with 0 no request waits.
+        remote_timeout: Seconds that a request may wait for pages of the fleet; with 0 no request waits for it.
+        remote_ask_timeout: Seconds that a request may wait for the answer which pages the fleet has.
+        remote_least: The least number of tokens by which the fleet must make a hit longer; else it is not asked.
         salt: Engines with different salts share no pages.
         name: The engine's name for administrators; empty for the name of the program.
         weights: A text that identifies the engine's weights, those of a draft model too, instead of commits or files.
@@ -28,6 +33,9 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     socket: str = ""
     disk_timeout: float = 2.0
+    remote_timeout: float = 2.0
+    remote_ask_timeout: float = 0.05
+    remote_least: int = 256
     salt: str = ""
     name: str = ""
     weights: str = ""
@@ -37,10 +45,16 @@ class ConnectorSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["both", "save_only", "load_only"] = "both"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.disk_timeout <= 3600:
-            raise ValueError(f"disk_timeout must be from 0 to 3600 seconds, not {self.disk_timeout}")
-        if not 0 <= self.events_lease <= 3600:
-            raise ValueError(f"events_lease must be from 0 to 3600 seconds, not {self.events_lease}")
+        for name in ("disk_timeout", "remote_timeout", "remote_ask_timeout", "events_lease"):
+            if not 0 <= getattr(self, name) <= 3600:
+                raise ValueError(f"{name} must be from 0 to 3600 seconds, not {getattr(self, name)}")
+        if self.remote_least < 1:
+            raise ValueError(f"remote_least must be 1 token or more, not {self.remote_least}")
+
+    @property
+    def fleet_limits(self) -> FleetLimits:
+        """When the fleet is asked, and how long a request waits for it."""
+        return FleetLimits(self.remote_timeout, self.remote_least, self.remote_ask_timeout)
 
 
 def read_settings(given: Mapping[str, Any]) -> ConnectorSettings:

@@ -158,6 +158,7 @@ def open_scheduler(
         divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
         announcer = None if divided else _announcer(config, groups, client, pool, settings)
         half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        half.reads.fleet.limits = settings.fleet_limits
         half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
             half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))

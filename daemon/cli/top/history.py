@@ -103,5 +103,5 @@ def _is_continuation(before: Snapshot, after: Snapshot) -> bool:
 
 def _lookups_between(before: Snapshot, after: Snapshot) -> _Lookups:
     new, old = after.lookups, before.lookups
-    found = new.memory_tokens + new.disk_tokens - old.memory_tokens - old.disk_tokens
+    found = new.found_tokens - old.found_tokens
     return _Lookups(max(0, found), max(0, found) + max(0, new.missed_tokens - old.missed_tokens))

@@ -153,7 +153,7 @@ def _percent(ratio: float | None) -> str:
 
 def _rates(history: History, width: int) -> Iterator[Text]:
     matches = history.rate(lambda s: s.lookups.lookups)
-    found = history.rate(lambda s: s.lookups.memory_tokens + s.lookups.disk_tokens)
+    found = history.rate(lambda s: s.lookups.found_tokens)
     missed = history.rate(lambda s: s.lookups.missed_tokens)
     yield _row(width, "tokens", found=_each(found), missed=_each(missed), matches=_each(matches))
     stored, loaded = history.rate(lambda s: s.tiers.memory.bytes_in), history.rate(lambda s: s.tiers.memory.bytes_out)

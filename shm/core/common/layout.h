@@ -160,10 +160,10 @@ _Static_assert(sizeof(pt_counts) == 64, "the counters of a process are one cache
 /* More counters of a process: tokens of looked-up prompts by the place where they were found, the time that copies between
  * the arena and the engine's memory took (summed over threads), and matches that ended at the header's pin_frames. */
 typedef struct {
-    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded;
-    pt_a64 spare[2];
+    pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens;
+    pt_a64 spare[1];
 } pt_uses;
-#define PT_USES 6u
+#define PT_USES 7u
 _Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache line");
 
 /* Counters of the daemon. */

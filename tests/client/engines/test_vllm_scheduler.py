@@ -13,7 +13,7 @@ from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Client
 from pagetier.client.engines.vllm import scheduler as scheduler_module
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.request_state import LoadedTokens, PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.groups import FullAttention
@@ -82,8 +82,8 @@ def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
     assert (fake.matches, fake.pinned) == (1, 0)
     fake.here, fake.answered = 24, True
     assert eventually(lambda: half.matched(one, 0) == 24)
-    assert half.from_memory(one, 24) == 8
-    assert half.from_memory(one, 20) == 4
+    assert half.by_tier(one, 24) == LoadedTokens(24, 8)
+    assert half.by_tier(one, 20) == LoadedTokens(20, 4)
 
 
 def test_a_request_does_not_wait_longer_than_the_timeout(clock: Clock) -> None:

@@ -20,6 +20,7 @@ from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
+from pagetier.client.engines.vllm.request_state import LoadedTokens
 from pagetier.client.engines.vllm.settings import ConnectorSettings, Directions, directions_of, read_settings
 from pagetier.client.engines.vllm.setup import (
     is_switched_off,
@@ -58,6 +59,8 @@ def test_settings_are_read() -> None:
         ({"disk_timeout": -1}, "disk_timeout.*-1"),
         ({"disk_timeout": 4000}, "disk_timeout.*4000"),
         ({"disk_timeout": "soon"}, "disk_timeout"),
+        ({"remote_timeout": -0.1}, "remote_timeout.*-0.1"),
+        ({"remote_least": 0}, "remote_least.*0"),
         ({"socket": 7}, "socket"),
         ({"prefix_caching": "never"}, "prefix_caching"),
         ({"store": "later"}, "store"),
@@ -351,11 +354,11 @@ def test_adapters_are_not_shared_between_engines() -> None:
 
 def test_counts_are_returned_once() -> None:
     tally = ConnectorCounters()
-    tally.hit(100, 60)
-    tally.hit(10, 10)
+    tally.hit(LoadedTokens(100, 60, 30))
+    tally.hit(LoadedTokens(10, 10))
     tally.add("failed_loads", 0)
     counts = tally.taken()
-    assert counts == {"memory_tokens": 70, "disk_tokens": 40} and counts.keys() <= HELP.keys()
+    assert counts == {"memory_tokens": 70, "disk_tokens": 10, "remote_tokens": 30} and counts.keys() <= HELP.keys()
     assert tally.taken() == {}
 
 

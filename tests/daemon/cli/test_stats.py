@@ -41,7 +41,7 @@ KEYS = {
         *("last_sync", "clean", "damaged", "device_bytes", "restarts", "budget", "room_frames", "devices"),
     },
     "disk_work": {"written", "read", "lost", "skipped", "damaged"},
-    "lookups": {"lookups", "memory_tokens", "disk_tokens", "missed_tokens"},
+    "lookups": {"lookups", "memory_tokens", "disk_tokens", "remote_tokens", "missed_tokens"},
     "absent": {"never_stored", "evicted_from_memory", "evicted_from_disk", "dropped", "in_other_namespace"},
     "stores": {"writing", "granted", "present", "pending", "refused", "doomed", "expired"},
     "eviction": {"policy", "state", "left_out", "switches"},
@@ -102,7 +102,13 @@ def test_counters_match_the_operations() -> None:
         assert (one["loaded_pages"], one["stored_bytes"]) == (10, 10 * PAGE)
         assert 0 <= one["age_seconds"] < 60
         assert values["stores"]["granted"] == 10
-        assert values["lookups"] == {"lookups": 2, "memory_tokens": 160, "disk_tokens": 0, "missed_tokens": 48}
+        assert values["lookups"] == {
+            "lookups": 2,
+            "memory_tokens": 160,
+            "disk_tokens": 0,
+            "remote_tokens": 0,
+            "missed_tokens": 48,
+        }
         assert values["daemon"]["incarnation"] >= 1
 
 

@@ -1,0 +1,179 @@
+"""Asks the fleet for pages that no tier of this host has, and reads them while requests wait for their turn.
+
+Nothing here blocks: questions and reads are sent on the thread of PrefetchThread.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from pagetier.client.client import Client
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.futures import Prefetch
+from pagetier.client.group_location import GroupLocation, LocatedHit
+from pagetier.client.group_match import GroupMatch
+
+_LATE_S: Final = 0.1  # by which a daemon that works is late at most
+_LEAST_S: Final = 1.0  # the least timeout of a read, also if no request waits for it
+_MEASURED_S: Final = 10.0  # after which a slow fleet is read from again, to measure whether it is still slow
+
+
+class FleetLimits(msgspec.Struct, frozen=True):
+    """When the fleet is asked, and how long a request waits for it.
+
+    Attributes:
+        timeout: Seconds that a request may wait for pages of the fleet. With 0 no request waits for it at all.
+        least: The least number of tokens by which the fleet must make a hit longer.
+        ask_timeout: Seconds that a request may wait for the answer to the question, whether the daemon answers or not.
+    """
+
+    timeout: float = 2.0
+    least: int = 256
+    ask_timeout: float = 0.05
+
+
+class FleetRead:
+    """A question to the fleet, and the read that follows it. Requests with the same first missing page share it.
+
+    Attributes:
+        first_key: The key of the first page that was asked for.
+        match: The match after which pages are missing.
+        asked_at: When the question was given to the thread, from time.monotonic().
+        hit: What is read; None before the answer, and if nothing is.
+        read_at: When the read was sent.
+    """
+
+    def __init__(self, first_key: bytes, match: GroupMatch, limits: FleetLimits) -> None:
+        self.first_key, self.match = first_key, match
+        self.asked_at = time.monotonic()
+        self.hit: LocatedHit | None = None
+        self.read_at = math.inf
+        self._limits = limits
+        self._prefetch: Prefetch | None = None
+        self._in_time = True
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is asked and read any more."""
+        return self._ended or (self._prefetch is not None and self._prefetch.ready)
+
+    @property
+    def due(self) -> float:
+        """Until when a request waits for the answer, or for the pages, from time.monotonic()."""
+        if self._prefetch is None:
+            return self.asked_at + self._limits.ask_timeout
+        return self.read_at + self._limits.timeout
+
+    def waits(self, now: float) -> bool:
+        """Returns whether a request has to wait."""
+        return bool(self._limits.timeout) and self._in_time and not self.ended and now < self.due
+
+    def is_late(self, now: float) -> bool:
+        """Returns whether the daemon should have answered long ago."""
+        return not self.ended and now > max(self.due, self.read_at + _LEAST_S if self.hit else 0.0) + _LATE_S
+
+    def end(self) -> None:
+        """Ends the question: nothing is read."""
+        self._ended = True
+
+    def reads(self, hit: LocatedHit, prefetch: Prefetch, *, in_time: bool) -> None:
+        """Takes the read that was sent. No request waits for it if it cannot end in time."""
+        self.hit, self.read_at, self._in_time, self._prefetch = hit, time.monotonic(), in_time, prefetch
+
+
+class FleetReads:
+    """The questions and reads of one scheduler. One thread calls ask(); it does not block.
+
+    Args:
+        client: The client.
+        thread: Sends questions and reads.
+
+    Attributes:
+        limits: When the fleet is asked, and how long a request waits.
+    """
+
+    def __init__(self, client: Client, thread: PrefetchThread) -> None:
+        self._client, self._thread = client, thread
+        self.limits = FleetLimits()
+        self._open: dict[bytes, FleetRead] = {}
+        self._read_at = -math.inf
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a fleet that answers. It is a cheap check."""
+        session = self._client.session
+        return session is not None and session.asks_fleet
+
+    def ask(self, match: GroupMatch, known_tokens: int) -> FleetRead | None:
+        """Asks for the pages after a match, unless they are too few or the daemon does not answer.
+
+        Args:
+            match: The match. It may be released.
+            known_tokens: The number of tokens that the engine has itself.
+
+        Returns:
+            The question, maybe that of another request with the same first missing page; None if none is asked.
+        """
+        if match.asked - max(match.available_tokens, known_tokens) < self.limits.least:
+            return None
+        first = match.groups[0]
+        key = first.keys[match.available_tokens // first.group.page_tokens]
+        now = time.monotonic()
+        for ended in [one for one in self._open.values() if one.ended]:
+            del self._open[ended.first_key]
+        if any(one.is_late(now) for one in self._open.values()):
+            return None
+        read = self._open.get(key)
+        if read is None:
+            read = self._open[key] = FleetRead(key, match, self.limits)
+            self._on_thread(read, lambda: self._send(read))
+        return read
+
+    def _on_thread(self, read: FleetRead, call: Callable[[], None]) -> None:
+        """Runs a call on the thread. The read ends if that fails, so that no request waits for it."""
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException:
+                read.end()
+                raise
+
+        if not self._thread.run(run):
+            read.end()
+
+    def _send(self, read: FleetRead) -> None:
+        location = self._client.locate_groups(read.match)
+        location.call_when_ready(lambda: self._on_thread(read, lambda: self._read(read, location)))
+
+    def _read(self, read: FleetRead, location: GroupLocation) -> None:
+        if read.hit is not None:
+            return  # called twice
+        hit, in_time = self._worth(location, self._most_bytes(location.rate)), True
+        if hit is None and time.monotonic() - self._read_at > _MEASURED_S:
+            hit, in_time = self._worth(location, math.inf), False
+        if hit is None:
+            read.end()
+            return
+        self._read_at = time.monotonic()
+        prefetch = self._client.prefetch_groups(read.match, max(self.limits.timeout, _LEAST_S), hit)
+        read.reads(hit, prefetch, in_time=in_time)
+
+    def _worth(self, location: GroupLocation, most_bytes: float) -> LocatedHit | None:
+        """Returns the longest hit within these bytes, None if it gains less than `limits.least` tokens."""
+        hit = location.longest_hit(most_bytes)
+        gains = hit is not None and hit.tokens - location.match.available_tokens >= self.limits.least
+        return hit if gains else None
+
+    def _most_bytes(self, rate: float) -> float:
+        """Returns the bytes that can come in time at the measured rate, beside those that other reads wait for."""
+        if not rate:
+            return math.inf
+        reading = sum(one.hit.fleet_bytes for one in tuple(self._open.values()) if one.hit and not one.ended)
+        return rate * (self.limits.timeout or _LEAST_S) - reading

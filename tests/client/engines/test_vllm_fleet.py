@@ -1,0 +1,237 @@
+"""A simulated vLLM loads from the fleet what another host has stored, and waits for it within its limits only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from eventually import eventually
+from fake_vllm_client import FakeClient, request
+from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.scheduler import SchedulerHalf
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.shm._core import KEY_BYTES
+from running_daemon import namespace
+from simulated_hosts import LONG_S, Fleet, two_hosts
+
+PAGE = 8
+PROMPT = list(range(40 * PAGE + 1))
+ASK_S, READ_S = 0.05, 0.4  # how long requests wait where that is tested
+LATE_S = 0.2  # by which a step of the test may be late
+FULL = (FullAttention(PAGE),)
+MODELS: dict[str, tuple[Group, ...]] = {
+    "full": FULL,
+    "window and full": (SlidingWindow(PAGE, 20), FullAttention(PAGE)),
+    "window only": (SlidingWindow(PAGE, 20),),
+    "recurrent and full": (Recurrent(2 * PAGE), FullAttention(PAGE)),
+    "all kinds": (Recurrent(4 * PAGE), SlidingWindow(PAGE, 9), FullAttention(2 * PAGE)),
+}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with two_hosts(tmp_path_factory.mktemp("fleet") / "store") as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(hosts: Fleet) -> Iterator[Fleet]:
+    """Hosts whose store is fast."""
+    yield hosts
+    hosts.end_delays()
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Fleet]:
+    """Hosts of this test alone: the daemon remembers for a while how slow the store was."""
+    with two_hosts(tmp_path / "store") as fleet:
+        yield fleet
+        fleet.end_delays()
+
+
+def own(number: int, tokens: int = 40 * PAGE + 1) -> list[int]:
+    """Returns tokens that no other prompt has."""
+    return [1000 * (number + 1) + at for at in range(tokens)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_prompt_of_another_host_is_loaded(fleet: Fleet, model: str) -> None:
+    engine, before = fleet.engine(MODELS[model]), fleet.remote_tokens
+    engine.share(PROMPT)
+    engine.arrive("one", PROMPT)
+    engine.wait("one")
+    expected = len(PROMPT) // engine.vllm.grain * engine.vllm.grain
+    assert engine.vllm.requests["one"].external == expected
+    assert engine.half.by_tier(engine.vllm.requests["one"], expected).from_fleet == expected
+    engine.run()  # compares the contents of all blocks
+    assert engine.counted["remote_tokens"] == expected and fleet.remote_tokens - before == expected
+
+
+def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
+    engine = slow.engine(FULL)
+    engine.share(PROMPT)
+    slow.delay(0.02, "delay-get")
+    one = engine.arrive("one", PROMPT)
+    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], time.monotonic()), LONG_S)
+    assert engine.half.matched(one, 0) == 40 * PAGE, "at the first time it is asked"
+    engine.run()
+
+
+def test_an_engine_that_announces_no_arrivals_asks_at_the_first_match(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL)
+    engine.share(PROMPT)
+    engine.submit("one", PROMPT)
+    assert engine.wait("one") > 0
+    assert engine.vllm.requests["one"].external == 40 * PAGE
+    engine.run()
+
+
+def test_requests_with_the_same_prefix_read_it_once(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL)
+    engine.share(PROMPT)
+    time.sleep(1.1)  # until the report has the reads of earlier tests
+    read = fleet.second.report.read
+    names = [f"r{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        engine.arrive(name, PROMPT[: 40 * PAGE] + own(number, 5))
+    assert len({engine.half._tracked[name].fleet for name in names}) == 1, "one question"
+    engine.run_slowly()
+    assert eventually(lambda: fleet.second.report.read - read >= 40) and fleet.second.report.read - read == 40
+    assert engine.loaded_pages == 40
+
+
+def test_a_request_that_shared_a_question_asks_for_its_other_pages(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL)
+    engine.share(PROMPT[: 20 * PAGE] + own(1))
+    engine.share(PROMPT[: 20 * PAGE] + own(2))
+    engine.arrive("one", PROMPT[: 20 * PAGE] + own(1))
+    engine.arrive("two", PROMPT[: 20 * PAGE] + own(2))
+    engine.run_slowly()
+    assert engine.counted["remote_tokens"] >= (60 + 40) * PAGE
+
+
+def test_too_few_tokens_are_not_asked_for(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL, least=41 * PAGE)
+    engine.share(PROMPT)
+    engine.arrive("one", PROMPT)
+    assert engine.wait("one") < LATE_S and not engine.vllm.requests["one"].external
+    assert engine.half._tracked["one"].fleet is None
+    engine.run()
+
+
+def test_pages_on_this_host_count_as_such(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL)
+    engine.share(PROMPT)
+    engine.store_elsewhere(PROMPT[: 10 * PAGE])
+    engine.arrive("one", PROMPT)
+    engine.wait("one")
+    engine.run()
+    counted = engine.counted
+    assert (counted["memory_tokens"], counted["remote_tokens"]) == (10 * PAGE, 30 * PAGE)
+
+
+def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> None:
+    with two_hosts(tmp_path / "store", ASK_S) as fleet:
+        engine = fleet.engine(FULL, ask=ASK_S)
+        fleet.delay(60.0)
+        asked: list[bool] = []
+        for name in (f"r{number}" for number in range(8)):
+            engine.arrive(name, own(len(asked)))
+            asked.append(engine.half._tracked[name].fleet is not None)
+            assert engine.wait(name) < ASK_S + LATE_S
+        assert asked[:3] == [True] * 3 and not any(asked[4:]), "until the breaker has opened"
+        assert not fleet.second.asks
+        engine.run()
+        fleet.end_delays()
+
+
+def test_a_store_that_hangs_in_reads_delays_a_request_within_its_timeout(slow: Fleet) -> None:
+    engine = slow.engine(FULL, timeout=READ_S)
+    engine.share(PROMPT)
+    slow.delay(3.0, "delay-get")
+    engine.arrive("one", PROMPT)
+    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
+    assert READ_S - LATE_S < engine.wait("one") < READ_S + LATE_S
+    assert not engine.vllm.requests["one"].external
+    engine.run()
+
+
+def test_with_a_timeout_of_zero_no_request_waits_and_the_next_one_finds_the_pages(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL, timeout=0.0)
+    engine.share(PROMPT)
+    one = engine.arrive("one", PROMPT)
+    assert engine.half.matched(one, 0) is not None
+    keys = engine.half._groups[0].keys(one.block_hashes[1:80:2])
+
+    def there() -> bool:
+        with fleet.second.client.match(keys) as match:
+            return len(match) == 40
+
+    assert eventually(there, LONG_S), "before any of them is computed"
+    engine.run()
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_daemon_that_hangs_delays_the_first_requests_for_the_time_of_an_answer(fleet: Fleet) -> None:
+    engine = fleet.engine(FULL, ask=ASK_S)
+    process = fleet.second.daemon.process
+    assert process is not None
+    with stopped(process.pid):
+        asked: list[bool] = []
+        for name in (f"r{number}" for number in range(12)):
+            engine.arrive(name, own(len(asked)))
+            asked.append(engine.half._tracked[name].fleet is not None)
+            assert engine.wait(name) < ASK_S + LATE_S
+            time.sleep(0.02)
+        assert asked[0] and not any(asked[4:]), "until the daemon is known to hang"
+    engine.run()
+    engine = fleet.engine(FULL)
+    assert eventually(lambda: fleet.second.client.attached and fleet.second.asks, LONG_S)
+    engine.share(PROMPT)
+    engine.arrive("well", PROMPT)
+    engine.wait("well")
+    assert engine.vllm.requests["well"].external == 40 * PAGE
+    engine.run()
+
+
+def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> None:
+    engine = slow.engine(FULL)
+    engine.share(PROMPT)
+    engine.share(own(1))
+    slow.delay(0.02, "delay-get")
+    engine.arrive("one", PROMPT)
+    engine.wait("one")
+    assert eventually(lambda: slow.second.report.rate > 0)
+    in_ten_pages = 10 * KEY_BYTES / slow.second.report.rate
+    engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, PAGE, LONG_S)
+    two = engine.arrive("two", own(1))
+    read = engine.half._tracked["two"].fleet
+    assert eventually(lambda: read is not None and read.hit is not None, LONG_S)
+    assert read is not None and read.hit is not None and 8 * PAGE <= read.hit.tokens <= 12 * PAGE
+    engine.wait("two")
+    assert two.external <= read.hit.tokens
+    engine.run()
+
+
+def test_without_a_fleet_that_answers_an_arrival_costs_no_match() -> None:
+    fake = FakeClient()
+    fake.session = SimpleNamespace(disk_bytes=0, asks_fleet=False)
+    half = SchedulerHalf(fake, [PagedGroup(FullAttention(4), namespace(4), 1, True)], 0.0)  # type: ignore[arg-type]
+    half.arrived(request())
+    assert not fake.matches
