@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from eviction.core import IN_INDEX, Outcome, compile_core, hits_of, record_of
+from eviction.core import IN_INDEX, Outcome, compiled_core, hits_of, record_of
 from eviction.traces import Trace, read_trace
 
 TIMES: Final = {"eager": 0, "on_eviction": 1}
@@ -44,18 +43,17 @@ def main() -> None:
     parser.add_argument("--host", type=float, default=5.0, help="the daemon's cache")
     given = parser.parse_args()
     table = Table("trace", "policy", "store", "hits in % of the optimum", "pages stored")
-    with tempfile.TemporaryDirectory() as name:
-        core = compile_core(Path(name))
-        for each in given.traces:
-            path, _, tokens = each.rpartition(":")
-            trace = read_trace(Path(path), int(tokens))
-            gpu, host = trace.room(given.gpu), trace.room(given.host)
-            best = hits_of(core, "optimum", trace, gpu + host)
-            for policy in IN_INDEX:
-                for when in TIMES:
-                    out = replay(core, trace, gpu, host, policy, when)
-                    hits = f"{100 * out.hits / max(1, best):.1f}"
-                    table.add_row(Path(path).name.partition(".")[0], policy, when, hits, f"{out.stored:,}")
+    core = compiled_core()
+    for each in given.traces:
+        path, _, tokens = each.rpartition(":")
+        trace = read_trace(Path(path), int(tokens))
+        gpu, host = trace.room(given.gpu), trace.room(given.host)
+        best = hits_of(core, "optimum", trace, gpu + host)
+        for policy in IN_INDEX:
+            for when in TIMES:
+                out = replay(core, trace, gpu, host, policy, when)
+                hits = f"{100 * out.hits / max(1, best):.1f}"
+                table.add_row(Path(path).name.partition(".")[0], policy, when, hits, f"{out.stored:,}")
     Console().print(table)
 
 

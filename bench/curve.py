@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from eviction.core import Outcome, compile_core, predict, replay
+from eviction.core import Outcome, compiled_core, predict, replay
 from eviction.traces import Trace, read_trace
 from measure import machine
 from pagetier.shm._core import SIMULATED_FACTORS
@@ -126,14 +125,13 @@ def parsed() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 def main() -> None:
     parser, given = parsed()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        core = compile_core(Path(folder))
-        for each in given.traces:
-            path, _, tokens = each.rpartition(":")
-            if not path or not tokens.isdecimal():
-                parser.error(f"{each}: write FILE:TOKENS, for example trace.jsonl.gz:512")
-            trace, name = read_trace(Path(path), int(tokens)), Path(path).name.partition(".")[0]
-            rows += rows_of(core, name, trace, given.policy, given.arenas, given.sizes)
+    core = compiled_core()
+    for each in given.traces:
+        path, _, tokens = each.rpartition(":")
+        if not path or not tokens.isdecimal():
+            parser.error(f"{each}: write FILE:TOKENS, for example trace.jsonl.gz:512")
+        trace, name = read_trace(Path(path), int(tokens)), Path(path).name.partition(".")[0]
+        rows += rows_of(core, name, trace, given.policy, given.arenas, given.sizes)
     if given.json:
         sys.stdout.write("".join(f"{json.dumps(msgspec.to_builtins(row))}\n" for row in rows))
     else:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import tempfile
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from eviction.core import IN_INDEX, compile_core
+from eviction.core import IN_INDEX, compiled_core
 from measure import machine
 
 FIELDS: Final = {
@@ -55,9 +53,8 @@ def main() -> None:
     parser.add_argument("--pages", type=int, default=200_000, help="pages of the index")
     parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        core = compile_core(Path(folder))
-        rounds = [{policy: measure(core, given.pages, policy) for policy in IN_INDEX} for _ in range(given.rounds)]
+    core = compiled_core()
+    rounds = [{policy: measure(core, given.pages, policy) for policy in IN_INDEX} for _ in range(given.rounds)]
     show(rounds)
 
 

@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +25,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from eviction.core import IN_INDEX, ON_LISTS, compile_core, hits_of, replay
+from eviction.core import IN_INDEX, ON_LISTS, compiled_core, hits_of, replay
 from eviction.hints import HintsWanted, with_hints
 from eviction.picture import Panel, picture
 from eviction.traces import Trace, merged, read_trace
@@ -189,8 +188,7 @@ def main() -> None:
     settings = [
         Setting(name, traces[name], *at) for name in traces for at in itertools.product(given.speed, given.shares)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        cells = [*measure(compile_core(Path(folder)), settings, given.policies, given.jobs)]
+    cells = [*measure(compiled_core(), settings, given.policies, given.jobs)]
     if given.json:
         sys.stdout.write("".join(f"{json.dumps(msgspec.to_builtins(cell))}\n" for cell in cells))
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,7 @@ from pagetier.shm._core import SIMULATED_FACTORS, Absence
 
 SOURCES: Final = Path(__file__).parent
 ROOT: Final = SOURCES.parents[1]
+CACHE: Final = ROOT / ".cache" / "eviction"
 IN_INDEX: Final = {"lru": 0, "cadence": 1}
 ON_LISTS: Final = ("arc", "s3fifo")
 
@@ -67,13 +70,15 @@ class Curve(ctypes.Structure):
     ]
 
 
-def compile_core(folder: Path) -> ctypes.CDLL:
-    """Returns the library of the index and the optimum, compiled into `folder`."""
-    target = folder / "eviction.so"
-    sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'shm'}"]
-    subprocess.run(["cc", *flags, *sources, "-o", str(target), "-lm"], check=True)
-    core = ctypes.CDLL(str(target))
+def compiled_core() -> ctypes.CDLL:
+    """Returns the library of the index and the optimum, which is compiled after a change of its sources."""
+    sources = sorted(SOURCES.glob("*.c"))
+    files = [*sources, *sorted(SOURCES.glob("*.h")), *sorted((ROOT / "shm").rglob("*.h"))]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    library = CACHE / f"{digest}.so"
+    if not library.exists():
+        _compile(sources, library)
+    core = ctypes.CDLL(str(library))
     for on_lists in ("optimum", *ON_LISTS):
         getattr(core, on_lists).restype = ctypes.c_int64
         getattr(core, on_lists).argtypes = [
@@ -89,6 +94,15 @@ def compile_core(folder: Path) -> ctypes.CDLL:
         *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p),
     ]
     return core
+
+
+def _compile(sources: list[Path], library: Path) -> None:
+    """Compiles the library, which gets its name last: other processes may look for it."""
+    library.parent.mkdir(parents=True, exist_ok=True)
+    partial = library.with_suffix(f".{os.getpid()}")
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'shm'}"]
+    subprocess.run(["cc", *flags, *map(str, sources), "-o", str(partial), "-lm"], check=True)
+    partial.rename(library)
 
 
 def predict(

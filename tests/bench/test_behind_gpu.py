@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import behind_gpu
-from eviction.core import compile_core
+from eviction.core import compiled_core
 from eviction.traces import Trace
 
 PAGES = 60
@@ -16,8 +16,8 @@ ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_core(tmp_path_factory.mktemp("eviction"))
+def core() -> ctypes.CDLL:
+    return compiled_core()
 
 
 def rounds() -> Trace:

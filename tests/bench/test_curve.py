@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import curve
-from eviction.core import compile_core, predict, replay
+from eviction.core import compiled_core, predict, replay
 from eviction.traces import Trace
 from pagetier.shm._core import Absence
 
@@ -21,8 +21,8 @@ SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_core(tmp_path_factory.mktemp("curve"))
+def core() -> ctypes.CDLL:
+    return compiled_core()
 
 
 def sessions(seed: int, requests: int, known: float) -> Trace:

@@ -17,7 +17,7 @@ import pytest
 
 import policies
 from cache_models import Arc, S3Fifo
-from eviction.core import compile_core, hits_of, replay
+from eviction.core import compiled_core, hits_of, replay
 from eviction.hints import HintsWanted, derived_hints, seconds_until_return, with_hints
 from eviction.traces import Trace, merged
 from pagetier.shm._core import HintKind
@@ -26,8 +26,8 @@ Prompts = Sequence[Sequence[int]]
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_core(tmp_path_factory.mktemp("eviction"))
+def core() -> ctypes.CDLL:
+    return compiled_core()
 
 
 def trace_of(prompts: Prompts, step: float = 0.1) -> Trace:

@@ -285,11 +285,36 @@ static void keep_a_large_page(void)
     scene_end(&s);
 }
 
+/* Two tenants have exactly their minimum of a full disk. What one of them writes displaces its own page, though that of the other
+ * is colder. */
+static void keep_the_minimum_on_disk(void)
+{
+    scene s = scene_new(64, 40);
+    pt_quota quotas[SPACES] = {PT_NO_QUOTA, {{0, 1}, {0.5, 1}}, {{0, 1}, {0.5, 1}}};
+    uint8_t tenants[SPACES] = {0, 1, 2}, keys[3][PT_KEY_BYTES];
+    uint32_t entry;
+    EXPECT(pt_disk_open(&s.owner, 0, 2, PT_WRITE_THROUGH, later(&s)));
+    EXPECT(pt_set_quotas(&s.owner, quotas, SPACES, tenants, later(&s)));
+    for (uint32_t i = 0; i < 3; i++)
+        key_of((char[]){(char)('a' + i), 0}, keys[i]);
+    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[0], FRAME, 1, NOON, 0}, later(&s)));
+    EXPECT(pt_disk_report(&s.owner, &(pt_stored){keys[1], FRAME, 2, NOON + 1, 0}, later(&s)));
+    pt_request r = request(&s, &s.one);
+    r.space = 2;
+    pt_answer a = reserve_page(&s.owner, &r, keys[2], FRAME);
+    EXPECT(finish(&s, &a, 0) && order(&s, 1, &entry) == 1 && entry == a.entry);
+    EXPECT(pt_frames_on(s.owner.disk.devices, 1) == 1 && pt_frames_on(s.owner.disk.devices, 2) == 1);
+    end_order(&s, entry, PT_WRITE_DONE);
+    pt_disk_close(&s.owner, 0, later(&s));
+    scene_end(&s);
+}
+
 int main(int count, char **arguments)
 {
     run r = run_begin("quotas", count, arguments);
     trial all = {0};
     keep_a_large_page();
+    keep_the_minimum_on_disk();
     for (uint64_t seed = r.seed; !run_over(&r); seed++) {
         trial t = {.s = scene_new(64, 40), .random = rng_stream(seed, 0)};
         world_draw_quotas(&t.s.owner, &t.random);

@@ -4,12 +4,16 @@
 #include "scene.h"
 #include "stepping.h"
 
-/* ASan multiplies the instructions, so a run tries one of so many; the seed selects which. */
-#ifdef __SANITIZE_ADDRESS__
+/* A walk pauses after one of so many instructions, and the seed selects which. All walks together pause after each of them;
+ * few are enough to meet a race of several instructions, so each walk visits all races. ASan multiplies the instructions, so
+ * its build walks once. */
 #define EVERY 16u
+#ifdef __SANITIZE_ADDRESS__
+#define WALKS 1u
 #else
-#define EVERY 1u
+#define WALKS EVERY
 #endif
+#define STEP 5u /* from a walk to the next: a few walks are spread over all instructions */
 
 /* A scene and its results. */
 typedef struct {
@@ -300,8 +304,8 @@ static bool pauses_once(const race *t, uint64_t instructions)
     return paused;
 }
 
-/* Returns how often it paused. */
-static uint64_t pauses_everywhere(const race *t, uint64_t first)
+/* Returns how often it paused: after the first of these instructions, and after each EVERY-th from there on. */
+static uint64_t pauses_along(const race *t, uint64_t first)
 {
     uint64_t at = first;
     while (pauses_once(t, at))
@@ -333,8 +337,9 @@ int main(int count, char **arguments)
         printf("stepped_races  skipped: it steps with the trap flag of x86-64\n");
         return 0;
     }
-    for (uint32_t i = 0; i < all; i++)
-        pauses += pauses_everywhere(&races[i], r.seed % EVERY);
-    run_end(&r, "%u races, paused after %lu instructions, one of %u,", all, (unsigned long)pauses, EVERY);
+    for (uint64_t walk = 0; walk < WALKS; walk++)
+        for (uint32_t i = 0; i < all; i++)
+            pauses += pauses_along(&races[i], (r.seed + walk * STEP) % EVERY);
+    run_end(&r, "%u races, paused after %lu instructions, one of %u,", all, (unsigned long)pauses, EVERY / WALKS);
     return 0;
 }
