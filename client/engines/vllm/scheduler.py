@@ -260,7 +260,7 @@ class SchedulerHalf:
         keys, found, now = tracked.keys_after(begins), tracked.found, time.monotonic()
         if found is not None and found.begins == begins and now - found.since < _PINNED_S:
             return found  # new hashes have released the pinned pages
-        if self.reads.must_wait(tracked, now):
+        if self.reads.must_wait(tracked, computed - begins, now):
             return None
         tracked.release_hit()
         match = self._client.find_groups(keys, limit=tracked.request.num_tokens - 1 - begins)

@@ -52,8 +52,14 @@ class TierReads:
             self._thread.submit(match, max(self._disk_timeout, _DISK_S))
         return (fleet and self._ask_fleet(tracked, match, 0)) or reads_disk
 
-    def must_wait(self, tracked: Tracked, now: float) -> bool:
-        """Returns whether a request that is due waits for pages that are being read."""
+    def must_wait(self, tracked: Tracked, known_tokens: int, now: float) -> bool:
+        """Returns whether a request that is due waits for pages that are being read.
+
+        Args:
+            tracked: The request.
+            known_tokens: The number of its tokens that vLLM has itself, without those before the keys of a match.
+            now: The time, from time.monotonic().
+        """
         if tracked.prefetch is not None and not tracked.prefetch.ready and now < tracked.disk_wait_ends:
             return True
         limits = self.fleet.limits
@@ -61,6 +67,9 @@ class TierReads:
             return False
         if not tracked.fleet_wait_ends:
             tracked.fleet_wait_ends = now + limits.ask_timeout + limits.timeout
+        hit = tracked.fleet.hit
+        if hit is not None and hit.tokens - known_tokens < limits.least:
+            return False
         return now < tracked.fleet_wait_ends and tracked.fleet.waits(now)
 
     def begin(self, tracked: Tracked, match: GroupMatch, known_tokens: int, now: float) -> bool:

@@ -80,7 +80,7 @@ def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
     engine.share(PROMPT)
     slow.delay(0.02, "delay-get")
     one = engine.arrive("one", PROMPT)
-    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], time.monotonic()), LONG_S)
+    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], 0, time.monotonic()), LONG_S)
     assert engine.half.matched(one, 0) == 40 * PAGE, "at the first time it is asked"
     engine.run()
 
@@ -226,6 +226,18 @@ def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> N
     assert read is not None and read.hit is not None and 8 * PAGE <= read.hit.tokens <= 12 * PAGE
     engine.wait("two")
     assert two.external <= read.hit.tokens
+    engine.run()
+
+
+def test_a_request_does_not_wait_for_pages_that_the_gpu_has(slow: Fleet) -> None:
+    engine = slow.engine(FULL, least=4 * PAGE)
+    engine.share(PROMPT)
+    slow.delay(0.05, "delay-get")
+    one = engine.arrive("one", PROMPT)
+    assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
+    assert engine.half.matched(one, 36 * PAGE) is None
+    assert engine.half.matched(one, 37 * PAGE) is not None
+    engine.wait("one")
     engine.run()
 
 
