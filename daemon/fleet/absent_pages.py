@@ -17,13 +17,20 @@ class AbsentPages:
     def __init__(self) -> None:
         self._until: dict[bytes, float] = {}
 
-    def add(self, keys: bytes, until: float) -> None:
-        """Adds keys, KEY_BYTES each. If there are too many, the oldest are forgotten."""
+    def add(self, keys: bytes, now: float, seconds: float) -> None:
+        """Adds keys, KEY_BYTES each, for some seconds. Expired ones leave; if there are too many, so do the oldest."""
+        self._expire(now)
+        until = now + seconds
         for at in range(0, len(keys), KEY_BYTES):
             self._until.pop(key := keys[at : at + KEY_BYTES], None)
             self._until[key] = until
         while len(self._until) > _MOST:
             del self._until[next(iter(self._until))]
+
+    def _expire(self, now: float) -> None:
+        """Forgets the oldest keys, up to the first one that has not expired."""
+        while self._until and self._until[oldest := next(iter(self._until))] <= now:
+            del self._until[oldest]
 
     def has(self, key: bytes, now: float) -> bool:
         """Returns whether a key is known to be absent now."""

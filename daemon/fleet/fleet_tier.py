@@ -237,7 +237,7 @@ class FleetTier:
         done = self._reads.end_pages(FLEET, report)
         now = self._loop.time()
         if report.damaged:
-            self.locates.absent.add(report.damaged, now + UNREADABLE_S)
+            self.locates.absent.add(report.damaged, now, UNREADABLE_S)
         self._rate.came(report, done.nbytes, now)
         self.report = msgspec.structs.replace(
             self.report,

@@ -115,7 +115,7 @@ class Locates:
             self._end(question, Answered.FOUND, report.sizes)
             return
         # Not if only the first page is absent: one group of a model may lack its first page, and others have theirs.
-        self.absent.add(question.keys[:KEY_BYTES], self._loop.time() + ABSENT_S)
+        self.absent.add(question.keys[:KEY_BYTES], self._loop.time(), ABSENT_S)
         self._end(question, Answered.ABSENT, report.sizes)
 
     def lost(self) -> None:

@@ -38,7 +38,7 @@ _READING_S: Final = 0.25
 _LENT_S: Final = 10.0
 _SERVING_S: Final = 60.0
 _LONG_S: Final = 300.0
-_DESCRIPTORS: Final = 8  # connections to a server come and go
+_DESCRIPTORS: Final = {"folder": 3.0, "s3": 64.0}  # connections to a server come and go
 
 
 class HostRound(Simulation):
@@ -158,7 +158,7 @@ class FleetRound:
             its = [(at, found[role]) for at, found in self._readings if role in found]
             series = {
                 "RssAnon": ("MiB", 2.0 if self.seconds > _LONG_S else 8.0, [one.rss / MIB for _, one in its]),
-                "descriptors": ("", _DESCRIPTORS, [float(one.descriptors) for _, one in its]),
+                "descriptors": ("", _DESCRIPTORS[self.scene.fleet], [float(one.descriptors) for _, one in its]),
             }
             for name, (unit, limit, values) in series.items():
                 points = [Point(at, one.pid, value) for (at, one), value in zip(its, values, strict=True)]

@@ -21,7 +21,7 @@ MIB: Final = 1 << 20
 SMALL, LARGE = 11_008, 300_000
 """Bytes of pages: three frames each; and so large that some kills happen within a copy."""
 
-FLEET_TIMEOUT_S: Final = 1.0
+FLEET_TIMEOUT_S: Final = 2.0
 POLICIES: Final = ("lru", "cadence")
 STORES: Final[tuple[Store, ...]] = get_args(Store)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +22,15 @@ _LISTED_S: Final = 1.0
 _NEWEST: Final = 100  # objects, of which most are damaged
 _DAMAGED: Final = 4096  # bytes
 _AWAY_S: Final = 1.0
+_FIRST_OBJECTS: Final = """
+import sys
+from pagetier.tiers.fleet.open_fleet import open_fleet
+from pagetier.tiers.worker_protocol import FleetOptions
+from tier_pages import outgoings
+fleet = open_fleet(FleetOptions(url=sys.argv[1], prefix="allocated", timeout_s=30.0, buffers=1 << 20))
+fleet.write([], outgoings(range(20), 1000))
+"""
+_STOPPED: Final = 0.8  # of the outages of a server
 
 
 def _age(path: Path) -> float:
@@ -156,10 +167,18 @@ class SharedS3(SharedStore):
         os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
         self._server = S3Server(self.folder)
         self.url = self._server.url
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Writes some objects: the server allocates its files at the first writes, which takes seconds.
+
+        Another process does so, because this one forks and must have one thread.
+        """
+        subprocess.run([sys.executable, "-c", _FIRST_OBJECTS, self.url], check=True)
 
     def take_away(self) -> None:
-        """Stops or kills the server."""
-        if self._rng.random() < 0.5:
+        """Stops the server, or now and then kills it: another one needs seconds to start."""
+        if self._rng.random() < _STOPPED:
             self._server.process.send(signal.SIGSTOP)
         else:
             self._server.process.kill()

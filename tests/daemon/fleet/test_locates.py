@@ -113,7 +113,9 @@ async def test_an_answer_for_other_pages_is_an_error_of_the_worker() -> None:
 
 def test_absent_pages_expire_and_are_bounded() -> None:
     absent = AbsentPages()
-    absent.add(b"a" * 32 + b"b" * 32, 5.0)
+    absent.add(b"a" * 32 + b"b" * 32, 0.0, 5.0)
     assert absent.has(b"a" * 32, 4.9) and not absent.has(b"a" * 32, 5.0) and not absent.has(b"x" * 32, 0.0)
-    absent.add(b"".join(number.to_bytes(32, "little") for number in range(70_000)), 9.0)
+    absent.add(b"".join(number.to_bytes(32, "little") for number in range(70_000)), 1.0, 8.0)
     assert len(absent) == 1 << 16 and not absent.has(b"b" * 32, 0.0)
+    absent.add(b"c" * 32, 9.0, 1.0)
+    assert len(absent) == 1
