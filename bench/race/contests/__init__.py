@@ -1,0 +1,1 @@
+"""What is measured. Each module, and the trust contest, has measure(), which yields lines of results."""

@@ -1,0 +1,74 @@
+"""Is it cached? The time until an engine knows how much of a prompt of 131,072 tokens is cached, and the CPU time.
+
+A lookup begins with the prompt in the form in which the engine has it: token IDs for pagetier, LMCache and files, so
+hashing is included; vLLM's block hashes for native offloading, because vLLM has them anyway. It ends when everything
+that it pinned is released.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from race.contestants.cache import Sizes
+from race.contestants.everyone import FILES, LMCACHE, NATIVE, PAGETIER
+from race.results import Absent, Figures, Form, Line
+from race.rounds import RoundError, Team, Values, cpu_of, run_rounds, stored, teams, together
+
+TOKENS = 131_072
+PROCESSES = 4
+PAGE = 4096
+TIMES = 3
+"""Lookups in a row, of which the time is the mean."""
+KNOWN, UNKNOWN = 1, 2
+ROUNDS = {Form.QUICK: 5, Form.WHOLE: 15}
+_UNITS = {"CPU": ("s", "low"), "": ("ms", "low")}
+_ONE_MEMORY = {NATIVE}
+"""Systems whose engines share no memory: each of them stores the prompt."""
+
+
+def measure(form: Form, folder: Path) -> Iterator[Line]:
+    """Yields the figures for pages of 256 and of 16 tokens."""
+    for page_tokens in (256, 16):
+        with ExitStack() as stack:
+            yield from _measure(page_tokens, ROUNDS[form], folder, stack)
+
+
+def _measure(page_tokens: int, rounds: int, folder: Path, stack: ExitStack) -> Iterator[Line]:
+    pages, running = TOKENS // page_tokens, dict[str, Team]()
+    sizes = Sizes(512 << 20, PAGE, page_tokens)
+    for one in teams("lookup", (PAGETIER, LMCACHE, NATIVE, FILES), sizes, PROCESSES, folder, stack):
+        if isinstance(one, tuple):
+            running[one[0]] = one[1]
+        else:
+            yield one
+    for name, team in list(running.items()):
+        try:
+            for engine in team.engines if name in _ONE_MEMORY else team.engines[:1]:
+                stored(team, engine, KNOWN, pages)
+        except RoundError as error:
+            yield Absent("lookup", name, f"pages of {page_tokens} tokens: {error}")
+            del running[name]
+    play = functools.partial(_play, pages)
+    for line in run_rounds("lookup", running, rounds, play, _UNITS):
+        if isinstance(line, Figures):
+            line.case = f"pages of {page_tokens} tokens, {line.case}"
+        yield line
+
+
+def _play(pages: int, team: Team, number: int) -> Values:
+    del number
+    values = Values()
+    for what, prompt, found in (("hit", KNOWN, pages), ("miss", UNKNOWN, 0)):
+        for processes in (1, PROCESSES):
+            case = f"{what}, {processes} {'process' if processes == 1 else 'processes'}"
+            before = cpu_of(team.cache.pids())
+            answers = together(team.engines[:processes], "lookups", prompt, pages, TIMES)
+            cpu = cpu_of(team.cache.pids()) - before + sum(answer.cpu for answer in answers)
+            if any(answer.value != found for answer in answers):
+                raise RoundError(f"{[answer.value for answer in answers]} pages found instead of {found}")
+            values[case] = 1e3 * sum(answer.seconds for answer in answers) / TIMES / processes
+            values[f"{case}, CPU of 1,000"] = 1e3 * cpu / TIMES / processes
+    return values

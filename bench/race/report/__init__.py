@@ -1,0 +1,1 @@
+"""Writes docs/race.md and its pictures from the results."""

@@ -1,0 +1,103 @@
+"""Tests the report of the race on stored results, and the parts that judge what an engine was served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from race.contests.trust.failures import _flip
+from race.contests.trust.observation import PAGE, PAGES, Observation
+from race.engine_process import Answer, Served, fill_page, judge, tokens_of
+from race.report.bar_chart import bar_chart
+from race.report.markdown import document
+from race.report.ratios import Verdict, beside
+from race.results import Absent, Figures, Form, Observed, Race, merge, read, save
+
+SLOWER = Figures("lookup", "a hit", "ms", "low", {"pagetier": [2.0] * 6, "files": [1.0] * 6})
+FASTER = Figures("copies", "a load", "x memcpy", "high", {"pagetier": [2.0] * 6, "files": [1.0] * 6})
+NOISE = Figures("disk", "a read", "x", "high", {"pagetier": [1.0, 2.0] * 3, "files": [2.0, 1.0] * 3})
+
+
+def race_of(*lines: Figures | Observed | Absent) -> Race:
+    return Race(
+        "a machine", "2026-01-01 00:00", Form.QUICK, [0.1, 0.2], {"pagetier": "1"}, list(lines), {"lookup": 3.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("figures", "value", "verdict"),
+    [(SLOWER, 0.5, Verdict.BEHIND), (FASTER, 2.0, Verdict.AHEAD), (NOISE, 1.25, Verdict.OPEN)],
+)
+def test_a_ratio_is_above_one_where_pagetier_is_better(figures: Figures, value: float, verdict: Verdict) -> None:
+    ratio = beside(figures, "files")
+    assert (ratio.value, ratio.verdict) == (value, verdict)
+
+
+def test_the_report_begins_with_what_pagetier_loses() -> None:
+    text = document(race_of(FASTER, SLOWER, NOISE))
+    lost, rest = text.split("## What pagetier loses")[1].split("## Is it cached?")
+    assert "a hit | files | 2 (2 to 2) | 1 (1 to 1) | **0.5 (0.5 to 0.5)**" in lost
+    assert "a load" not in lost and "ahead in 1 and behind in 1; in 1" in lost
+    assert "a load | x memcpy | 2 (2 to 2)" in rest
+
+
+def test_wrong_pages_calls_without_an_answer_and_absent_systems_are_shown() -> None:
+    seen = Observation("burst", "pagetier", "1", Served(3, 2, 1), waited=0.25)
+    silent = Observation("server_stopped", "pagetier", "1", unanswered=1)
+    text = document(race_of(Observed(seen), Observed(silent), Absent("disk", "LMCache", "not\ninstalled")))
+    assert "3 right, **2 wrong**, 1 missed; 250 ms" in text
+    assert "nothing asked; no answer" in text
+    assert "- Disk: LMCache: not installed" in text
+
+
+def test_results_are_read_as_they_were_saved_and_a_contest_replaces_its_own_lines(tmp_path: Path) -> None:
+    race = race_of(SLOWER, Observed(Observation("burst", "files", "1")))
+    merge(race, "lookup", [FASTER, Absent("lookup", "LMCache", "gone")])
+    save(race, tmp_path / "race.json")
+    again = read(tmp_path / "race.json")
+    assert again == race
+    assert [type(line) for line in again.lines] == [Observed, Figures, Absent]
+
+
+def test_a_bar_is_as_long_as_its_value_on_a_logarithmic_axis() -> None:
+    cases = [
+        Figures("lookup", "a < b", "ms", "low", {"pagetier": [1.0] * 6, "files": [10.0] * 6, "LMCache": [100.0] * 6})
+    ]
+    picture = ElementTree.fromstring(bar_chart("Is it cached?", cases))
+    bars = [float(one.get("width", "")) for one in picture.iter("{http://www.w3.org/2000/svg}rect") if one.get("x")]
+    assert bars[0] == 0 and bars[2] == pytest.approx(2 * bars[1], rel=0.01)
+
+
+def test_one_changed_byte_of_a_page_is_wrong() -> None:
+    out = np.zeros((4, 4096), np.uint8)
+    for number in range(3):
+        fill_page(out[number], 7, number)
+    assert judge(7, out, 3) == Served(right=3, missed=1)
+    out[1, 4095] ^= 1
+    assert judge(7, out, 3) == Served(right=2, wrong=1, missed=1)
+    assert judge(8, out, 3) == Served(wrong=3, missed=1)
+
+
+def test_prompts_differ_from_their_first_token_on() -> None:
+    assert (tokens_of(1, 2, 16)[:16] != tokens_of(2, 2, 16)[:16]).any()
+    assert (tokens_of(1, 2, 16)[:16] == tokens_of(1, 1, 16)).all()
+
+
+def test_four_kib_of_each_page_in_a_file_are_changed(tmp_path: Path) -> None:
+    page, file = np.empty(PAGE, np.uint8), tmp_path / "pages"
+    fill_page(page, 1, PAGES - 1)
+    file.write_bytes(b"header" + page.tobytes())
+    assert _flip(file) == 1
+    changed = np.frombuffer(file.read_bytes()[6:], np.uint8) != page
+    assert changed.sum() == 4096 and judge(1, page[None], 1).wrong == 1
+
+
+def test_an_observation_remembers_the_longest_call_and_each_error_once() -> None:
+    seen = Observation("burst", "files", "1")
+    for seconds in (0.1, 0.3):
+        seen.loaded(Answer(None, seconds, error="OSError: full"))
+    seen.loaded(Answer(Served(right=2), 0.2))
+    assert (seen.waited, seen.errors, seen.served) == (0.3, ["OSError: full"], Served(right=2, missed=32))
