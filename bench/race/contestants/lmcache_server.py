@@ -221,6 +221,11 @@ class LmcacheServer:
             self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, env=os.environ | _ENVIRONMENT)
         self._wait()
 
+    @property
+    def port(self) -> int:
+        """The port of the request server."""
+        return self._ports[0]
+
     def command(self) -> list[str]:
         """Returns the server's command line; configurations.md says why it is this one."""
         rpc, http, metrics = map(str, self._ports)

@@ -1,0 +1,170 @@
+"""Real vLLM engines on the CPU: time to the first token from each tier, steps with nothing cached, and convoys.
+
+vLLM alone, with native offloading, with pagetier and with LMCache's own connector get the same prompts in turn. A
+prompt ends inside a block, so each system has whole blocks of it: pagetier and native in blocks of 32 tokens, LMCache
+in chunks of 256. In a convoy all requests begin with the same 4,096 tokens, which only the tiers below the engine have.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from race.contestants.cache import Sizes, drop_page_cache
+from race.contestants.everyone import LMCACHE, NATIVE, PAGETIER, reason_absent
+from race.contestants.lmcache_server import LmcacheServer
+from race.results import Absent, Figures, Form, Line
+from serving import compare
+from serving.compare import ALONE, Contest, contest
+from serving.convoy import percentile
+from serving.engine import ENVIRONMENT, Answer, Engine
+
+VLLM = "vLLM"
+NAMES = {ALONE: VLLM, compare.NATIVE: NATIVE, compare.OURS: PAGETIER, LMCACHE: LMCACHE}
+CHUNK, CHUNK_BYTES = 256, 1 << 20
+LENGTHS = {Form.QUICK: (260, 4100), Form.WHOLE: (260, 1030, 4100, 8190)}
+ROUNDS = {Form.QUICK: 3, Form.WHOLE: 15}
+CONVOYS = {Form.QUICK: (16,), Form.WHOLE: (16, 50)}
+PREFIX, TAIL = 4096, 31
+
+Values = Iterator[tuple[str, str, str, float]]
+"""The case, its unit, the engine, and the value."""
+
+
+class Stage(msgspec.Struct):
+    """The engines, the daemon of one of them, and LMCache's server if its engine runs, otherwise the reason."""
+
+    engines: dict[str, Engine]
+    contest: Contest
+    order: random.Random
+    server: LmcacheServer | None = None
+    reason: str = reason_absent(LMCACHE)
+
+    def in_turn(self, *left_out: str) -> list[tuple[str, Engine]]:
+        """Returns the engines in a random order, without some."""
+        everyone = [(name, engine) for name, engine in self.engines.items() if name not in left_out]
+        return self.order.sample(everyone, len(everyone))
+
+    def forget(self) -> None:
+        """Empties the engines' own caches, once everything is stored."""
+        for engine in self.engines.values():
+            engine.run([[7]])
+            engine.forget()
+
+    def only_on_disk(self) -> None:
+        """Leaves the pages of pagetier and of LMCache on disk only."""
+        self.contest.only_on_disk()
+        if self.server:
+            self.server.drop_memory()
+            drop_page_cache(self.server.disk_files())
+
+
+def measure(form: Form, folder: Path) -> Iterator[Line]:
+    """Yields all figures; after each round those of the rounds so far, of which the last ones count."""
+    if reason := reason_absent(NATIVE):
+        yield Absent("serving", "all", reason)
+        return
+    found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
+    figures: dict[str, Figures] = {}
+    with ExitStack() as stack:
+        stage = stack.enter_context(_stage(folder, stack))
+        if stage.server is None:
+            yield Absent("serving", LMCACHE, stage.reason)
+        for number in range(ROUNDS[form] + 1):
+            for case, unit, name, value in _round(stage, form):
+                if number:
+                    one = figures.setdefault(case, Figures("serving", case, unit, _best(unit), {}))
+                    one.rounds.setdefault(NAMES[name], []).append(value)
+            yield from figures.values()
+
+
+def _best(unit: str) -> str:
+    return "high" if unit.endswith("a second") else "low"
+
+
+@contextmanager
+def _stage(folder: Path, stack: ExitStack) -> Iterator[Stage]:
+    with contest(folder) as engines:
+        stage = Stage(dict(engines.engines), engines, random.Random(3))
+        if not stage.reason:
+            try:
+                _add_lmcache(stage, folder, stack)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever it is, the others race
+                stage.reason = f"its connector does not start with vLLM on a CPU: {str(error)[-500:]}"
+        yield stage
+
+
+def _add_lmcache(stage: Stage, folder: Path, stack: ExitStack) -> None:
+    """Starts LMCache's server, and an engine with its connector."""
+    sizes = Sizes(compare.HOST_BYTES, CHUNK_BYTES, CHUNK, disk=4 * compare.HOST_BYTES)
+    server = stack.enter_context(LmcacheServer(sizes, folder))
+    transfer = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port},
+    }
+    engine = Engine(LMCACHE, folder / "model", transfer)
+    stack.callback(engine.stop)
+    engine.ready()
+    stage.engines[LMCACHE], stage.server = engine, server
+
+
+def _round(stage: Stage, form: Form) -> Values:
+    prompts = {tokens: stage.contest.prompt(tokens) for tokens in LENGTHS[form]}
+    yield from _first_tokens(stage, "computed", prompts)
+    stage.forget()
+    yield from _first_tokens(stage, "from memory", prompts, ALONE)
+    stage.forget()
+    stage.only_on_disk()
+    yield from _first_tokens(stage, "from disk", prompts, ALONE, compare.NATIVE)
+    stage.forget()
+    yield from _steps(stage)
+    prefix = stage.contest.prompt(PREFIX)
+    for _, engine in stage.in_turn(ALONE):
+        engine.run([prefix])
+    for requests in CONVOYS[form]:
+        stage.forget()
+        yield from _convoy(stage, [stage.contest.prompt(PREFIX + TAIL, prefix) for _ in range(requests)])
+    stage.forget()
+    stage.contest.scene.wait_until_nothing_is_saved()
+
+
+def _first_tokens(stage: Stage, source: str, prompts: dict[int, list[int]], *left_out: str) -> Values:
+    for tokens, prompt in prompts.items():
+        for name, engine in stage.in_turn(*left_out):
+            answer = engine.run([prompt])
+            if source == "computed" or _hit(answer, tokens):
+                yield f"first token of {tokens} tokens, {source}", "ms", name, 1e3 * answer.seconds
+
+
+def _hit(answer: Answer, tokens: int) -> bool:
+    """Returns whether all whole chunks were cached. A round without them is left out."""
+    return all(cached >= tokens // CHUNK * CHUNK for cached in answer.cached)
+
+
+def _steps(stage: Stage) -> Values:
+    """Runs requests of one token, of which no page is ever complete."""
+    prompts = [[9 + at] for at in range(8)]
+    for name, engine in stage.in_turn():
+        before = engine.processor_seconds()
+        answer = engine.run(prompts, 30)
+        cpu = engine.processor_seconds() - before
+        yield "steps with nothing cached", "steps a second", name, answer.steps / answer.seconds
+        yield "CPU time of a step with nothing cached", "ms", name, 1e3 * cpu / answer.steps
+
+
+def _convoy(stage: Stage, prompts: Sequence[list[int]]) -> Values:
+    what = f"convoy of {len(prompts)}"
+    for name, engine in stage.in_turn():
+        answer = engine.run(prompts)
+        if name != ALONE and not _hit(answer, PREFIX):
+            continue
+        yield f"{what}, requests", "requests a second", name, len(prompts) / answer.seconds
+        for percent in (50, 95):
+            yield f"{what}, first token p{percent}", "ms", name, 1e3 * percentile(answer.first_tokens, percent)
