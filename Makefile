@@ -9,7 +9,7 @@ PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
 JOBS ?= 3
 # Each process takes a row of tests, so that most modules start their daemon once, and helps the others at the end.
-PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 # Tests start hundreds of processes: without kept bytecode each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 TYPED := src/pagetier $(wildcard tests bench examples)

@@ -115,8 +115,10 @@ def test_each_side_imports_its_own_files(project: Project, monkeypatch: pytest.M
     )
 
 
-def test_files_of_another_build_are_noticed(tmp_path: Path) -> None:
+def test_files_of_another_build_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package without `__init__.py` gives way to the installed one."""
+    for name, value in SIZES.items():
+        monkeypatch.setenv(name, value)
     shutil.copytree(ROOT / "src/pagetier", tmp_path / "pagetier", ignore=shutil.ignore_patterns("__init__.py"))
     with pytest.raises(CannotCompareError, match="used files of another build"):
         run_round("lookup", Build("namespace", tmp_path), Build("tree", ROOT / "src"))

@@ -32,7 +32,8 @@ def built(mutant: Path | None = None) -> Path:
         stamp, digest = place.with_suffix(".digest"), digest_of_sources(mutant)
         if not stamp.exists() or stamp.read_text() != digest:
             _link(place / "pagetier")
-            _compile(_core_with(mutant, place / "mutated"), place / "pagetier" / "shm" / CORE)
+            level = "-O2" if mutant is None else "-O0"  # a mutant is run once and briefly
+            _compile(_core_with(mutant, place / "mutated"), place / "pagetier" / "shm" / CORE, level)
             stamp.write_text(digest)
     return place
 
@@ -75,8 +76,8 @@ def _core_with(mutant: Path | None, copy: Path) -> Path:
     return copy
 
 
-def _compile(room: Path, target: Path) -> None:
+def _compile(room: Path, target: Path, level: str) -> None:
     """Compiles the core. inject.c, which is preloaded, defines what a failpoint does."""
-    flags = ["-fvisibility=hidden", "-DPy_LIMITED_API=0x030B0000", "-DPT_POINTS"]
+    flags = [level, "-fvisibility=hidden", "-DPy_LIMITED_API=0x030B0000", "-DPT_POINTS"]
     flags += [f"-I{sysconfig.get_paths()['include']}", f"-I{room}"]
     compile_library([str(room / "_core.c")], target, *flags)
