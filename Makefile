@@ -273,18 +273,28 @@ SCHEDULED := $(addprefix tests/engines/,test_harness.py test_any_sequence.py tes
 	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< || rm -rf $(@D)/bin
 	@touch $@
 
+# vLLM's tests take most of the time and leave a core idle at times: the others run beside them and print at their end.
 test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.made .engines/dynamo/.made \
 		.engines/sglang-$(SGLANG)/.ready
-	@echo "== pytest with SGLang $(SGLANG)"
-	@.engines/sglang-$(SGLANG)/bin/pytest tests/sglang
+	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler
+
+.PHONY: with-vllm with-sglang with-scheduler
+with-vllm:
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
 		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
 	done
-	@echo "== pytest with the scheduler of vLLM $(VLLM_SOURCE)"
+
+with-sglang:
+	@$(call at-its-end,sglang,== pytest with SGLang $(SGLANG),.engines/sglang-$(SGLANG)/bin/pytest tests/sglang)
+
+with-scheduler:
 	@if [ -d .engines/$(VLLM_SOURCE)-source/vllm ]; then \
-		PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(SCHEDULED); \
+		$(call at-its-end,scheduler,== pytest with the scheduler of vLLM $(VLLM_SOURCE),PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(SCHEDULED)); \
 	fi
+
+# Runs the command $(3), and prints its output under the title $(2) when it has ended.
+at-its-end = mkdir -p build; $(3) >build/$(1).log 2>&1; status=$$?; echo "$(2)"; cat build/$(1).log; exit $$status
 
 .PHONY: test-fleet
 test-fleet: core .engines/fleet/.ready
