@@ -275,7 +275,7 @@ SCHEDULED := $(addprefix tests/engines/,test_harness.py test_any_sequence.py tes
 
 # vLLM's tests take most of the time and leave a core idle at times: the others run beside them and print at their end.
 test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.made .engines/dynamo/.made \
-		.engines/sglang-$(SGLANG)/.ready
+		.engines/sglang-$(SGLANG)/.ready .engines/fleet/.ready
 	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler
 
 .PHONY: with-vllm with-sglang with-scheduler

@@ -18,7 +18,8 @@ BUCKET = "pages"
 _STARTING_S = 60.0
 _SEGMENT = "512 MB"
 _LISTENING = "0A"  # the state of a socket in /proc
-_BIN = Path(sys.executable).parent
+STORES = Path(__file__).parents[2] / ".engines" / "fleet" / "bin"
+"""The programs of the environment with the stores."""
 _ALL = [{"name": "test", "credentials": [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}], "actions": ["Admin"]}]
 
 
@@ -32,7 +33,7 @@ class ServerProcess:
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [*before, str(_BIN / name), *arguments],
+                [*before, str(_program(name)), *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -70,6 +71,12 @@ def await_port(server: ServerProcess, port: int) -> None:
                 return
         time.sleep(0.1)
     raise AssertionError(f"the server does not listen:\n{server.log.read_text()[-3000:]}")
+
+
+def _program(name: str) -> Path:
+    """Returns a program of this environment or, in those of engines, of the one with the stores."""
+    own = Path(sys.executable).parent / name
+    return own if own.exists() else STORES / name
 
 
 class S3Server:
@@ -120,7 +127,7 @@ class S3Server:
     def _shell(self, command: str) -> bytes:
         master = f"{self._address}:{self._ports['master']}.{self._ports['master.grpc']}"
         done = subprocess.run(
-            [*self._before, str(_BIN / "weed"), "shell", "-master", master],
+            [*self._before, str(_program("weed")), "shell", "-master", master],
             input=command.encode(), capture_output=True, timeout=_STARTING_S, check=False,
         )  # fmt: skip
         return done.stdout + done.stderr

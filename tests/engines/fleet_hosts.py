@@ -1,0 +1,92 @@
+"""Two hosts of a fleet: the first has computed prompts, and the second one has an engine with an empty cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from eventually import eventually
+from one_host import Scene, ask, ask_after_reset, distance, prompt, scene_of, texts
+from vllm_engine import VllmEngine
+
+PROMPTS = [prompt(90), prompt(91)]
+ASK_S, READ_S = 1.5, 3.0
+"""The limits of the second engine: long enough for a busy machine where the store works."""
+
+LONG_S = 30.0
+_ROUNDING = 0.05
+_REPORTED_S = 1.2  # after which the daemon has reported a question
+_LIMITS = {"disk_timeout": 0, "remote_timeout": READ_S, "remote_ask_timeout": ASK_S}
+
+
+class Hosts:
+    """The hosts. `own` are the results of the first engine from vLLM's own prefix cache.
+
+    Args:
+        name: The model.
+        stack: Ends daemons and engines.
+        flags: The fleet, as flags of the daemons.
+    """
+
+    def __init__(self, name: str, stack: ExitStack, flags: Sequence[str]) -> None:
+        self._stack = stack
+        shared = (*flags, "--remote-timeout", f"{LONG_S}s")
+        self.first = stack.enter_context(scene_of(name, *shared))
+        self.second: Scene = stack.enter_context(
+            scene_of(name, *shared, "--remote-write", "never", "--remote-ask-timeout", f"{ASK_S}s")
+        )
+
+    def compute(self) -> None:
+        """Computes the prompts on the first host, until the fleet has their pages. The second engine starts beside."""
+        assert eventually(lambda: is_open(self.first) and is_open(self.second), LONG_S), self.second.daemon.reported()
+        self.engine: VllmEngine = self.second.engine(extra=_LIMITS)
+        self._stack.push(self.engine)
+        with self.first.engine() as engine:
+            ask(engine, *PROMPTS)
+            self.own = ask(engine, *PROMPTS)
+            self.first.settle()
+            pages = self.first.daemon.header().pages
+            assert eventually(lambda: self.first.daemon.snapshot().fleet.written >= pages, LONG_S)
+        ask(self.engine, prompt(92))  # the first steps of an engine are slow
+
+    @property
+    def remote_tokens(self) -> int:
+        """The tokens that the second engine has loaded from the fleet."""
+        return int(self.engine.do("metrics")["vllm:pagetier_remote_tokens"])
+
+    @property
+    def asks(self) -> bool:
+        """Whether the breaker of the second host is closed."""
+        return not self.second.daemon.snapshot().fleet.breaker_open
+
+    def forget(self) -> None:
+        """Removes all pages from the second host."""
+        self.second.settle()
+        assert self.second.daemon.pagetier("flush", "--all", "--yes").exit_code == 0
+
+    def timed(self, *prompts: list[int]) -> tuple[dict[str, Any], float]:
+        """Returns the result of an empty host, and how long it took."""
+        self.forget()
+        began = time.monotonic()
+        return ask_after_reset(self.engine, *prompts), time.monotonic() - began
+
+    def asks_nothing(self) -> bool:
+        """Returns whether the engine computes the prompts without a question, since the breaker is open."""
+        before = self.second.daemon.snapshot().fleet.refused
+        result, _ = self.timed(*PROMPTS)
+        assert result["external"] == 0 and self.is_right(result)
+        time.sleep(_REPORTED_S)
+        return self.second.daemon.snapshot().fleet.refused == before
+
+    def is_right(self, result: dict[str, Any]) -> bool:
+        """Returns whether the answers are those of the first engine."""
+        assert texts(result) == texts(self.own)
+        assert distance(result, self.own) < _ROUNDING
+        return True
+
+
+def is_open(scene: Scene) -> bool:
+    """Returns whether the worker of a host uses the store."""
+    return scene.daemon.snapshot().fleet.standing == "open"
