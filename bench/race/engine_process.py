@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -168,6 +169,15 @@ class Desk:
         out[:] = 0
         loaded, seconds, cpu = self._timed(self._engine.load, self._prepared(prompt, pages), out)
         return judge(prompt, out, loaded), seconds, cpu
+
+    def visit(self, blocks: Sequence[int]) -> tuple[Any, float, float]:
+        """Looks up a prompt of numbered blocks and stores all of them. Returns how many were found."""
+        step = self._sizes.page_tokens
+        tokens = np.array(blocks, np.int64)[:, None] * step + np.arange(step)
+        prompt = self._engine.prepare(tokens.astype(np.int32).reshape(-1))
+        found, seconds, cpu = self._timed(self._engine.lookup, prompt)
+        self._engine.store(prompt, self._rows(len(blocks)))
+        return found, seconds, cpu
 
     def memcpy(self, pages: int) -> tuple[Any, float, float]:
         """Copies as many bytes once within this process, with one thread."""

@@ -26,7 +26,8 @@ ABOUT = {
     "copies": "Bandwidth over that of one memcpy on one thread in the same process just before; four pages a call.",
     "disk": "Bandwidth over that of O_DIRECT on the same file system in the same round; every write is synced.",
     "serving": "A small model with random weights. Engines take turns with the same prompts.",
-    "sharing": "Four engines get the requests of a chat trace in turn, whatever they have cached.",
+    "sharing": "Four engines get the requests of a trace in turn, whatever they have cached. All systems have the same "
+    "memory in total; native offloading divides it among the engines. The trace is replayed once.",
 }
 
 
@@ -153,10 +154,8 @@ def _trust(race: Race) -> Iterator[str]:
         yield f"| {about.title} | " + " | ".join(_cell(found.get(name)) for name in names) + " |"
     yield ""
     for failure, about in FAILURES.items():
-        yield f"### If {about.title}"
-        yield ""
-        yield from (_facts(one) for name in names for one in seen if (one.system, one.failure) == (name, failure))
-        yield ""
+        facts = [_facts(one) for name in names for one in seen if (one.system, one.failure) == (name, failure)]
+        yield from (f"### If {about.title}", "", *facts, "") if facts else ()
 
 
 def _cell(one: Observation | None) -> str:
@@ -191,7 +190,7 @@ def _absent(race: Race) -> Iterator[str]:
     yield ""
     for line in absent:
         reason = " ".join(line.reason.split())
-        yield f"- {TITLES.get(line.contest, line.contest)}: {line.system}: {reason}"
+        yield f"- {TITLES.get(line.contest, 'Trust')}: {line.system}: {reason}"
     yield ""
 
 
@@ -200,6 +199,7 @@ def _how(race: Race) -> Iterator[str]:
     yield ""
     for contest in dict.fromkeys(map(contest_of, race.lines)):
         seconds = f" It took {race.seconds[contest]:.0f} s." if contest in race.seconds else ""
-        yield f"- {TITLES.get(contest, contest)}: `bench/race/contests/{contest}`.{seconds}"
+        place = f"bench/race/contests/{contest}" + ("" if contest == "trust" else ".py")
+        yield f"- {TITLES.get(contest, 'Trust')}: [{place}](../{place}).{seconds}"
     yield ""
     yield "`make race CONTESTS='lookup trust'` runs some contests again and keeps the results of the others."
