@@ -87,8 +87,10 @@ def read(path: Path) -> Race:
 
 
 def merge(race: Race, contest: str, lines: list[Line]) -> None:
-    """Replaces the results of a contest."""
-    race.lines = [line for line in race.lines if contest_of(line) != contest] + lines
+    """Replaces the results of a contest. Of a case that was printed after each round, the last line counts."""
+    last = {line.case: line for line in lines if isinstance(line, Figures)}
+    kept = [line for line in lines if not isinstance(line, Figures) or line is last[line.case]]
+    race.lines = [line for line in race.lines if contest_of(line) != contest] + kept
 
 
 def contest_of(line: Line) -> str:

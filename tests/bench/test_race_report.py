@@ -55,7 +55,8 @@ def test_wrong_pages_calls_without_an_answer_and_absent_systems_are_shown() -> N
 
 def test_results_are_read_as_they_were_saved_and_a_contest_replaces_its_own_lines(tmp_path: Path) -> None:
     race = race_of(SLOWER, Observed(Observation("burst", "files", "1")))
-    merge(race, "lookup", [FASTER, Absent("lookup", "LMCache", "gone")])
+    early = Figures("lookup", FASTER.case, "x memcpy", "high", {"pagetier": [1.0]})
+    merge(race, "lookup", [early, FASTER, Absent("lookup", "LMCache", "gone")])
     save(race, tmp_path / "race.json")
     again = read(tmp_path / "race.json")
     assert again == race

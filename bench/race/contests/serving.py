@@ -106,6 +106,7 @@ def _add_lmcache(stage: Stage, folder: Path, stack: ExitStack) -> None:
     server = stack.enter_context(LmcacheServer(sizes, folder))
     transfer = {
         "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "race.contestants.lmcache_connector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port},
     }

@@ -14,7 +14,7 @@ from race.contests.trust.failures import FAILURES
 from race.contests.trust.observation import MakeCache, Observation, Patience, Scene
 from race.results import Absent, Form, Line, Observed
 
-PATIENCE = {Form.WHOLE: Patience(call=30.0, recovery=45.0), Form.QUICK: Patience(call=12.0, recovery=40.0)}
+PATIENCE = {Form.WHOLE: Patience(call=30.0, recovery=45.0), Form.QUICK: Patience(call=25.0, recovery=40.0)}
 LMCACHE_REAP_S = 30
 """LMCache notices a dead engine after 120 s by default, and takes no setting below 30 s."""
 _SIDE_BY_SIDE = 6
