@@ -1,4 +1,7 @@
-"""Finds and pins what a request can load, and keeps it pinned until the request loads it or a lease ends."""
+"""Finds and pins what a request can load, and keeps it pinned until the request loads it or a lease ends.
+
+Pages that are not in memory are read for a later lookup, from disk or from the fleet, on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.prefetch_thread import PendingPrefetch, PrefetchThread
+from pagetier.client.engines.fleet_reads import FleetRead, FleetReads
+from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.engine_groups import EngineGroup, by_pool, hashes_of
 from pagetier.client.engines.sglang.settings import LinkerSettings
+from pagetier.client.engines.sglang.tier_counts import BegunReads, UncountedLookup
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.match import Match, MatchHandle
@@ -58,14 +63,22 @@ class _EndedLease(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Lease(msgspec.Struct, eq=False):
-    """What is promised to one request."""
+    """What is promised to one request, what is read for it, and its first lookup if that is not counted yet."""
 
     ends: float
     hashes: bytes
     hits: list[Hit]
-    prefetch: PendingPrefetch | None = None
+    page_tokens: int
+    reads: BegunReads
+    uncounted: UncountedLookup | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.hits[0].pages * self.page_tokens if self.hits else 0
 
     def release(self) -> None:
+        if self.uncounted is not None:
+            self.uncounted.end(self.tokens)
         for hit in self.hits:
             hit.release()
 
@@ -76,13 +89,25 @@ class _Lease(msgspec.Struct, eq=False):
         return _EndedLease(self.hashes, hits)
 
 
+class ReadingThread(msgspec.Struct, frozen=True, eq=False):
+    """Reads pages for later lookups. One rank does so for all.
+
+    Attributes:
+        disk: Reads from disk.
+        fleet: Asks the fleet and reads from it.
+    """
+
+    disk: PrefetchThread
+    fleet: FleetReads
+
+
 class Lookups:
     """The lookups of SGLang's scheduler. Not thread-safe: its one thread calls all methods, and none of them waits.
 
     Args:
         client: The client.
         groups: The groups, the one with full attention first.
-        prefetch: Requests pages on disk; None if another rank does so.
+        reading: Reads pages that are not in memory; None if another rank does so.
         settings: The settings.
         several_ranks: Whether the ranks have to agree, which takes all lengths instead of the longest one.
     """
@@ -91,12 +116,12 @@ class Lookups:
         self,
         client: Client,
         groups: Sequence[EngineGroup],
-        prefetch: PrefetchThread | None,
+        reading: ReadingThread | None,
         settings: LinkerSettings,
         *,
         several_ranks: bool,
     ) -> None:
-        self._client, self._groups, self._prefetch = client, tuple(groups), prefetch
+        self._client, self._groups, self._reading = client, tuple(groups), reading
         self._settings = settings
         self._most = _MOST_LENGTHS if several_ranks else 1
         self._leases: dict[str, _Lease] = {}
@@ -114,15 +139,16 @@ class Lookups:
         hashes = hashes_of(pools[FULL].keys)
         before = self._leases.pop(request, None)
         self._ended.pop(request, None)
-        match = self._match(hashes, pools, counted=before is None)
-        if before is None and not match.available_tokens:
-            return []  # as for most prompts
-        lease = self._pinned(hashes, pools, match)
-        if match.available_tokens > match.tokens:
-            lease.prefetch = before.prefetch if before and before.prefetch else self._request(match)
+        if before is None and not self._has_tiers:
+            match: Match | GroupMatch = self._counted_match(hashes, pools)
+            if not match.available_tokens:
+                return []  # as for most prompts
+            lease = self._pinned(hashes, match, BegunReads())
+        else:
+            lease = self._reading_lease(hashes, self._client.find_groups(self._group_keys(hashes, pools)), before)
         if before is not None:
             before.release()
-        if lease.hits or lease.prefetch:
+        if lease.hits or lease.reads:
             self._leases[request] = lease
         return self._lengths(lease.hits)
 
@@ -136,6 +162,8 @@ class Lookups:
         hashes, pages = hashes_of(pools[FULL].keys), len(pools[FULL].keys)
         lease, ended = self._leases.pop(request, None), self._ended.pop(request, None)
         if lease is not None:
+            if lease.uncounted is not None:
+                lease.uncounted.end(pages * lease.page_tokens)
             return self._chosen(lease, hashes, pages)
         return self._pinned_again(ended, hashes, pages) if ended is not None else None
 
@@ -146,7 +174,9 @@ class Lookups:
             request, lease = next(iter(self._leases.items()))
             if lease.ends > now:
                 return
-            self._ended[request] = self._leases.pop(request).end()
+            ended = self._leases.pop(request).end()
+            if ended.hits:
+                self._ended[request] = ended
         while len(self._ended) > _MOST_ENDED:
             self._ended.pop(next(iter(self._ended)))
 
@@ -162,22 +192,53 @@ class Lookups:
             return list(range(1, hits[0].pages + 1)) if hits else []
         return [hit.pages for hit in reversed(hits)]
 
-    def _match(self, hashes: bytes, pools: Mapping[str, Any], *, counted: bool) -> Match | GroupMatch:
+    @property
+    def _has_tiers(self) -> bool:
+        """Whether this rank reads pages from disk or from a fleet that answers. It is a cheap check."""
+        session = self._client.session
+        return self._reading is not None and session is not None and bool(session.disk_bytes or session.asks_fleet)
+
+    def _counted_match(self, hashes: bytes, pools: Mapping[str, Any]) -> Match | GroupMatch:
         if len(self._groups) == 1:
             return self._client.match(self._groups[0].keys(hashes))
-        find = self._client.match_groups if counted else self._client.find_groups
-        return find(self._group_keys(hashes, pools))
+        return self._client.match_groups(self._group_keys(hashes, pools))
 
-    def _pinned(self, hashes: bytes, pools: Mapping[str, Any], match: Match | GroupMatch) -> _Lease:
+    def _reading_lease(self, hashes: bytes, match: GroupMatch, before: _Lease | None) -> _Lease:
+        """Returns the lease of a request, after beginning to read what it lacks, which is done once."""
+        reads = self._begin_reads(match, before.reads if before is not None else BegunReads())
+        lease = self._pinned(hashes, match, reads)
+        if before is None:
+            lease.uncounted = UncountedLookup(self._client, match, reads)
+        else:
+            lease.uncounted, before.uncounted = before.uncounted, None
+        if lease.uncounted is not None:
+            lease.uncounted.found(lease.tokens)
+        return lease
+
+    def _begin_reads(self, match: GroupMatch, reads: BegunReads) -> BegunReads:
+        reading = self._reading
+        if reading is None:
+            return reads
+        if reads.disk is None and match.available_tokens > match.tokens:
+            reads.disk = reading.disk.submit(match, self._settings.disk_timeout)
+        if (reads.fleet is None or self._is_worth_another(reads.fleet)) and reading.fleet.answers:
+            reads.fleet = reading.fleet.ask(match, 0)
+        return reads
+
+    def _is_worth_another(self, question: FleetRead) -> bool:
+        """Returns whether a request that still waits asks again: the fleet had nothing, or did not answer, long ago."""
+        return question.ended and question.hit is None and time.monotonic() > question.asked_at + self._settings.lease
+
+    def _pinned(self, hashes: bytes, match: Match | GroupMatch, reads: BegunReads) -> _Lease:
         page_tokens = self._groups[0].cache.page_tokens
         hits: list[Hit] = []
         while match.tokens:
             matches = match.matches if isinstance(match, GroupMatch) else (match,)
             hits.append(Hit(match.tokens // page_tokens, matches))
-            if isinstance(match, Match) or len(hits) >= self._most:
+            if isinstance(match, Match) or len(self._groups) == 1 or len(hits) >= self._most:
                 break
             match = self._client.find_groups(match.groups, match.tokens - page_tokens)
-        return _Lease(time.monotonic() + self._settings.lease, hashes, hits)
+        return _Lease(time.monotonic() + self._settings.lease, hashes, hits, page_tokens, reads)
 
     def _group_keys(self, hashes: bytes, pools: Mapping[str, Any]) -> tuple[GroupKeys, ...]:
         return tuple(GroupKeys(_kind(group, pools), group.keys(hashes)) for group in self._groups)
@@ -213,11 +274,6 @@ class Lookups:
         session = self._client.session
         return session is not None and session.usable and all(match.session is session for match in hit.matches)
 
-    def _request(self, match: Match | GroupMatch) -> PendingPrefetch | None:
-        if self._prefetch is None:
-            return None
-        return self._prefetch.submit(_grouped(match), self._settings.disk_timeout)
-
 
 def _kind(group: EngineGroup, pools: Mapping[str, Any]) -> Group:
     """Returns what a hit needs of a group. Of a window SGLang loads whole pages, so their number determines it."""
@@ -227,11 +283,3 @@ def _kind(group: EngineGroup, pools: Mapping[str, Any]) -> Group:
     if group.name == WINDOW:
         return SlidingWindow(page_tokens, window=len(pools[WINDOW].keys) * page_tokens + 1)
     return Recurrent(page_tokens)
-
-
-def _grouped(match: Match | GroupMatch) -> GroupMatch:
-    if isinstance(match, GroupMatch):
-        return match
-    assert match.keys is not None  # only a match of another process has none
-    asked = GroupKeys(FullAttention(match.page_tokens), match.keys)
-    return GroupMatch((asked,), match.tokens, match.available_tokens, match.asked * match.page_tokens, (match,))

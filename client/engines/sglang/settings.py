@@ -18,6 +18,8 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights: A text that identifies the weights.
         lease: Seconds after which pages that were found and not loaded are unpinned.
         disk_timeout: Seconds that the disk has for a prefetch.
+        remote_timeout: Seconds that the fleet has; what would take longer at its measured rate is not read.
+        remote_least: The least number of tokens by which the fleet must make a hit longer; else it is not asked.
         flush: Whether the engine still finds its pages after SGLang has emptied its cache: "keep", or "renew", since
             SGLang empties it when its weights are changed, and does not say so.
         events_lease: Seconds for which pages stay announced to routers while there is no daemon.
@@ -29,8 +31,16 @@ class LinkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: str = ""
     lease: float = 5.0
     disk_timeout: float = 10.0
+    remote_timeout: float = 2.0
+    remote_least: int = 256
     flush: Literal["renew", "keep"] = "renew"
     events_lease: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.remote_timeout <= 3600:
+            raise ValueError(f"remote_timeout must be more than 0 and at most 3600 seconds, not {self.remote_timeout}")
+        if self.remote_least < 1:
+            raise ValueError(f"remote_least must be 1 token or more, not {self.remote_least}")
 
 
 def read_settings(given: Mapping[str, Any]) -> LinkerSettings:
@@ -47,7 +57,9 @@ class StorageSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         socket, salt, name, weights: See LinkerSettings.
-        timeout: Seconds that a call of SGLang may wait for daemon and disk. SGLang's `prefetch_timeout_base` is longer.
+        timeout: Seconds that a call of SGLang may wait for daemon, disk and fleet. SGLang's `prefetch_timeout_base` is
+            longer.
+        remote_least: See LinkerSettings.
         interface_v1: 1, so that SGLang passes the memory of its pool.
     """
 
@@ -56,6 +68,7 @@ class StorageSettings(msgspec.Struct, frozen=True):
     name: str = "sglang"
     weights: str = ""
     timeout: float = 0.5
+    remote_least: int = 256
     interface_v1: int = 0
 
     def __post_init__(self) -> None:

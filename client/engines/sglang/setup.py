@@ -11,13 +11,14 @@ from typing import Any, Final
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.file_digests import FileDigests, user_memory
+from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.sglang.cache_hooks import install_hooks, placement_events
 from pagetier.client.engines.sglang.device_pools import FULL, STATE, DevicePool, device_pools
 from pagetier.client.engines.sglang.engine_groups import EngineGroup, describe_cache
 from pagetier.client.engines.sglang.host_pools import host_pools
 from pagetier.client.engines.sglang.loads import LayerCounter
-from pagetier.client.engines.sglang.lookups import Lookups
+from pagetier.client.engines.sglang.lookups import Lookups, ReadingThread
 from pagetier.client.engines.sglang.model import (
     Ranks,
     engine_facts,
@@ -88,6 +89,7 @@ def open_transfers(
     attachment_log = AttachmentLog(log, _LINKER_OPTION)
     client = _client(settings, attachment_log.on_rejected if ranks.shard.rank else attachment_log.on_link)
     prefetch = PrefetchThread(client)
+    reading = None if ranks.shard.rank else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
     if facts.adapters:
         log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
 
@@ -101,8 +103,7 @@ def open_transfers(
         groups = _groups(client, pools, paged, names)
         if not flushes:
             attachment_log.opened(lambda: describe_cache(client.session, groups))
-        first = None if ranks.shard.rank else prefetch
-        return ServedGroups(groups, Lookups(client, groups, first, settings, several_ranks=ranks.several))
+        return ServedGroups(groups, Lookups(client, groups, reading, settings, several_ranks=ranks.several))
 
     weights.wait(_IDENTIFY_S)
     streams = _streams(paged[0].cache.device, forward_stream)
@@ -152,7 +153,13 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
         return groups_of(weights.identity) if weights.ended and weights.identity.weights else None
 
     weights.wait(_IDENTIFY_S)
-    return StoragePages(client, opened, settings.timeout)
+    return StoragePages(client, opened, FleetLimits(settings.timeout, settings.remote_least))
+
+
+def _fleet_reads(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> FleetReads:
+    reads = FleetReads(client, thread)
+    reads.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
+    return reads
 
 
 def _services(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.client import Client
-from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.engine_groups import EngineGroup, hashes_of
 from pagetier.client.group_match import GroupKeys
-from pagetier.client.groups import FullAttention
+from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
 from pagetier.client.store_result import Outcome
@@ -56,30 +58,33 @@ class StoragePages:
         client: The client, which close() closes.
         opened: Returns the groups by the name of their pool; None while the weights are not identified, and then
             nothing is cached.
-        timeout: Seconds that a call may wait for daemon and disk.
+        limits: What a call may wait for; `timeout` counts for daemon and disk too.
 
     Attributes:
         loaded: The last calls that have loaded pages; the caller removes those that it has reported.
         stored: The last calls that have stored pages.
     """
 
-    def __init__(self, client: Client, opened: Callable[[], Groups | None], timeout: float) -> None:
-        self._client, self._opened, self._timeout = client, opened, timeout
+    def __init__(self, client: Client, opened: Callable[[], Groups | None], limits: FleetLimits) -> None:
+        self._client, self._opened, self._limits, self._timeout = client, opened, limits, limits.timeout
         self.loaded: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
     def count(self, keys: Sequence[str], extra: Any) -> int:
-        """Returns how many pages, from the first on, are in memory or on disk. Those on disk are read for load()."""
+        """Returns how many pages, from the first on, any tier has. Those that are not in memory are read for load()."""
         groups = self._opened()
         if groups is None:
             return 0
         asked = _keys(groups[FULL], keys, extra)
         memory, available = self._available(asked)
         self._read(asked[:available], memory)
-        return available
+        kind = FullAttention(asked.namespace.page_tokens)
+        return max(available, self._from_fleet((GroupKeys(kind, asked),)))
 
     def restorable(self, keys: Sequence[str], transfers: Sequence[Any], extra: Any) -> Restorable:
-        """Returns the prefixes for which all pools have what they need, in memory or on disk.
+        """Returns the prefixes for which all pools have what they need, in any tier.
+
+        Of those that need the fleet, it is the longest one only.
 
         Args:
             keys: SGLang's hashes of the pages.
@@ -104,7 +109,29 @@ class StoragePages:
         if lengths:
             self._read(asked[: lengths[-1]], memory)
             self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
+        longest = self._from_fleet(_group_keys(groups, asked, hashes_of(keys), transfers))
+        if longest > max(lengths, default=0):
+            return Restorable((*lengths, longest), dict.fromkeys(by_pool, longest))
         return Restorable(tuple(lengths), by_pool)
+
+    def _from_fleet(self, asked: tuple[GroupKeys, ...]) -> int:
+        """Returns the longest prefix in pages that needs the fleet, and begins to read it; 0 if there is none.
+
+        SGLang does not call it on its scheduler's thread, which waits for nothing.
+        """
+        session, timeout = self._client.session, self._timeout
+        if session is None or not session.asks_fleet:
+            return 0
+        with self._client.find_groups(asked) as found:
+            least = found.available_tokens + self._limits.least
+            location = self._client.locate_groups(found) if found.asked >= least else None
+            if location is None or not location.wait(min(self._limits.ask_timeout, timeout)):
+                return 0
+            hit = location.longest_hit(location.rate * timeout or math.inf)
+            if hit is None or hit.tokens < least:
+                return 0
+            self._client.prefetch_groups(found, timeout, hit)
+            return hit.tokens // asked[0].group.page_tokens
 
     def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
         """Loads pages with full attention, and returns how many, from the first on."""
@@ -123,7 +150,7 @@ class StoragePages:
             return 0
         group, slots, began = groups[name], _slots(groups[name], indices), time.monotonic()
         with self._found(group.keys(hashes_of(keys))) as match:
-            pages = group.cache.copies.load(match, slots.some(0, len(match)), 0, 0.0) if len(match) else 0
+            pages = group.cache.copies.load(match, slots, 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
     def store(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:
@@ -169,14 +196,8 @@ class StoragePages:
                 self._client.prefetch(keys, self._timeout)
 
     def _found(self, keys: Keys) -> Match:
-        """Returns the pages in memory, pinned, after those on disk were read."""
-        asked = (GroupKeys(FullAttention(keys.namespace.page_tokens), keys),)
-        found = self._client.find_groups(asked)
-        if found.available_tokens > found.tokens:
-            found.release()
-            self._client.prefetch_groups(found, self._timeout).wait(self._timeout)
-            found = self._client.find_groups(asked)
-        return found.matches[0]
+        """Returns the pages in memory, pinned. It does not count as a lookup."""
+        return self._client.find_groups((GroupKeys(FullAttention(keys.namespace.page_tokens), keys),)).matches[0]
 
 
 def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
@@ -194,6 +215,24 @@ def _whole_windows(there: npt.NDArray[np.bool_], needed: int) -> npt.NDArray[np.
     ends = np.arange(1, len(there) + 1)
     begins = np.maximum(0, ends - needed)
     return np.asarray(sums[ends] - sums[begins] == ends - begins)
+
+
+def _group_keys(groups: Groups, full: Keys, hashes: bytes, transfers: Sequence[Any]) -> tuple[GroupKeys, ...]:
+    """Returns the keys of all pools, with what a prefix needs of each."""
+    others = ((groups[transfer.name.value], transfer) for transfer in transfers)
+    page = full.namespace.page_tokens
+    needed = [GroupKeys(_kind(group, transfer), group.keys(hashes)) for group, transfer in others]
+    return (GroupKeys(FullAttention(page), full), *needed)
+
+
+def _kind(group: EngineGroup, transfer: Any) -> Group:
+    """Returns what a prefix needs of a pool. The length of a window is that of the pages that SGLang names."""
+    page = group.cache.page_tokens
+    if group.name == STATE:
+        return Recurrent(page)
+    if transfer.hit_policy == _TRAILING:
+        return SlidingWindow(page, max(1, len(transfer.keys or ())) * page + 1)
+    return FullAttention(page)
 
 
 def _keys(group: EngineGroup, hashes: Sequence[str], extra: Any) -> Keys:

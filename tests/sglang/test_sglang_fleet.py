@@ -1,0 +1,152 @@
+"""SGLang on two hosts that share a folder of objects: what one computes, the other finds, through both doors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import fleet_host
+from eventually import eventually
+from fleet_host import FleetHost
+from sglang_engine import SglangEngine
+from sglang_model import Restored, Spec, whole
+
+PAGE, PAGES = 64, 6
+SHORT = 3  # pages with less than 256 tokens
+KINDS = ("mha", "swa", "mamba")
+_WAIT_S = 60.0
+_HANG_S = 30.0
+_SOON_S = 5.0
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FleetHost, FleetHost]]:
+    """Runs two daemons over one folder, whose calls take the seconds in the file `delay`."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(fleet_host.__file__).parent))
+    with ExitStack() as stack:
+        url = f"python://slow_folder_store:SlowFolder{tmp_path}"
+        slow = ("--remote-ask-timeout", "2s")  # for a busy machine
+        yield FleetHost(url, stack, *slow, arena="64MiB"), FleetHost(url, stack, *slow, arena="64MiB")
+
+
+def compute(host: FleetHost, spec: Spec) -> None:
+    """Stores a prompt on a host, and waits until the fleet has all of its pages."""
+    with SglangEngine(spec, host.daemon.socket) as engine:
+        assert min(engine.insert(1, PAGES)) >= 1
+        stored = sum(slot.counts.stored_pages for slot in host.daemon.slots()) // spec.ranks
+        assert eventually(lambda: host.report.written >= stored >= PAGES, _WAIT_S), host.report
+
+
+def questions(host: FleetHost) -> int:
+    report = host.report
+    return report.found + report.absent + report.late
+
+
+def nothing(spec: Spec) -> list[Restored]:
+    return [Restored(0, 0, equal=False, failed=False)] * spec.ranks
+
+
+def tokens_by_tier(host: FleetHost) -> tuple[int, int, int]:
+    """Returns the tokens that engines have found in memory, on disk and in the fleet."""
+    counts = [slot.counts for slot in host.daemon.slots()]
+    memory, disk, remote = (
+        sum(getattr(one, f"{tier}_tokens") for one in counts) for tier in ("memory", "disk", "remote")
+    )
+    return memory, disk, remote
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_linker_finds_what_another_host_has_stored(
+    hosts: tuple[FleetHost, FleetHost], kind: str, ranks: int
+) -> None:
+    spec, (here, there) = Spec(kind, PAGE, ranks=ranks), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket) as engine:
+        assert engine.restore(1, PAGES) == nothing(spec), "no request waits for the fleet"
+        assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert "Traceback" not in engine.log, engine.log
+    assert there.report.damaged == 0
+
+
+def test_tokens_count_in_the_tier_that_had_them(hosts: tuple[FleetHost, FleetHost]) -> None:
+    spec, (here, there), tokens = Spec("mha", PAGE), hosts, PAGE * PAGES
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket) as engine:
+        assert engine.match_only("waiting", 1, PAGES) == [0]
+        assert eventually(lambda: engine.match_only("waiting", 1, PAGES) == [tokens], _WAIT_S)
+        assert engine.load_matched("waiting") == whole(spec, PAGES)
+        assert tokens_by_tier(there) == (0, 0, tokens)
+        engine.reset()
+        assert engine.restore(1, PAGES) == whole(spec, PAGES)
+        assert tokens_by_tier(there) == (tokens, 0, tokens)
+
+
+def test_the_fleet_is_not_asked_for_a_short_prompt(hosts: tuple[FleetHost, FleetHost]) -> None:
+    spec, (here, there) = Spec("mha", PAGE), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket, lease=600.0) as engine:
+        for turn in range(20):
+            assert engine.match_only(f"request {turn}", 1, SHORT) == [0]
+        assert questions(there) == 0
+        engine.match_only("longer", 1, PAGES)
+        assert eventually(lambda: questions(there) == 1, _WAIT_S)
+        for _ in range(20):
+            engine.match_only("longer", 1, PAGES)
+        assert questions(there) == 1, "a request does not ask again at once"
+
+
+def test_a_request_that_waits_asks_again_after_its_lease(hosts: tuple[FleetHost, FleetHost]) -> None:
+    spec, (here, there) = Spec("mha", PAGE), hosts
+    with SglangEngine(spec, there.daemon.socket, lease=1.0) as engine:
+        assert engine.match_only("waiting", 1, PAGES) == [0]
+        assert eventually(lambda: there.report.absent == 1, _WAIT_S)
+        compute(here, spec)
+        assert eventually(lambda: engine.match_only("waiting", 1, PAGES) == [PAGE * PAGES], _WAIT_S)
+        assert engine.load_matched("waiting") == whole(spec, PAGES)
+
+
+def test_a_store_that_hangs_delays_no_lookup(hosts: tuple[FleetHost, FleetHost], tmp_path: Path) -> None:
+    spec, (here, there) = Spec("mha", PAGE, ranks=2), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket) as engine:
+        engine.insert(2, PAGES)
+        engine.reset()
+        (tmp_path / "delay").write_text(str(_HANG_S))
+        for turn in range(10):
+            began = time.monotonic()
+            assert engine.match_only(f"request {turn}", 1, PAGES) == [0] * 2
+            assert engine.restore(2, PAGES) == whole(spec, PAGES), "pages of this host"
+            assert time.monotonic() - began < _SOON_S, "a lookup waited for the store"
+            engine.reset()
+        assert "Traceback" not in engine.log, engine.log
+        (tmp_path / "delay").unlink()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hicache_finds_what_another_host_has_stored(hosts: tuple[FleetHost, FleetHost], kind: str, ranks: int) -> None:
+    spec, (here, there) = Spec(kind, PAGE, ranks=ranks, layout="page_first"), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket, timeout=10.0) as engine:
+        # An answer of the fleet that comes after 50 ms is a miss, as it may be on a busy machine.
+        assert eventually(lambda: engine.reset() and engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+
+
+def test_a_store_that_hangs_costs_hicache_its_timeout_at_most(
+    hosts: tuple[FleetHost, FleetHost], tmp_path: Path
+) -> None:
+    spec, (here, there) = Spec("mha", PAGE, layout="page_first"), hosts
+    compute(here, spec)
+    with SglangEngine(spec, there.daemon.socket, timeout=0.5) as engine:
+        (tmp_path / "delay").write_text(str(_HANG_S))
+        began = time.monotonic()
+        assert engine.restore(1, PAGES) == nothing(spec)
+        assert time.monotonic() - began < _SOON_S
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+        (tmp_path / "delay").unlink()
