@@ -321,7 +321,7 @@ bench: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(BIN)/python bench/curve_cost.py
 	@$(or $(wildcard .engines/0.32/bin/python),$(BIN)/python) bench/engines.py
 	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_caches.py)
-	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),.engines/sglang-$(SGLANG)/bin/python bench/sglang_storage.py)
+	@$(if $(wildcard .engines/sglang-$(SGLANG)/bin/python),$(FLEET_LIBRARIES) .engines/sglang-$(SGLANG)/bin/python bench/sglang_storage.py)
 	@$(if $(wildcard .engines/fleet/.ready),$(FLEET_LIBRARIES) PYTHONPATH=tests/harness .engines/fleet/bin/python bench/fleet.py)
 	@$(BIN)/python bench/gpu_kernels.py
 	@$(BIN)/python bench/gpu_copy.py
