@@ -32,7 +32,7 @@ def pages(number):
 def found(client, number):
     into = np.zeros((32, PAGE), np.uint8)
     with client.match(prompt(number)) as match:
-        loaded = client.load(match, into)
+        loaded = client.load(match, into, timeout=20.0)
     assert (into[:loaded] == number + 1).all() and not into[loaded:].any()
     return loaded
 
