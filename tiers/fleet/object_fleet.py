@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from pagetier.shm.failpoints import point
 from pagetier.tiers.base import (
     FleetState,
     Incoming,
@@ -127,6 +128,7 @@ class ObjectFleet:
         until = self._end_of_call()
         with self._buffer(page.size, until) as buffer:
             self._codec.pack(PageName(page.space.digest, page.key), page.size, page.frames, buffer.memory)
+            point("fleet.packed")
             buffer.retain()
 
         def put() -> bool:
@@ -155,6 +157,7 @@ class ObjectFleet:
         try:
             with self._reads.reading(), self._buffer(page.size, until) as buffer:
                 length = self._got(object_name(self._prefix, name), buffer, until)
+                point("fleet.received")
                 result = self._judge(name, page, length, buffer.memory)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))

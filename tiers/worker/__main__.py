@@ -105,6 +105,7 @@ def _serve_fleet(command: ServeFleet, memory: WorkerArena, channel: Channel) -> 
     from pagetier.tiers.worker.fleet_worker import FleetWorker
 
     with closing(open_fleet(command.options)) as fleet:
+        point("fleet.opened")
         worker = FleetWorker(fleet, memory, channel, command.options.timeout_s)
         worker.report()
         worker.serve()

@@ -127,6 +127,7 @@ class FleetWorker:
             found = Found(command.number, self._fleet.locate(names).tobytes(), "")
         except TierError as error:
             found = Found(command.number, bytes(_U64 * len(names)), str(error))
+        point("fleet.located")
         self._channel.send(found)
 
     def _watch(self) -> None:

@@ -89,7 +89,7 @@ def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
     check_engines(scene, operation, SLACK_S)
     if case.action is Action.HANG:
-        check_load_timeout(scene, operation, SLACK_S)
+        check_load_timeout(operation, SLACK_S)
         check_engines(scene, operation, SLACK_S)
     check_index(scene)
 

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from injection import disk_operations, lifecycle_operations, memory_operations
+from injection import disk_operations, fleet_operations, lifecycle_operations, memory_operations
 from injection.forked_processes import Stage, stage
 from injection.injector import POINTS, Action, Case, Role
 from injection.instrumented_build import ROOT
@@ -39,7 +39,9 @@ def operations_in(module: ModuleType) -> list[type[Operation]]:
 
 
 OPERATIONS: Final = [
-    kind for module in (memory_operations, disk_operations, lifecycle_operations) for kind in operations_in(module)
+    kind
+    for module in (memory_operations, disk_operations, fleet_operations, lifecycle_operations)
+    for kind in operations_in(module)
 ]
 
 

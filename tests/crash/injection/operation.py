@@ -106,6 +106,10 @@ class Operation(ABC):
         """Returns the pages that are on disk only before the operation."""
         return []
 
+    def load_away(self, seconds: float) -> None:
+        """Loads the pages that are not in memory, with this timeout."""
+        self.scene.verify(self.on_disk(), seconds)
+
     def lost(self) -> int:
         """Returns how many pages may be lost beyond those that the daemon's counters report."""
         return 0

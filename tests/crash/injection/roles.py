@@ -163,6 +163,12 @@ class EngineCommands:
         """Prefetches pages from disk and returns how many are in memory then."""
         return self._client.prefetch(keys_of(numbers), LONG_S).wait(LONG_S)
 
+    def load_from_fleet(self, numbers: Sequence[int]) -> int:
+        """Loads and compares pages of the fleet and returns how many were exact."""
+        keys = keys_of(numbers)
+        with self._client.match(keys) as match:
+            return self._witness.load(match, keys, LONG_S, len(keys))
+
     def store_blocks(self, prompt: int) -> int:
         """Stores and loads two pages of a paged cache, and returns how many were loaded."""
         raw = [np.full((2, _BLOCKS, 4, _HEADS, _DIM), prompt + layer, np.uint16) for layer in range(2)]

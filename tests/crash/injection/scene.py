@@ -13,9 +13,10 @@ from typing import Any, Final, Self
 from eventually import eventually
 from injection.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
 from injection.forked_processes import Engine, ForkedDaemon, Stage
-from oracle.checker import Losses, findings
+from oracle.checker import FLEET_NAME, WORKER_NAME, Losses, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
+from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Flush
 from running_daemon import START_S
@@ -34,7 +35,8 @@ class Scene:
         self.daemon = ForkedDaemon(
             on.fork_client, str(FRAMES * FRAME), str(FRAME), "--store-quarantine", QUARANTINE, *flags
         )
-        self.has_disk = "--disk-path" in flags
+        self.has_disk = "--disk-path" in flags or "--remote-url" in flags
+        self._tier = FLEET_NAME if "--remote-url" in flags else WORKER_NAME
         self.folder = folder
         self._fork_client = on.fork_client
         self._cases = 0
@@ -96,7 +98,9 @@ class Scene:
         assert eventually(lambda: self.client.attached, START_S), self.daemon.log.read_text()
 
     def disk_is_open(self) -> bool:
-        """Returns whether the disk tier is open."""
+        """Returns whether the disk tier, or the fleet, is open."""
+        if self._tier == FLEET_NAME:
+            return take_snapshot(self.daemon.observer()).fleet.standing == "open"
         return b'"standing":"open"' in (self.daemon.observer().status() or b"")
 
     def until_disk_is_open(self) -> None:
@@ -112,9 +116,9 @@ class Scene:
         self.until_disk_is_open()
 
     def worker(self) -> int:
-        """Returns the pid of the disk worker; 0 if there is none."""
+        """Returns the pid of the worker of the disk tier or of the fleet; 0 if there is none."""
         slots = self.daemon.observer().attachments_with_pins()
-        return next((int(slot.pid) for slot in slots if slot.name == "disk tier"), 0)
+        return next((int(slot.pid) for slot in slots if slot.name == self._tier), 0)
 
     def quiet(self) -> bool:
         """Returns whether no page is being written."""
@@ -127,7 +131,7 @@ class Scene:
     def pins(self, but: Iterable[int] = ()) -> int:
         """Returns the pins of all attached processes, except of the disk worker and the processes in `but`."""
         slots = self.daemon.observer().attachments_with_pins()
-        return sum(slot.pins for slot in slots if slot.pid not in but and slot.name != "disk tier")
+        return sum(slot.pins for slot in slots if slot.pid not in but and slot.name != self._tier)
 
     def dismiss(self) -> None:
         """Ends all engines of the case, and waits until nothing is pinned or being written."""

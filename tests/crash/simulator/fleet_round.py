@@ -31,7 +31,6 @@ from simulator.tally import Tally
 from simulator.trends import Growth, Point, growth, thinned
 
 _COUNTED: Final = ("written", "present", "dropped", "failed", "read", "unread", "damaged", "foreign", "openings")
-_DAMAGE_S: Final = 0.05
 _OUTAGE_S: Final = 4.0
 _HANG_S: Final = 6.0
 _READING_S: Final = 0.25
@@ -172,7 +171,7 @@ class FleetRound:
 
     def _live(self) -> None:
         schedule, began, clock = Schedule(self._rng), time.monotonic(), self.hosts[0].clock
-        schedule.add(self._damage, _DAMAGE_S, began)
+        schedule.add(self._damage, self.store.damage_s, began)
         schedule.add(self._outage, _OUTAGE_S, began)
         for host in self.hosts:
             host.begin()

@@ -46,10 +46,12 @@ class SharedStore(ABC):
     Attributes:
         url: The URL of the fleet.
         outage: How a death is reported.
+        damage_s: The mean interval between damages, in seconds.
     """
 
     url: str
     outage: str
+    damage_s = 0.05
 
     def __init__(self, rng: random.Random) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=prefix_of_this_process())
@@ -161,6 +163,7 @@ class SharedS3(SharedStore):
     """SeaweedFS, which is stopped for a while, or killed and started again."""
 
     outage = "S3 server"
+    damage_s = 1.0  # each file has many objects, and an index of them
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
