@@ -37,7 +37,7 @@ from pagetier.tiers.fleet.objects import (
     unpack_header,
     wrong_header,
 )
-from pagetier.tiers.fleet.store_calls import LateError, StoreCall, StoreCalls
+from pagetier.tiers.fleet.store_calls import LateError, StoreCalls
 
 _T = TypeVar("_T")
 _PUTS_AT_ONCE: Final = 4
@@ -79,6 +79,24 @@ class ObjectFleet:
         objects = [object_name(self._prefix, name) for name in names]
         lengths = self.ask(lambda: self._store.sizes(objects))
         return array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
+
+    def locate_and_tell(self, names: Sequence[PageName], tell: Callable[[array[int], str], None]) -> None:
+        """Starts to locate pages and returns at once.
+
+        `tell` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
+        and each change of threads takes time. It is not called if the call does not return. Raises LateError.
+        """
+        objects, until = [object_name(self._prefix, name) for name in names], self._end_of_call()
+
+        def locate() -> None:
+            try:
+                lengths = self._calls.twice(lambda: self._store.sizes(objects), until)
+            except TierError as error:
+                tell(array("Q", bytes(8 * len(objects))), str(error))
+            else:
+                tell(array("Q", [max(0, length - HEADER_BYTES) for length in lengths]), "")
+
+        self._calls.start(locate, None, until)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Stores the pages that are not there, a few at once. A failure of the store ends the batch and is a reason."""
@@ -142,7 +160,7 @@ class ObjectFleet:
 
         def end() -> bool:
             try:
-                return self._again(call, put, buffer)
+                return self._calls.finish_or_repeat(call, put, buffer)
             finally:
                 buffer.release()
 
@@ -169,7 +187,7 @@ class ObjectFleet:
         def get() -> int:
             return self._store.get(name, buffer.memory)
 
-        return self._again(self._calls.start(get, buffer, until), get, buffer)
+        return self._calls.finish_or_repeat(self._calls.start(get, buffer, until), get, buffer)
 
     def remove(self, page: PageName) -> None:
         """Removes a page's object if it is there. Raises TierError."""
@@ -269,34 +287,4 @@ class ObjectFleet:
 
     def ask(self, function: Callable[[], _T], until: float | None = None) -> _T:
         """Makes a call that needs no bounce buffer, twice if it fails at once. Raises TierError."""
-        return self._again(self._calls.start(function, None, until), function, None)
-
-    def _again(self, call: StoreCall[_T], function: Callable[[], _T], buffer: BounceBuffer | None) -> _T:
-        """Returns the result of a call, which is repeated once if half of its time is left. Raises TierError."""
-        try:
-            return self._calls.finish(call)
-        except LateError:
-            raise
-        except Exception as error:
-            if not self._calls.has_half(call):
-                raise _failure(error) from error
-        return _converted(lambda: self._calls.run(function, buffer, call.until))
-
-
-def _converted(function: Callable[[], _T]) -> _T:
-    """Calls a function, and turns any error into a TierError of one line."""
-    try:
-        return function()
-    except TierError:
-        raise
-    except Exception as error:
-        raise _failure(error) from error
-
-
-def _failure(error: Exception) -> TierError:
-    return TierError(f"the store failed: {one_line(error)}")
-
-
-def one_line(error: Exception) -> str:
-    """Returns the first line of an error, at most 200 characters."""
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
+        return self._calls.finish_or_repeat(self._calls.start(function, None, until), function)

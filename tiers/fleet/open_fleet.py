@@ -11,10 +11,10 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffers
-from pagetier.tiers.fleet.object_fleet import ObjectFleet, one_line
+from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.fleet.object_store import ObjectStore, StoreSettings
 from pagetier.tiers.fleet.objects import KEY_FILE_BYTES, EncryptedCodec, PageCodec, PlainCodec
-from pagetier.tiers.fleet.store_calls import LateError, StoreCalls
+from pagetier.tiers.fleet.store_calls import LateError, StoreCalls, one_line
 from pagetier.tiers.worker_protocol import FleetOptions
 
 _OPENING_S: Final = 10.0

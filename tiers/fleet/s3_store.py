@@ -90,7 +90,15 @@ class S3Store:
     def sizes(self, names: Sequence[str]) -> array[int]:
         """Returns the lengths. Of many names in one namespace only some are asked for, as if they were a chain."""
         with self._explained():
+            if len(names) == 1:  # an event loop costs as much as the request
+                return array("Q", [self._length_of(names[0])])
             return array("Q", asyncio.run(self._all_sizes(names)))
+
+    def _length_of(self, name: str) -> int:
+        try:
+            return int(self._obstore.head(self._bucket, name)["size"])
+        except self._absent:
+            return 0
 
     def put(self, name: str, data: memoryview) -> bool:
         """Creates an object."""

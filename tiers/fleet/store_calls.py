@@ -58,7 +58,8 @@ class StoreCall(Generic[_T]):
     def result(self) -> _T:
         """Returns the result of a call that has returned, or raises its error."""
         if self._outcome is None:
-            raise self._error or RuntimeError("the call has not returned")
+            error, self._error = self._error, None  # its traceback refers to this call
+            raise error or RuntimeError("the call has not returned")
         return self._outcome[0]
 
 
@@ -134,9 +135,31 @@ class StoreCalls:
         """Makes a call and waits for it. Raises LateError if it was given up, or the call's error."""
         return self.finish(self.start(function, buffer, until))
 
-    def has_half(self, call: StoreCall[_T]) -> bool:
+    def finish_or_repeat(
+        self, call: StoreCall[_T], function: Callable[[], _T], buffer: BounceBuffer | None = None
+    ) -> _T:
+        """Returns the result of a call, which is repeated once if half of its time is left. Raises TierError."""
+        try:
+            return self.finish(call)
+        except LateError:
+            raise
+        except Exception as error:
+            if not self.has_half(call.until):
+                raise _failure(error) from error
+        return _converted(lambda: self.run(function, buffer, call.until))
+
+    def twice(self, function: Callable[[], _T], until: float) -> _T:
+        """Returns the result of a function, called on this thread and repeated as a call. Raises TierError."""
+        try:
+            return function()
+        except Exception as error:
+            if not self.has_half(until):
+                raise _failure(error) from error
+        return _converted(function)
+
+    def has_half(self, until: float) -> bool:
         """Returns whether at least half of the time that a call may take is left, enough to repeat it."""
-        return call.until - time.monotonic() >= self.timeout_s / 2
+        return until - time.monotonic() >= self.timeout_s / 2
 
     def _work(self) -> None:
         while True:
@@ -146,3 +169,22 @@ class StoreCalls:
                 self._running -= 1
                 self._since = time.monotonic()
             del call  # it refers to its bounce buffer
+
+
+def _converted(function: Callable[[], _T]) -> _T:
+    """Calls a function, and turns any error into a TierError of one line."""
+    try:
+        return function()
+    except TierError:
+        raise
+    except Exception as error:
+        raise _failure(error) from error
+
+
+def _failure(error: Exception) -> TierError:
+    return TierError(f"the store failed: {one_line(error)}")
+
+
+def one_line(error: Exception) -> str:
+    """Returns the first line of an error, at most 200 characters."""
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()

@@ -1,9 +1,10 @@
-"""The threads of a fleet's worker: one receives, one watches, some read, write and locate."""
+"""The threads of a fleet's worker: one receives, one watches, some read and write."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ log = logging.getLogger("pagetier.tier")
 
 READERS: Final = 8
 WRITERS: Final = 2
-FINDERS: Final = 4
+QUESTIONS: Final = 16  # at once: hung ones must leave calls to reads and writes
 SILENT_S: Final = 10.0
 _WATCH_S: Final = 0.5
 _REMEMBERED: Final = 64
@@ -54,7 +55,7 @@ class FleetWorker:
         self._silent_s = max(SILENT_S, 2 * timeout_s)
         self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
         self._writers = ThreadPoolExecutor(WRITERS, "pagetier-write")
-        self._finders = ThreadPoolExecutor(FINDERS, "pagetier-find")
+        self._questions = threading.BoundedSemaphore(QUESTIONS)
         self._given_up: deque[int] = deque(maxlen=_REMEMBERED)  # the numbers of reads of which a page failed
         self._ended = threading.Event()
         self._broken = ""
@@ -73,7 +74,7 @@ class FleetWorker:
                 self._dispatch(command)
         finally:
             self._ended.set()
-            for threads in (self._readers, self._writers, self._finders):
+            for threads in (self._readers, self._writers):
                 threads.shutdown(wait=not self._broken, cancel_futures=True)
         point("worker.ended")
         if self._broken:
@@ -87,7 +88,7 @@ class FleetWorker:
                 for task in read_tasks(command):
                     self._submit(self._readers, partial(self._read, task))
             case Find():
-                self._submit(self._finders, partial(self._find, command))
+                self._find(command)
             case GetState():
                 self._channel.send(FleetReport(self._fleet.state()))
             case _:
@@ -122,13 +123,21 @@ class FleetWorker:
         return result
 
     def _find(self, command: Find) -> None:
+        """Starts a question, which is answered from the thread of the store's call."""
         names = names_of(command)
+
+        def tell(sizes: array[int], why: str) -> None:
+            self._questions.release()
+            point("fleet.located")
+            self._channel.send(Found(command.number, sizes.tobytes(), why))
+
+        if not self._questions.acquire(blocking=False):
+            self._channel.send(Found(command.number, bytes(_U64 * len(names)), f"{QUESTIONS} questions are unanswered"))
+            return
         try:
-            found = Found(command.number, self._fleet.locate(names).tobytes(), "")
+            self._fleet.locate_and_tell(names, tell)
         except TierError as error:
-            found = Found(command.number, bytes(_U64 * len(names)), str(error))
-        point("fleet.located")
-        self._channel.send(found)
+            tell(array("Q", bytes(_U64 * len(names))), str(error))
 
     def _watch(self) -> None:
         """Reports what an administrator should know, and ends the worker if the store is silent."""

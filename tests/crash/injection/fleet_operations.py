@@ -77,7 +77,6 @@ class LoadFromFleet(WithFleet):
 class StartFleet(WithFleet):
     """A worker of the fleet starts after another one was killed."""
 
-    roles = (Role.TIER,)
     starts = (Role.TIER,)
 
     def act(self) -> None:

@@ -104,7 +104,7 @@ def run_case(scene: Scene, call: str, what: str) -> bool:
     with injected(since.worker, call, what):
         operation.act()
         check_engines(scene, operation, SLACK_S)
-        check_load_timeout(scene, operation, SLACK_S)
+        check_load_timeout(operation, SLACK_S)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
         died = "signal=KILL" in what and eventually(lambda: scene.worker() != since.worker, _DEAD_S)
     if scene.worker() != since.worker:
@@ -148,7 +148,7 @@ def test_changed_files_of_an_open_tier_break_no_promise(on: Stage, change: Chang
         scene.dropping()  # the change may lose pages that are on disk only, but no byte may be wrong
         change.make(tmp_path / "disk")
         check_engines(scene, operation, SLACK_S)
-        check_load_timeout(scene, operation, SLACK_S)
+        check_load_timeout(operation, SLACK_S)
         assert eventually(lambda: change.log_words in logged(), _CHANGE_LOGGED_S), logged()
         pages = recover(scene)
         check_index(scene)
@@ -186,7 +186,7 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: Stage, tmp_path: Pa
             worker = scene.worker()
             assert eventually(lambda: hangs(worker)), "the worker does not hang"
             check_engines(scene, operation, SLACK_S)
-            check_load_timeout(scene, operation, SLACK_S)
+            check_load_timeout(operation, SLACK_S)
             scene.daemon.signal(signal.SIGUSR1)
             scene.daemon.process.wait(_STOPS_S)  # type: ignore[union-attr]
             assert hangs(worker)
