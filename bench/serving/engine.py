@@ -188,6 +188,7 @@ class _Vllm:
             RuntimeError: Blocks were still in use after 200 requests.
         """
         for _ in range(200):
+            self._llm.llm_engine.step()  # some connectors release the blocks of the last request one step later
             if self._llm.reset_prefix_cache():
                 return
             self.run([[7]], 1)

@@ -11,9 +11,10 @@ from race.contestants.cache import Cache, Sizes
 from race.contestants.file_tier import FileTier
 from race.contestants.lmcache_server import LmcacheServer
 from race.contestants.native_offloading import NativeOffloading
-from race.contestants.pagetier_cache import PagetierCache
+from race.contestants.pagetier_cache import HashedEngine, PagetierCache
 
 PAGETIER, LMCACHE, NATIVE, FILES = "pagetier", "LMCache", "vLLM native", "files"
+HASHED = "pagetier with block hashes"
 TMPFS = Path("/dev/shm")
 
 Make = Callable[[Sizes, Path], AbstractContextManager[Cache]]
@@ -24,7 +25,12 @@ def _files(sizes: Sizes, folder: Path) -> AbstractContextManager[Cache]:
     return FileTier(sizes, folder if sizes.disk else TMPFS, FILES)
 
 
+def _hashed(sizes: Sizes, folder: Path) -> AbstractContextManager[Cache]:
+    return PagetierCache(sizes, folder, engine=HashedEngine)
+
+
 MAKERS: dict[str, Make] = {
+    HASHED: _hashed,
     PAGETIER: PagetierCache,
     LMCACHE: LmcacheServer,
     NATIVE: NativeOffloading,

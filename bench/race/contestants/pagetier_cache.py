@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from daemon_setup import Stage
 from disk_setup import Scene, data_files, until
@@ -62,6 +63,20 @@ class PagetierEngine:
         return self._space.keys(prompt)
 
 
+class HashedEngine(PagetierEngine):
+    """A client that gets vLLM's block hashes, as pagetier's connector does, and no token IDs."""
+
+    def prepare(self, tokens: Tokens) -> Any:
+        digest, step, hashes = b"", self._sizes.page_tokens, []
+        for at in range(0, len(tokens) - step + 1, step):
+            digest = hashlib.sha256(digest + tokens[at : at + step].tobytes()).digest()
+            hashes.append(digest)
+        return hashes
+
+    def _keys(self, prompt: Any) -> Keys:
+        return self._space.keys_of_hashes(prompt)
+
+
 class PagetierCache:
     """A daemon with the given sizes.
 
@@ -69,12 +84,19 @@ class PagetierCache:
         sizes: The sizes.
         disk_parent: Where the folder of the disk tier is made.
         options: Further arguments of pagetierd.
+        engine: The class of its engines.
     """
 
     name = "pagetier"
 
-    def __init__(self, sizes: Sizes, disk_parent: Path, options: Sequence[str] = ()) -> None:
-        self._sizes, self._options = sizes, options
+    def __init__(
+        self,
+        sizes: Sizes,
+        disk_parent: Path,
+        options: Sequence[str] = (),
+        engine: type[PagetierEngine] = PagetierEngine,
+    ) -> None:
+        self._sizes, self._options, self._engine = sizes, options, engine
         self._parent = disk_parent
         self.version = version("pagetier")
 
@@ -95,7 +117,7 @@ class PagetierCache:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def opener(self) -> OpenEngine:
-        return functools.partial(PagetierEngine, self._stage.socket, self._sizes)
+        return functools.partial(self._engine, self._stage.socket, self._sizes)
 
     def pids(self) -> Sequence[int]:
         return (self._stage.pid,)

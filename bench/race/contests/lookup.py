@@ -1,8 +1,7 @@
 """Is it cached? The time until an engine knows how much of a prompt of 131,072 tokens is cached, and the CPU time.
 
-A lookup begins with the prompt in the form in which the engine has it: token IDs for pagetier, LMCache and files, so
-hashing is included; vLLM's block hashes for native offloading, because vLLM has them anyway. It ends when everything
-that it pinned is released.
+pagetier, LMCache and files begin with token IDs, so hashing is included. Native offloading begins with vLLM's block
+hashes, which vLLM has anyway, and so does pagetier beside it. A lookup ends when everything that it pinned is released.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from race.contestants.cache import Sizes
-from race.contestants.everyone import FILES, LMCACHE, NATIVE, PAGETIER
+from race.contestants.everyone import FILES, HASHED, LMCACHE, NATIVE, PAGETIER
 from race.results import Absent, Figures, Form, Line
 from race.rounds import RoundError, Team, Values, cpu_of, run_rounds, stored, teams, together
 
@@ -39,7 +40,7 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
 def _measure(page_tokens: int, rounds: int, folder: Path, stack: ExitStack) -> Iterator[Line]:
     pages, running = TOKENS // page_tokens, dict[str, Team]()
     sizes = Sizes(512 << 20, PAGE, page_tokens)
-    for one in teams("lookup", (PAGETIER, LMCACHE, NATIVE, FILES), sizes, PROCESSES, folder, stack):
+    for one in teams("lookup", (PAGETIER, HASHED, LMCACHE, NATIVE, FILES), sizes, PROCESSES, folder, stack):
         if isinstance(one, tuple):
             running[one[0]] = one[1]
         else:
@@ -54,8 +55,17 @@ def _measure(page_tokens: int, rounds: int, folder: Path, stack: ExitStack) -> I
     play = functools.partial(_play, pages)
     for line in run_rounds("lookup", running, rounds, play, _UNITS):
         if isinstance(line, Figures):
-            line.case = f"pages of {page_tokens} tokens, {line.case}"
-        yield line
+            yield from _by_prompt(line, page_tokens)
+        else:
+            yield line
+
+
+def _by_prompt(line: Figures, page_tokens: int) -> Iterator[Figures]:
+    """Yields the figures of the systems that begin with tokens, and of those that begin with block hashes."""
+    for prompt, names in (("tokens", (PAGETIER, LMCACHE, FILES)), ("block hashes", (HASHED, NATIVE))):
+        rounds = {PAGETIER if name == HASHED else name: line.rounds[name] for name in names if name in line.rounds}
+        case = f"from {prompt}, pages of {page_tokens} tokens, {line.case}"
+        yield msgspec.structs.replace(line, case=case, rounds=rounds)
 
 
 def _play(pages: int, team: Team, number: int) -> Values:

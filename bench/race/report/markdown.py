@@ -21,8 +21,8 @@ TITLES = {
     "sharing": "Four engines on one host",
 }
 ABOUT = {
-    "lookup": "A prompt of 131,072 tokens, from the prompt as the engine has it to the release of all that was pinned. "
-    "Hashing the tokens is included, except for vLLM native, which gets vLLM's block hashes.",
+    "lookup": "A prompt of 131,072 tokens, from the call to the release of all that was pinned. "
+    "Beginning with tokens, hashing them is included; vLLM's block hashes are there anyway.",
     "copies": "Bandwidth over that of one memcpy on one thread in the same process just before; four pages a call.",
     "disk": "Bandwidth over that of O_DIRECT on the same file system in the same round; every write is synced.",
     "serving": "A small model with random weights. Engines take turns with the same prompts.",
