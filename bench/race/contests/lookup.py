@@ -21,8 +21,8 @@ from race.rounds import RoundError, Team, Values, cpu_of, run_rounds, stored, te
 TOKENS = 131_072
 PROCESSES = 4
 PAGE = 4096
-TIMES = 3
-"""Lookups in a row, of which the time is the mean."""
+TIMES = {256: 3, 16: 1}
+"""By page size, lookups in a row, of which the time is the mean."""
 KNOWN, UNKNOWN = 1, 2
 ROUNDS = {Form.QUICK: 5, Form.WHOLE: 15}
 _UNITS = {"CPU": ("s", "low"), "": ("ms", "low")}
@@ -52,7 +52,7 @@ def _measure(page_tokens: int, rounds: int, folder: Path, stack: ExitStack) -> I
         except RoundError as error:
             yield Absent("lookup", name, f"pages of {page_tokens} tokens: {error}")
             del running[name]
-    play = functools.partial(_play, pages)
+    play = functools.partial(_play, pages, TIMES[page_tokens])
     for line in run_rounds("lookup", running, rounds, play, _UNITS):
         if isinstance(line, Figures):
             yield from _by_prompt(line, page_tokens)
@@ -68,17 +68,17 @@ def _by_prompt(line: Figures, page_tokens: int) -> Iterator[Figures]:
         yield msgspec.structs.replace(line, case=case, rounds=rounds)
 
 
-def _play(pages: int, team: Team, number: int) -> Values:
+def _play(pages: int, times: int, team: Team, number: int) -> Values:
     del number
     values = Values()
     for what, prompt, found in (("hit", KNOWN, pages), ("miss", UNKNOWN, 0)):
         for processes in (1, PROCESSES):
             case = f"{what}, {processes} {'process' if processes == 1 else 'processes'}"
             before = cpu_of(team.cache.pids())
-            answers = together(team.engines[:processes], "lookups", prompt, pages, TIMES)
+            answers = together(team.engines[:processes], "lookups", prompt, pages, times)
             cpu = cpu_of(team.cache.pids()) - before + sum(answer.cpu for answer in answers)
             if any(answer.value != found for answer in answers):
                 raise RoundError(f"{[answer.value for answer in answers]} pages found instead of {found}")
-            values[case] = 1e3 * sum(answer.seconds for answer in answers) / TIMES / processes
-            values[f"{case}, CPU of 1,000"] = 1e3 * cpu / TIMES / processes
+            values[case] = 1e3 * sum(answer.seconds for answer in answers) / times / processes
+            values[f"{case}, CPU of 1,000"] = 1e3 * cpu / times / processes
     return values
