@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Final
 
 import pytest
 
 from injection.sweep import pytest_terminal_summary  # noqa: F401  a hook of pytest
+
+FIRST: Final = ("systemd", "simulator", "crash")
+"""Folders whose tests mostly wait or take longest: tests that compute run beside them, and short ones end a run.
+
+One process boots the machine of the service for all of its tests, so these are the very first.
+"""
 
 # The environments of engines lack hypothesis. Health checks are off because a busy machine is slow at times.
 with suppress(ImportError):
@@ -17,5 +24,9 @@ with suppress(ImportError):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of the service first: they mostly wait, and one process boots their machine for all of them."""
-    items.sort(key=lambda item: "systemd" not in item.path.parts)
+    """Puts the tests of FIRST first."""
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    return next((turn for turn, folder in enumerate(FIRST) if folder in item.path.parts), len(FIRST))

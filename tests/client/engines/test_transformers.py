@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -15,8 +15,10 @@ from disk_daemon import write_through
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pagetier.client import Client, Outcome  # noqa: E402
-from pagetier.client.engines.transformers import PromptCache, namespace_of  # noqa: E402
+from pagetier.client import Client, Namespace, Outcome  # noqa: E402
+
+if TYPE_CHECKING:
+    from pagetier.client.engines.transformers import PromptCache
 
 PAGE = 16
 VOCABULARY = 97
@@ -40,7 +42,16 @@ def prompt_of(tokens: int, seed: int = 1) -> Any:
     return torch.randint(VOCABULARY, (tokens,), generator=torch.Generator().manual_seed(seed))
 
 
+def namespace_of(model: Any, page_tokens: int, name: str = "") -> Namespace:
+    """Calls the adapter, whose import takes seconds: a process that only collects this file is spared them."""
+    from pagetier.client.engines import transformers as adapter
+
+    return adapter.namespace_of(model, page_tokens, name=name)
+
+
 def prompts_of(client: Client, model: Any) -> PromptCache:
+    from pagetier.client.engines.transformers import PromptCache
+
     return PromptCache(client, model, namespace_of(model, PAGE, name="test/llama"))
 
 
