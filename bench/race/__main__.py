@@ -79,7 +79,20 @@ def _run(contest: str, form: Form) -> list[Line]:
     command = [sys.executable, "-m", "race.contest_process", contest, *(["--quick"] if form is Form.QUICK else [])]
     with tempfile.TemporaryDirectory(prefix="race-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)  # another user gets as far as the systems let it
-        return _lines_of(contest, _isolated(command), Path(folder), LIMIT_S[form] * (2 if contest == "trust" else 1))
+        limit = LIMIT_S[form] * (2 if contest == "trust" else 1)
+        try:
+            return _lines_of(contest, _isolated(command), Path(folder), limit)
+        finally:
+            _remove_shared(Path(folder).name)
+
+
+def _remove_shared(name: str) -> None:
+    """Removes what a contest that was killed has left in /dev/shm."""
+    for path in Path("/dev/shm").glob(f"*{name}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _lines_of(contest: str, command: list[str], folder: Path, limit: float) -> list[Line]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -95,6 +96,11 @@ class Cache(Protocol):
 
     def leftovers(self) -> list[Path]:
         """Returns files and shared memory that it has made and not removed."""
+
+
+def shared_prefix(system: str) -> str:
+    """Returns how names in /dev/shm begin. They contain the name of the race's folder, so that it can remove them."""
+    return f"race-{system}-{Path(tempfile.gettempdir()).name}-"
 
 
 def signal_all(pids: Sequence[int], number: signal.Signals) -> None:

@@ -18,7 +18,7 @@ from typing import Self
 
 import msgspec
 
-from race.contestants.cache import OpenEngine, Pages, Sizes, Tokens, files_under, sync_files
+from race.contestants.cache import OpenEngine, Pages, Sizes, Tokens, files_under, shared_prefix, sync_files
 
 
 class FileEngine:
@@ -114,7 +114,7 @@ class FileTier:
         self._sizes = msgspec.structs.replace(sizes, memory=sizes.disk) if sizes.disk else sizes
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="race-files-", dir=self._parent))
+        self._folder = Path(tempfile.mkdtemp(prefix=shared_prefix("files"), dir=self._parent))
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 from disk_setup import until
-from race.contestants.cache import OpenEngine, Pages, Sizes, Tokens, files_under, sync_files
+from race.contestants.cache import OpenEngine, Pages, Sizes, Tokens, files_under, shared_prefix, sync_files
 
 MODEL = "race"
 _START_S = 120.0
@@ -194,7 +194,7 @@ class LmcacheServer:
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="race-lmcache-", dir=self._parent))
         (self._folder / "l2").mkdir()
-        self._shm = f"race-lmcache-{secrets.token_hex(4)}"
+        self._shm = f"{shared_prefix('lmcache')}{secrets.token_hex(4)}"
         self._ports = free_ports(3)
         self.restart()
         return self
