@@ -12,7 +12,8 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 
 def install() -> None:
-    """Replaces the copies and the registration."""
+    """Replaces the copies and the registration. SGLang keeps 10 GiB of the host free, which tiny pools need not."""
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     for module in (base, common):
         for name in ("_cuda_host_register", "_cuda_host_unregister"):
             if hasattr(module, name):

@@ -39,6 +39,12 @@ class Kit:
     def labels(self, case: str) -> list[str]:
         """Returns the names of SGLang's configurations in which a case has a meaning."""
         configs = [one for one in CONFIGS if supports_hicache(one) and not one.is_eagle]
+        windows = [one for one in configs if one.has_swa and not one.has_mamba]
+        match case:
+            case "read_a_window":
+                return [one.label for one in windows]
+            case "read_the_rest_of_a_window":
+                return [one.label for one in windows if one.sliding_window_size > one.page_size]
         return [one.label for one in configs if case == "read_prompt" or not one.has_mamba]
 
     def run(self, label: str, case: str) -> str:
@@ -102,3 +108,16 @@ class _Case(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignor
     def read_into_a_tree_that_grows(self) -> None:
         """A tree without a host pool reads a prompt, of which another request computes the first page in between."""
         self._assert_sibling_head_is_trimmed(self._make_storage_dir(), self._buffer_swa_seq(), window_sized=False)
+
+    def read_a_window(self) -> None:
+        """A tree that has the full state of a prompt, and none of its window, reads the window."""
+        self._read_window(0)
+
+    def read_the_rest_of_a_window(self) -> None:
+        """A tree that has the full state of a prompt, and the end of its window, reads the rest of the window."""
+        self._read_window(self.cfg.page_size)
+
+    def _read_window(self, tail: int) -> None:
+        folder, seq = self._make_storage_dir(), self._buffer_swa_seq()
+        self._produce_buffer_l3(folder, seq)
+        self._assert_masked_full_is_reused(folder, seq, tail)

@@ -11,7 +11,15 @@ from sglang_model import Spec
 pytest_plugins = ("sglang_daemon",)
 
 
-@pytest.mark.parametrize(("case", "configurations"), [("read_prompt", 17), ("read_into_a_tree_that_grows", 13)])
+@pytest.mark.parametrize(
+    ("case", "configurations"),
+    [
+        ("read_prompt", 17),
+        ("read_into_a_tree_that_grows", 13),
+        ("read_a_window", 8),
+        ("read_the_rest_of_a_window", 2),
+    ],
+)
 def test_sglangs_own_checks_pass_over_pagetier(daemon: DiskDaemon, case: str, configurations: int) -> None:
     with SglangEngine(Spec(layout="kit"), daemon.socket) as engine:
         (labels,) = engine.labels(case)
