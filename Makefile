@@ -215,8 +215,11 @@ style:
 	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
 
 # Lint and the tests of one room, for the time between two commits.
-.PHONY: quick
-quick: lint $(VENV)/.demo $(VENV)/.kernels
+.PHONY: quick room
+quick: venv $(VENV)/.demo $(VENV)/.kernels
+	@$(MAKE) --no-print-directory -j3 room types style
+
+room:
 	@echo "== pytest tests/$(or $(ROOM),client)"
 	@$(PYTEST) -q tests/$(or $(ROOM),client)
 
