@@ -12,13 +12,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from eventually import eventually
 from fleet_host import FleetHost
 from pagetier.client import FullAttention, Group, GroupKeys, GroupLocation, GroupMatch, Recurrent, SlidingWindow
+from pagetier.daemon.disk.disk_report import Standing
 from running_daemon import RunningDaemon, namespace
 
 _TOKENS = 256
 _BYTES = 1000
-_FROM_FLEET_S = 10.0
+_FROM_FLEET_S = 20.0
 _ARENA = "128MiB"
 _CASES = 20
 
@@ -185,6 +187,29 @@ def test_a_question_has_a_limited_number_of_pages(hosts: Hosts) -> None:
     keys = namespace(1, lora="long").keys(range(20_000))
     with hosts.second.client.find_groups([GroupKeys(FullAttention(1), keys)]) as match:
         assert "4096 pages" in repr(hosts.second.client.locate_groups(match))
+
+
+def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp_path: Path) -> None:
+    group, disk = FullAttention(16), ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB")
+    with ExitStack() as stack:
+        store = hosts.first.report.url
+        second = FleetHost(store, stack, "--remote-write", "never", *disk, arena=_ARENA)
+        assert eventually(lambda: second.daemon.snapshot().disk.standing is Standing.OPEN, _FROM_FLEET_S)
+        three_tiers = Hosts(hosts.first, second)
+        three_tiers.place(group, "tiers", range(4, 8), range(8, 12))
+        written = second.daemon.pagetier("flush", "--to-disk")
+        assert written.exit_code == 0, written.output
+        assert second.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes").exit_code == 0
+        placed = three_tiers.place(group, "tiers", range(4), [])
+        location = three_tiers.located([placed])
+        assert (location.match.tokens, location.match.available_tokens) == (4 * 16, 8 * 16)
+        hit = location.longest_hit()
+        assert hit is not None and (hit.tokens, hit.fleet_bytes) == (12 * 16, 4 * _BYTES)
+        with three_tiers.prefetched(location) as match:
+            assert match.tokens == 12 * 16
+            out = np.zeros((12, _BYTES), np.uint8)
+            assert second.client.load(match.matches[0], out, timeout=0.0) == 12
+            assert out[:, 0].tolist() == [*range(12)]
 
 
 def test_without_a_fleet_nothing_is_asked() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from eventually import eventually
 from fake_vllm_client import FakeClient, request
+from pagetier.client.engines import fleet_reads
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
@@ -226,6 +227,27 @@ def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> N
     assert read is not None and read.hit is not None and 8 * PAGE <= read.hit.tokens <= 12 * PAGE
     engine.wait("two")
     assert two.external <= read.hit.tokens
+    engine.run()
+
+
+def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
+    slow: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = slow.engine(FULL)
+    engine.share(PROMPT)
+    engine.share(own(1))
+    slow.delay(0.02, "delay-get")
+    engine.arrive("one", PROMPT)
+    engine.wait("one")
+    assert eventually(lambda: slow.second.report.rate > 0)
+    for name, measured_s in (("never", 1000.0), ("again", 0.0)):
+        monkeypatch.setattr(fleet_reads, "_MEASURED_S", measured_s)
+        engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * PAGE, LONG_S)
+        one = engine.arrive(name, own(1))
+        read = engine.half._tracked[name].fleet
+        assert read is not None and eventually(lambda: read.ended or read.hit is not None, LONG_S)  # noqa: B023
+        assert (read.hit is not None) == (name == "again")
+        assert engine.half.matched(one, 0) == 0, "it cannot come in time"
     engine.run()
 
 
