@@ -44,6 +44,19 @@ def test_the_report_begins_with_what_pagetier_loses() -> None:
     assert "a load | x memcpy | 2 (2 to 2)" in rest
 
 
+def case_of(name: str, ours: float) -> Figures:
+    return Figures("serving", name, "ms", "low", {"pagetier": [ours] * 6, "vLLM native": [1.0] * 6})
+
+
+def test_a_goal_is_missed_if_one_case_is_behind_and_open_if_none_is_certain() -> None:
+    goals = [
+        document(race_of(case_of("first token of 260 tokens, from memory", one), case_of("x, from memory", other)))
+        for one, other in ((0.5, 0.25), (0.5, 2.0), (0.5, 1.0))
+    ]
+    ends = [text.split("ahead of native at every length: ")[1].partition("\n")[0] for text in goals]
+    assert ends == ["met in all 2 cases.", "**missed**: x, from memory 0.5 x.", "undecided: x, from memory 1 to 1 x."]
+
+
 def test_wrong_pages_calls_without_an_answer_and_absent_systems_are_shown() -> None:
     seen = Observation("burst", "pagetier", "1", Served(3, 2, 1), waited=0.25)
     silent = Observation("server_stopped", "pagetier", "1", unanswered=1)

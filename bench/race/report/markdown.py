@@ -10,6 +10,7 @@ from race.contestants.everyone import MAKERS, PAGETIER
 from race.contests.trust.failures import FAILURES
 from race.contests.trust.observation import Observation
 from race.engine_process import Served
+from race.report.goals import judged
 from race.report.ratios import Beside, Verdict, all_ratios, beside
 from race.results import Absent, Figures, Form, Observed, Race, contest_of
 
@@ -36,7 +37,7 @@ _FORMS = {Form.QUICK: "the short form, `QUICK=1`", Form.WHOLE: "the whole race"}
 
 def document(race: Race) -> str:
     """Returns docs/race.md."""
-    parts = [*_head(race), *_losses(race), *_trust(race)]
+    parts = [*_head(race), *_losses(race), *_goals(race), *_trust(race)]
     for contest, title in TITLES.items():
         parts += _contest(race, contest, title)
     parts += [*_absent(race), *_how(race)]
@@ -86,6 +87,18 @@ def _loss(one: Beside) -> str:
     title = TITLES.get(figures.contest, figures.contest)
     ours, theirs = (_value(figures, name) for name in (PAGETIER, one.rival))
     return f"| {title}: {figures.case} | {one.rival} | {ours} | {theirs} | {_ratio(one)} |"
+
+
+def _goals(race: Race) -> Iterator[str]:
+    found = list(judged(race.lines))
+    if not found:
+        return
+    yield "## Goals"
+    yield ""
+    yield "A goal is met if the whole interval of every case is above 1, missed if that of any case is below 1."
+    yield ""
+    yield from (f"- {goal.sentence}: {verdict}." for goal, verdict in found)
+    yield ""
 
 
 def _contest(race: Race, contest: str, title: str) -> Iterator[str]:
