@@ -30,7 +30,7 @@ from tier_pages import outgoings
 fleet = open_fleet(FleetOptions(url=sys.argv[1], prefix="allocated", timeout_s=30.0, buffers=1 << 20))
 fleet.write([], outgoings(range(20), 1000))
 """
-_STOPPED: Final = 0.8  # of the outages of a server
+_STOPPED: Final = 0.95  # of the outages of a server: a killed one needs 20 s to serve again
 
 
 def _age(path: Path) -> float:
