@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eventually import eventually
-from fleet_host import FleetHost
+from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, Group, GroupKeys, GroupLocation, GroupMatch, Recurrent, SlidingWindow
 from pagetier.daemon.disk.disk_report import Standing
 from running_daemon import RunningDaemon, namespace
@@ -58,7 +58,7 @@ class Hosts(msgspec.Struct, frozen=True):
         self.unwritten.clear()
         with self.second.client.find_groups([one.asked for one in placed], limit) as match:
             location = self.second.client.locate_groups(match)
-        location.wait(2.0)
+        location.wait(_FROM_FLEET_S)
         assert location.ready
         return location
 
@@ -81,7 +81,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     store: Path = tmp_path_factory.mktemp("store")
     with ExitStack() as stack:
         first = FleetHost(f"file://{store}", stack, arena=_ARENA)
-        yield Hosts(first, FleetHost(f"file://{store}", stack, "--remote-write", "never", arena=_ARENA))
+        yield Hosts(first, FleetHost(f"file://{store}", stack, "--remote-write", "never", *PATIENT, arena=_ARENA))
 
 
 def longest(placed: Sequence[Placed]) -> int:

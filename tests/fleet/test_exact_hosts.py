@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from fleet_conformance import FIELDS, UNUSED_WITHOUT_KEY, changed
-from fleet_host import FleetHost, key_file, keys_of, pages_of
+from fleet_host import PATIENT, FleetHost, key_file, keys_of, pages_of
 from fleet_pages import OpenedFleet
 from hybrid_engine import TOKENS, HybridEngine, tables
 from model_ranks import GROUPS, MODELS, PAGE_TOKENS, PAGES, Group, keys_of_prompt, load_parts, store_part
@@ -25,7 +25,6 @@ from store_servers import MooncakeServers, S3Server
 FRAME = 64 << 10
 SIZES = [1, FRAME - 1, FRAME, FRAME + 1, 60 << 20]
 SMALL = 3 * FRAME + 5
-PATIENT = ("--remote-timeout", "20s", "--remote-ask-timeout", "5s")
 ONE, TWO, FOUR = GROUPS[:3]
 
 

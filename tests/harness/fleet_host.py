@@ -19,6 +19,8 @@ from running_daemon import RunningDaemon, namespace
 
 Pages = npt.NDArray[np.uint8]
 OPEN_S = 20.0
+PATIENT = ("--remote-timeout", "20s", "--remote-ask-timeout", "5s")
+"""For tests in which the fleet answers: a busy machine may take longer than the defaults."""
 _WRITTEN_S = 20.0
 
 
