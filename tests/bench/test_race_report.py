@@ -44,6 +44,13 @@ def test_the_report_begins_with_what_pagetier_loses() -> None:
     assert "a load | x memcpy | 2 (2 to 2)" in rest
 
 
+def test_more_right_pages_of_another_system_are_a_loss() -> None:
+    seen = [("pagetier", 254), ("files", 256), ("LMCache", 200)]
+    lines = [Observed(Observation("burst", name, "1", Served(right, 0, 512 - right))) for name, right in seen]
+    lost = document(race_of(*lines)).split("## What pagetier loses")[1].split("## Trust")[0]
+    assert "stored in a burst: 254 right pages; files 256." in lost and "comparisons" not in lost
+
+
 def case_of(name: str, ours: float) -> Figures:
     return Figures("serving", name, "ms", "low", {"pagetier": [ours] * 6, "vLLM native": [1.0] * 6})
 

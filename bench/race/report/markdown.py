@@ -73,13 +73,31 @@ def _losses(race: Race) -> Iterator[str]:
         yield "| what | rival | pagetier | rival | ratio |"
         yield "| -- | -- | -: | -: | -: |"
         yield from map(_loss, behind)
-    else:
+    elif ratios:
         yield "In no case of this run is the whole interval of a ratio below 1."
     yield ""
+    yield from _served_less(race)
+    if not ratios:
+        return
     ahead, undecided = (sum(one.verdict is verdict for one in ratios) for verdict in (Verdict.AHEAD, Verdict.OPEN))
     yield f"Of {len(ratios)} comparisons pagetier is ahead in {ahead} and behind in {len(behind)}; in {undecided} the"
     yield "interval contains 1."
     yield ""
+
+
+def _served_less(race: Race) -> Iterator[str]:
+    """Yields the failures after which another system served more right pages. Users of their own are no failure."""
+    seen = [line.observation for line in race.lines if isinstance(line, Observed)]
+    for ours in (one for one in seen if one.system == PAGETIER and one.failure != "unknown_user"):
+        same = [one for one in seen if one.failure == ours.failure and _asked(one) == _asked(ours)]
+        more = [f"{one.system} {one.served.right}" for one in same if one.served.right > ours.served.right]
+        if more:
+            yield f"- If {FAILURES[ours.failure].title}: {ours.served.right} right pages; {', '.join(more)}."
+    yield ""
+
+
+def _asked(one: Observation) -> int:
+    return one.served.right + one.served.wrong + one.served.missed
 
 
 def _loss(one: Beside) -> str:
