@@ -129,6 +129,17 @@ def _contest(race: Race, contest: str, title: str) -> Iterator[str]:
     yield ""
     yield f"![{title}](race-{contest}.svg)"
     yield ""
+    for table in _tables(figures):
+        yield from _table(table)
+
+
+def _tables(figures: Sequence[Figures]) -> Iterator[list[Figures]]:
+    """Yields the cases that the same systems ran."""
+    for systems in dict.fromkeys(frozenset(one.rounds) for one in figures):
+        yield [one for one in figures if one.rounds.keys() == systems]
+
+
+def _table(figures: Sequence[Figures]) -> Iterator[str]:
     names = [name for name in _order(figures) if name != PAGETIER]
     yield f"| case | unit | {PAGETIER} | " + " | ".join(f"{name} | ratio" for name in names) + " |"
     yield "| -- | -- | -: |" + " -: | -: |" * len(names)
