@@ -84,7 +84,8 @@ def test_the_version_is_defined_in_one_place(place: Path, built: Built) -> None:
 def _texts() -> Iterator[tuple[Path, str]]:
     """Yields the texts that are written by hand."""
     made = (ROOT / "docs/man").iterdir()  # with the version, which test_man.py compares
-    others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made}
+    measured = {ROOT / "docs/race.md", *(ROOT / "bench/results").rglob("*")}  # with the versions that were measured
+    others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made, *measured}
     below = (path for folder in (*ROOMS, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
     for path in {*ROOT.iterdir(), *below} - others:
         if path.is_file() and not {"__pycache__", "build"} & set(path.parts):
