@@ -106,18 +106,23 @@ def _lines_of(contest: str, command: list[str], folder: Path, limit: float) -> l
     )
     try:
         out, errors = process.communicate(timeout=limit)
-        ended = "" if process.returncode == 0 else f"the contest ended with code {process.returncode}"
+        ended = _reason(process.returncode, errors)
     except subprocess.TimeoutExpired:
-        out, errors = _end(process)
-        ended = "the contest took too long and was ended"
+        out = _end(process)
+        ended = f"the contest was ended after {limit:.0f} s; what it had measured by then is shown"
     lines = [msgspec.json.decode(line, type=Line) for line in out.splitlines() if line.startswith(b"{")]
     if ended:
-        last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-300:]
-        lines.append(Absent(contest, "the rest", f"{ended}: {last}"))
+        lines.append(Absent(contest, "the rest", ended))
     return lines
 
 
-def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+def _reason(code: int, errors: bytes) -> str:
+    """Returns why a contest failed; "" if it did not."""
+    last = " ".join(errors.decode(errors="replace").splitlines()[-3:])[-300:]
+    return f"the contest ended with code {code}: {last}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> bytes:
     """Ends a contest and all that it has started, and returns what it has printed.
 
     Servers and the contest clean up after the first signal; the second one ends those that have not.
@@ -126,8 +131,8 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=GRACE_S)
-    return b"", b"its output cannot be read: a process that it has started keeps the pipe open"
+            return process.communicate(timeout=GRACE_S)[0]
+    return b""
 
 
 def _isolated(command: list[str]) -> list[str]:

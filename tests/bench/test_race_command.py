@@ -40,7 +40,7 @@ open({str(started)!r}, "w").write(str(child.pid))
 time.sleep(1000)
 """
     kept, last = lines_of(program, tmp_path, 2.0)
-    assert kept == FIGURES and isinstance(last, Absent) and "took too long" in last.reason
+    assert kept == FIGURES and isinstance(last, Absent) and "ended after 2 s" in last.reason
     status = subprocess.run(
         ["ps", "-o", "stat=", "-p", started.read_text()], capture_output=True, text=True, check=False
     )
