@@ -27,6 +27,9 @@ _MOST_LENGTHS: Final = 64
 _MOST_ENDED: Final = 64
 """The most leases that are remembered after their end. The requests of older ones are computed."""
 
+_TIERS_S: Final = 0.05
+"""Seconds after which it is looked again whether there are tiers to read from."""
+
 
 class Hit(msgspec.Struct, frozen=True, eq=False):
     """Pinned pages with which a prefix can be restored.
@@ -126,6 +129,7 @@ class Lookups:
         self._most = _MOST_LENGTHS if several_ranks else 1
         self._leases: dict[str, _Lease] = {}
         self._ended: dict[str, _EndedLease] = {}
+        self._has_tiers, self._look_at = False, 0.0
 
     def lookup(self, request: str, transfers: Sequence[Any]) -> list[int]:
         """Returns the lengths in pages that can be restored, pinned for the request. One rank returns the longest only.
@@ -139,13 +143,13 @@ class Lookups:
         hashes = hashes_of(pools[FULL].keys)
         before = self._leases.pop(request, None)
         self._ended.pop(request, None)
-        if before is None and not self._has_tiers:
-            match: Match | GroupMatch = self._counted_match(hashes, pools)
-            if not match.available_tokens:
+        if self._has_tiers or (before is not None and before.reads):
+            lease = self._reading_lease(hashes, self._client.find_groups(self._group_keys(hashes, pools)), before)
+        else:
+            match = self._match(hashes, pools, before)
+            if before is None and not match.available_tokens:
                 return []  # as for most prompts
             lease = self._pinned(hashes, match, BegunReads())
-        else:
-            lease = self._reading_lease(hashes, self._client.find_groups(self._group_keys(hashes, pools)), before)
         if before is not None:
             before.release()
         if lease.hits or lease.reads:
@@ -170,6 +174,8 @@ class Lookups:
     def expire(self) -> None:
         """Unpins the pages of leases that have ended."""
         now = time.monotonic()
+        if now >= self._look_at:  # rarely, since it costs a tenth of a lookup that misses
+            self._has_tiers, self._look_at = self._look_for_tiers(), now + _TIERS_S
         while self._leases:
             request, lease = next(iter(self._leases.items()))
             if lease.ends > now:
@@ -192,16 +198,21 @@ class Lookups:
             return list(range(1, hits[0].pages + 1)) if hits else []
         return [hit.pages for hit in reversed(hits)]
 
-    @property
-    def _has_tiers(self) -> bool:
-        """Whether this rank reads pages from disk or from a fleet that answers. It is a cheap check."""
+    def _look_for_tiers(self) -> bool:
+        """Returns whether this rank reads pages from disk or from a fleet that answers."""
         session = self._client.session
         return self._reading is not None and session is not None and bool(session.disk_bytes or session.asks_fleet)
 
-    def _counted_match(self, hashes: bytes, pools: Mapping[str, Any]) -> Match | GroupMatch:
-        if len(self._groups) == 1:
-            return self._client.match(self._groups[0].keys(hashes))
-        return self._client.match_groups(self._group_keys(hashes, pools))
+    def _match(self, hashes: bytes, pools: Mapping[str, Any], before: _Lease | None) -> Match | GroupMatch:
+        """Returns what memory has. The first lookup of a request counts."""
+        alone = len(self._groups) == 1
+        if before is None:
+            if alone:
+                return self._client.match(self._groups[0].keys(hashes))
+            return self._client.match_groups(self._group_keys(hashes, pools))
+        if alone and before.hits and before.hashes == hashes and self._is_mapped(before.hits[0]):
+            return self._client.rematch(before.hits[0].matches[0])
+        return self._client.find_groups(self._group_keys(hashes, pools))
 
     def _reading_lease(self, hashes: bytes, match: GroupMatch, before: _Lease | None) -> _Lease:
         """Returns the lease of a request, after beginning to read what it lacks, which is done once."""
