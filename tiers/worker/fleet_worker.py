@@ -35,7 +35,7 @@ log = logging.getLogger("pagetier.tier")
 
 READERS: Final = 8
 WRITERS: Final = 2
-QUESTIONS: Final = 16  # at once: hung ones must leave calls to reads and writes
+QUESTIONS: Final = 8  # at once: each may open 64 connections, and hung ones must leave calls to reads and writes
 SILENT_S: Final = 10.0
 _WATCH_S: Final = 0.5
 _REMEMBERED: Final = 64

@@ -37,7 +37,10 @@ _READING_S: Final = 0.25
 _LENT_S: Final = 10.0
 _SERVING_S: Final = 60.0
 _LONG_S: Final = 300.0
-_DESCRIPTORS: Final = {"folder": 3.0, "s3": 64.0}  # connections to a server come and go
+# Connections to a server come and go, and the worker keeps the memory of as many as there were at once.
+_DESCRIPTORS: Final = {"folder": 3.0, "s3": 64.0}
+_MEMORY_MIB: Final = {"folder": 2.0, "s3": 16.0}
+_SHORT_MIB: Final = 8.0
 
 
 class HostRound(Simulation):
@@ -156,13 +159,17 @@ class FleetRound:
         for role in ("daemon", "worker"):
             its = [(at, found[role]) for at, found in self._readings if role in found]
             series = {
-                "RssAnon": ("MiB", 2.0 if self.seconds > _LONG_S else 8.0, [one.rss / MIB for _, one in its]),
+                "RssAnon": ("MiB", self._memory_limit(), [one.rss / MIB for _, one in its]),
                 "descriptors": ("", _DESCRIPTORS[self.scene.fleet], [float(one.descriptors) for _, one in its]),
             }
             for name, (unit, limit, values) in series.items():
                 points = [Point(at, one.pid, value) for (at, one), value in zip(its, values, strict=True)]
                 kept = thinned(points, max(0.5, self.seconds / 90), skip)
                 yield growth(f"{name}, {role}, {self.scene.name}", unit, kept, limit)
+
+    def _memory_limit(self) -> float:
+        limit = _MEMORY_MIB[self.scene.fleet]
+        return limit if self.seconds > _LONG_S else max(limit, _SHORT_MIB)
 
     def keep_journals(self, folder: Path) -> None:
         """Copies the journals of each host to a folder."""
