@@ -97,12 +97,19 @@ class FailsToOpen(DictStore):
 
 
 class HangingFolder(FolderStore):
-    """A folder whose get() hangs while there is a file `hang` in it: for the worker's process."""
+    """A folder whose get() and sizes() hang while there is a file `hang` in it: for the worker's process."""
 
     def get(self, name: str, into: memoryview) -> int:
+        self._hang()
+        return super().get(name, into)
+
+    def sizes(self, names: Sequence[str]) -> array[int]:
+        self._hang()
+        return super().sizes(names)
+
+    def _hang(self) -> None:
         while (self._folder / "hang").exists():
             time.sleep(0.05)
-        return super().get(name, into)
 
 
 class UnreadableFolder(FolderStore):

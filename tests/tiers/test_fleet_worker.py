@@ -12,6 +12,7 @@ import pytest
 from elapsed import lasts
 from fleet_worker_process import SPACE, FleetWorkerProcess
 from index_with_disk import FRAME, key, u32
+from pagetier.tiers.worker.fleet_worker import QUESTIONS
 from pagetier.tiers.worker_protocol import (
     Complete,
     Find,
@@ -124,6 +125,16 @@ def test_a_hung_store_fails_a_read_in_time_and_the_worker_answers(worker: FleetW
     (folder / "hang").unlink()
     worker.read(3, *NAMES)
     assert worker.expect(HasRead).read == b"\1\1\1"
+
+
+def test_hung_questions_are_bounded_and_are_answered_later(worker: FleetWorkerProcess, folder: Path) -> None:
+    (folder / "hang").touch()
+    for number in range(QUESTIONS + 1):
+        worker.send(Find(number, key("nowhere"), u32(0), (SPACE,)))
+    with lasts(0.5):
+        assert worker.expect(Found) == Found(QUESTIONS, bytes(8), f"{QUESTIONS} questions are unanswered")
+    (folder / "hang").unlink()
+    assert {worker.expect(Found).number for _ in range(QUESTIONS)} == set(range(QUESTIONS))
 
 
 def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path) -> None:
