@@ -29,7 +29,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 GOALS = (
     Goal("from memory, the first token is ahead of native at every length", "serving", ("from memory",), NATIVE),
-    Goal("with nothing cached, a step takes at most native's CPU time", "serving", ("CPU time of a step",), NATIVE),
+    Goal("with nothing cached, a token takes at most native's CPU time", "serving", ("CPU time of a token",), NATIVE),
     Goal("in a convoy, the p95 of the first token is at most native's", "serving", ("convoy", "p95"), NATIVE),
     Goal("a lookup from block hashes is at most native's", "lookup", ("block hashes",), NATIVE),
     Goal("a lookup from tokens is ahead of LMCache", "lookup", ("from tokens",), LMCACHE),
