@@ -166,20 +166,33 @@ static void expect_true(const reader *r, pt_owner *o)
     }
 }
 
-/* Rests until all readers know everything. Their slots may have been taken from them, and then nothing is recorded. */
+/* Returns whether all readers had nothing to read in a round. */
+static bool all_reached(const reader *readers, uint64_t round)
+{
+    for (uint32_t i = 0; i < READERS; i++)
+        if (atomic_load(&readers[i].round) != round)
+            return false;
+    return true;
+}
+
+/* Rests until all readers know everything. Their slots may have been taken from them, and then nothing is recorded before the
+ * daemon serves them. What it records for one of them another one reads, although that one had nothing to read before: so a
+ * second round follows, in which nothing is recorded. */
 static void rest(reader *readers, pt_owner *o)
 {
     pt_settle_all(o, pt_now_ns());
-    uint64_t round = atomic_load(&round_now) + 1;
-    atomic_store(&round_now, round);
-    for (uint32_t i = 0; i < READERS; i++)
-        while (atomic_load(&readers[i].round) != round) {
-            pt_serve_events(&o->view);
-            sched_yield();
-        }
+    uint64_t served = atomic_load(&round_now) + 1, quiet = served + 2;
+    atomic_store(&round_now, served);
+    while (!all_reached(readers, served)) {
+        pt_serve_events(&o->view);
+        sched_yield();
+    }
+    atomic_store(&round_now, quiet);
+    while (!all_reached(readers, quiet))
+        sched_yield();
     for (uint32_t i = 0; i < READERS; i++)
         expect_true(&readers[i], o);
-    atomic_store(&round_now, round + 1);
+    atomic_store(&round_now, quiet + 1);
 }
 
 int main(int count, char **arguments)
