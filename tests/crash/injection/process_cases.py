@@ -112,7 +112,8 @@ def _check_without_daemon(scene: Scene, operation: Operation) -> None:
 def _check_recovery(scene: Scene, operation: Operation) -> None:
     """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     scene.until_attached()
-    assert eventually(lambda: scene.store(scene.numbers(1)) == 1, START_S), "stores do not work again"
+    fresh = scene.numbers(1)
+    assert eventually(lambda: scene.store(fresh) == 1, START_S), "stores do not work again"
     check_engines(scene, operation, SLACK_S)
     check_index(scene)
     for engine in operation.engines():
