@@ -20,6 +20,7 @@ from pagetier.client.group_match import GroupMatch
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most
 _LEAST_S: Final = 1.0  # the least timeout of a read, also if no request waits for it
+_FORGOTTEN_S: Final = 10.0  # after which an answer that is late does not come any more
 _MEASURED_S: Final = 10.0  # after which a slow fleet is read from again, to measure whether it is still slow
 
 
@@ -75,15 +76,15 @@ class FleetRead:
         return bool(self._limits.timeout) and self._in_time and not self.ended and now < self.due
 
     def is_late(self, now: float) -> bool:
-        """Returns whether the daemon should have answered long ago."""
+        """Returns whether the answer is more than 0.1 s late."""
         return not self.ended and now > max(self.due, self.read_at + _LEAST_S if self.hit else 0.0) + _LATE_S
 
     def end(self) -> None:
         """Ends the question: nothing is read."""
         self._ended = True
 
-    def reads(self, hit: LocatedHit, prefetch: Prefetch, *, in_time: bool) -> None:
-        """Takes the read that was sent. No request waits for it if it cannot end in time."""
+    def begin_read(self, hit: LocatedHit, prefetch: Prefetch, *, in_time: bool) -> None:
+        """Records the read that was sent. No request waits for it if it cannot end in time."""
         self.hit, self.read_at, self._in_time, self._prefetch = hit, time.monotonic(), in_time, prefetch
 
 
@@ -125,7 +126,8 @@ class FleetReads:
         first = match.groups[0]
         key = first.keys[match.available_tokens // first.group.page_tokens]
         now = time.monotonic()
-        for ended in [one for one in self._open.values() if one.ended]:
+        for ended in [one for one in self._open.values() if one.ended or one.is_late(now - _FORGOTTEN_S)]:
+            ended.end()
             del self._open[ended.first_key]
         if any(one.is_late(now) for one in self._open.values()):
             return None
@@ -155,17 +157,17 @@ class FleetReads:
     def _read(self, read: FleetRead, location: GroupLocation) -> None:
         if read.hit is not None:
             return  # called twice
-        hit, in_time = self._worth(location, self._most_bytes(location.rate)), True
+        hit, in_time = self._worthwhile_hit(location, self._most_bytes(location.rate)), True
         if hit is None and time.monotonic() - self._read_at > _MEASURED_S:
-            hit, in_time = self._worth(location, math.inf), False
+            hit, in_time = self._worthwhile_hit(location, math.inf), False
         if hit is None:
             read.end()
             return
         self._read_at = time.monotonic()
         prefetch = self._client.prefetch_groups(read.match, max(self.limits.timeout, _LEAST_S), hit)
-        read.reads(hit, prefetch, in_time=in_time)
+        read.begin_read(hit, prefetch, in_time=in_time)
 
-    def _worth(self, location: GroupLocation, most_bytes: float) -> LocatedHit | None:
+    def _worthwhile_hit(self, location: GroupLocation, most_bytes: float) -> LocatedHit | None:
         """Returns the longest hit within these bytes, None if it gains less than `limits.least` tokens."""
         hit = location.longest_hit(most_bytes)
         gains = hit is not None and hit.tokens - location.match.available_tokens >= self.limits.least

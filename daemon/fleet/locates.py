@@ -100,11 +100,12 @@ class Locates:
         Raises:
             ProtocolError: It does not fit the question.
         """
-        question = self._questions.pop(report.number, None)
+        question = self._questions.get(report.number)
         if question is None:
             return
         if len(report.sizes) // _SIZE_BYTES != len(question.keys) // KEY_BYTES:
-            raise ProtocolError("an answer for another number of pages")
+            raise ProtocolError("an answer for another number of pages")  # lost() answers the question
+        del self._questions[report.number]
         if question.reply is None:
             return
         self.seconds.add(self._loop.time() - question.asked_at)

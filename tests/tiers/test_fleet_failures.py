@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -139,6 +141,32 @@ def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet) -> No
     FaultyStore.hangs = {"sizes"}
     with lasts(TIMEOUT_S + SLACK_S), pytest.raises(TierError, match="did not answer"):
         opened.fleet.locate(names_of([outgoing(6)]))
+
+
+def located(opened: OpenedFleet) -> tuple[list[int], str]:
+    """Returns the answer to a question for one page."""
+    answers: queue.SimpleQueue[tuple[list[int], str]] = queue.SimpleQueue()
+    opened.fleet.start_locate(names_of([outgoing(6)]), lambda sizes, why: answers.put((sizes.tolist(), why)))
+    return answers.get(timeout=10)
+
+
+@pytest.mark.parametrize("error", [BaseException("a panic"), asyncio.CancelledError(), KeyboardInterrupt()])
+def test_a_question_is_answered_whatever_the_store_raises(opened: OpenedFleet, error: BaseException) -> None:
+    def failing(call: str) -> None:
+        raise error
+
+    FaultyStore.before.append(failing)
+    sizes, why = located(opened)
+    assert sizes == [0] and why
+
+
+@pytest.mark.parametrize("lengths", [[], [1000, 1000], [-1], ["text"], 7])
+def test_an_answer_that_fits_no_question_is_a_failure(
+    opened: OpenedFleet, lengths: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FaultyStore, "sizes", lambda self, names: lengths)
+    sizes, why = located(opened)
+    assert sizes == [0] and (why or lengths == [-1])
 
 
 def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:

@@ -80,21 +80,25 @@ class ObjectFleet:
         lengths = self.ask(lambda: self._store.sizes(objects))
         return array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
 
-    def locate_and_tell(self, names: Sequence[PageName], tell: Callable[[array[int], str], None]) -> None:
+    def start_locate(self, names: Sequence[PageName], reply: Callable[[array[int], str], None]) -> None:
         """Starts to locate pages and returns at once.
 
-        `tell` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
-        and each change of threads takes time. It is not called if the call does not return. Raises LateError.
+        `reply` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
+        and each change of threads takes time. It is not called only if the call does not return. Raises LateError.
         """
         objects, until = [object_name(self._prefix, name) for name in names], self._end_of_call()
 
         def locate() -> None:
+            sizes, why = array("Q", bytes(8 * len(objects))), "the store's answer is not a size for each object"
             try:
                 lengths = self._calls.twice(lambda: self._store.sizes(objects), until)
+                located = array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
+                if len(located) == len(objects):
+                    sizes, why = located, ""
             except TierError as error:
-                tell(array("Q", bytes(8 * len(objects))), str(error))
-            else:
-                tell(array("Q", [max(0, length - HEADER_BYTES) for length in lengths]), "")
+                why = str(error)
+            finally:  # a library may raise anything, and a question without an answer would count as asked for ever
+                reply(sizes, why)
 
         self._calls.start(locate, None, until)
 

@@ -37,6 +37,7 @@ READERS: Final = 8
 WRITERS: Final = 2
 QUESTIONS: Final = 8  # at once: each may open 64 connections, and hung ones must leave calls to reads and writes
 SILENT_S: Final = 10.0
+_WAITING: Final = 64  # questions; the daemon answers one that waits for long without the worker
 _WATCH_S: Final = 0.5
 _REMEMBERED: Final = 64
 _U64: Final = 8
@@ -55,7 +56,9 @@ class FleetWorker:
         self._silent_s = max(SILENT_S, 2 * timeout_s)
         self._readers = ThreadPoolExecutor(READERS, "pagetier-read")
         self._writers = ThreadPoolExecutor(WRITERS, "pagetier-write")
-        self._questions = threading.BoundedSemaphore(QUESTIONS)
+        self._lock = threading.Lock()
+        self._asking = 0
+        self._waiting: deque[Find] = deque(maxlen=_WAITING)
         self._given_up: deque[int] = deque(maxlen=_REMEMBERED)  # the numbers of reads of which a page failed
         self._ended = threading.Event()
         self._broken = ""
@@ -123,21 +126,35 @@ class FleetWorker:
         return result
 
     def _find(self, command: Find) -> None:
+        """Asks the store, or lets the question wait while QUESTIONS others are asked."""
+        with self._lock:
+            if self._asking == QUESTIONS:
+                self._waiting.append(command)
+                return
+            self._asking += 1
+        self._start_question(command)
+
+    def _start_question(self, command: Find) -> None:
         """Starts a question, which is answered from the thread of the store's call."""
         names = names_of(command)
 
-        def tell(sizes: array[int], why: str) -> None:
-            self._questions.release()
+        def reply(sizes: array[int], why: str) -> None:
             point("fleet.located")
             self._channel.send(Found(command.number, sizes.tobytes(), why))
+            self._start_waiting()
 
-        if not self._questions.acquire(blocking=False):
-            self._channel.send(Found(command.number, bytes(_U64 * len(names)), f"{QUESTIONS} questions are unanswered"))
-            return
         try:
-            self._fleet.locate_and_tell(names, tell)
+            self._fleet.start_locate(names, reply)
         except TierError as error:
-            tell(array("Q", bytes(_U64 * len(names))), str(error))
+            reply(array("Q", bytes(_U64 * len(names))), str(error))
+
+    def _start_waiting(self) -> None:
+        """Asks the newest question that waits, since the time of the oldest ones may be over."""
+        with self._lock:
+            command = self._waiting.pop() if self._waiting else None
+            self._asking -= command is None
+        if command is not None:
+            self._start_question(command)
 
     def _watch(self) -> None:
         """Reports what an administrator should know, and ends the worker if the store is silent."""

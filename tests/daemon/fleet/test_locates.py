@@ -104,11 +104,14 @@ async def test_an_invalid_question_is_not_asked(request_: Locate) -> None:
     assert asked.locates.counts[Answered.REFUSED] == 1
 
 
-async def test_an_answer_for_other_pages_is_an_error_of_the_worker() -> None:
+async def test_an_answer_for_other_pages_is_an_error_of_the_worker_and_leaves_the_question_to_its_time() -> None:
     asked = Asked()
     asked.ask()
     with pytest.raises(ProtocolError):
         asked.locates.found(Found(asked.commands[0].number, bytes(8), ""))
+    while not asked.sizes:
+        await asyncio.sleep(0.005)
+    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
 
 
 def test_absent_pages_expire_and_are_bounded() -> None:

@@ -118,6 +118,16 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     assert first.daemon.findings() == [] and second.daemon.findings() == []
 
 
+@patient
+def test_fifty_questions_at_once_are_all_answered(hosts: tuple[Host, Host], store: Path) -> None:
+    first, second = hosts
+    first.share("fifty", pages_of(4))
+    (store / "delay").write_text("0.02")
+    locations = [second.client.locate(keys_of("fifty", 4)) for _ in range(50)]
+    assert [location.wait(PATIENT_S) for location in locations] == [4] * 50
+    assert not second.report.openings, "a fleet that is asked much has not failed"
+
+
 def test_the_read_rate_is_that_of_the_store_and_not_of_the_pauses(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     for name in "abc":
