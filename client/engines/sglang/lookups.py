@@ -21,6 +21,7 @@ from pagetier.client.engines.sglang.tier_counts import BegunReads, UncountedLook
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.match import Match, MatchHandle
+from pagetier.shm._core import KEY_BYTES
 
 _MOST_LENGTHS: Final = 64
 """The most lengths of a hybrid model that are looked up for one request."""
@@ -28,7 +29,7 @@ _MOST_ENDED: Final = 64
 """The most leases that are remembered after their end. The requests of older ones are computed."""
 
 _TIERS_S: Final = 0.05
-"""Seconds after which it is looked again whether there are tiers to read from."""
+"""Seconds between two checks for a disk or a fleet."""
 
 
 class Hit(msgspec.Struct, frozen=True, eq=False):
@@ -66,7 +67,7 @@ class _EndedLease(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Lease(msgspec.Struct, eq=False):
-    """What is promised to one request, what is read for it, and its first lookup if that is not counted yet."""
+    """Holds the pinned pages of one request, the reads that it has begun, and its uncounted lookup."""
 
     ends: float
     hashes: bytes
@@ -129,7 +130,7 @@ class Lookups:
         self._most = _MOST_LENGTHS if several_ranks else 1
         self._leases: dict[str, _Lease] = {}
         self._ended: dict[str, _EndedLease] = {}
-        self._has_tiers, self._look_at = False, 0.0
+        self._has_tiers, self._check_at = False, 0.0
 
     def lookup(self, request: str, transfers: Sequence[Any]) -> list[int]:
         """Returns the lengths in pages that can be restored, pinned for the request. One rank returns the longest only.
@@ -152,7 +153,7 @@ class Lookups:
             lease = self._pinned(hashes, match, BegunReads())
         if before is not None:
             before.release()
-        if lease.hits or lease.reads:
+        if lease.hits or lease.reads or lease.uncounted is not None:
             self._leases[request] = lease
         return self._lengths(lease.hits)
 
@@ -174,8 +175,8 @@ class Lookups:
     def expire(self) -> None:
         """Unpins the pages of leases that have ended."""
         now = time.monotonic()
-        if now >= self._look_at:  # rarely, since it costs a tenth of a lookup that misses
-            self._has_tiers, self._look_at = self._look_for_tiers(), now + _TIERS_S
+        if now >= self._check_at:  # the check takes a tenth of a lookup that misses
+            self._has_tiers, self._check_at = self._has_tiers_to_read(), now + _TIERS_S
         while self._leases:
             request, lease = next(iter(self._leases.items()))
             if lease.ends > now:
@@ -198,7 +199,7 @@ class Lookups:
             return list(range(1, hits[0].pages + 1)) if hits else []
         return [hit.pages for hit in reversed(hits)]
 
-    def _look_for_tiers(self) -> bool:
+    def _has_tiers_to_read(self) -> bool:
         """Returns whether this rank reads pages from disk or from a fleet that answers."""
         session = self._client.session
         return self._reading is not None and session is not None and bool(session.disk_bytes or session.asks_fleet)
@@ -210,8 +211,9 @@ class Lookups:
             if alone:
                 return self._client.match(self._groups[0].keys(hashes))
             return self._client.match_groups(self._group_keys(hashes, pools))
-        if alone and before.hits and before.hashes == hashes and self._is_mapped(before.hits[0]):
-            return self._client.rematch(before.hits[0].matches[0])
+        hit = before.hits[0] if alone and before.hits and before.hashes == hashes else None
+        if hit is not None and hit.matches[0].asked * KEY_BYTES == len(hashes) and self._is_mapped(hit):
+            return self._client.rematch(hit.matches[0])
         return self._client.find_groups(self._group_keys(hashes, pools))
 
     def _reading_lease(self, hashes: bytes, match: GroupMatch, before: _Lease | None) -> _Lease:

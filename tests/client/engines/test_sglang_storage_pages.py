@@ -1,0 +1,43 @@
+"""The pages of SGLang's storage backend: a load reads what is on disk, from each pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+
+from disk_daemon import DiskDaemon
+from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.engine_groups import EngineGroup
+from pagetier.client.engines.sglang.storage_pages import StoragePages
+
+LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
+HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
+SLOTS = torch.arange(PAGES * TOKENS)
+
+
+@pytest.fixture
+def daemon() -> Iterator[DiskDaemon]:
+    with DiskDaemon() as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> None:
+    tensors = np.zeros((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    tensors[:, :, :PAGES] = np.random.default_rng(1).integers(1, 1 << 16, tensors[:, :, :PAGES].shape, np.uint16)
+    content = tensors.copy()
+    with daemon.client(timeout=10.0) as client:
+        planes = [list(part) for part in tensors]
+        cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
+        groups = {pool: EngineGroup(pool, cache, {}, TOKENS)}
+        pages = StoragePages(client, lambda: groups, FleetLimits(10.0))
+        assert all(pages.store(pool, HASHES, SLOTS, None))
+        assert not daemon.save().trouble
+        daemon.flush("memory")
+        tensors[:] = 0
+        assert pages.load_pool(pool, HASHES, SLOTS) == PAGES
+        assert np.array_equal(tensors, content)
