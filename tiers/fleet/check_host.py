@@ -38,7 +38,7 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise TierError(f"{folder} is not a folder: create it, or mount its file system")
     if os.path.ismount(folder):
-        raise TierError(f"{folder} is a mount point: name a folder in it, which is missing while nothing is mounted")
+        raise TierError(f"{folder} is a mount point: set remote.url to a folder in it, absent while it is not mounted")
 
 
 def _require_library(what: str, library: str, extra: str) -> None:

@@ -79,7 +79,10 @@ def test_a_folder_whose_file_system_is_gone_closes_the_fleet(stack: ExitStack, t
 
 
 def test_a_mount_point_is_no_folder_of_a_fleet() -> None:
-    with small_file_system("1m") as folder, pytest.raises(TierError, match="is a mount point: name a folder in it"):
+    with (
+        small_file_system("1m") as folder,
+        pytest.raises(TierError, match=r"is a mount point: set remote\.url to a folder in it"),
+    ):
         check_folder(folder)
 
 
