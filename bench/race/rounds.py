@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from race.contestants.cache import Cache, Sizes
-from race.contestants.everyone import MAKERS, reason_absent
+from race.contestants.registry import MAKERS, reason_absent
 from race.engine_process import Answer, EngineProcess
 from race.results import Absent, Figures, Line
 
@@ -132,8 +132,8 @@ def stored(team: Team, engine: EngineProcess, prompt: int, pages: int) -> Answer
 
 def cpu_of(pids: Sequence[int]) -> float:
     """Returns the CPU seconds of processes and their children."""
-    everyone = [*pids, *(child for pid in pids for child in _children(pid))]
-    return sum(time.clock_gettime(~pid << 3 | _CPU_CLOCK) for pid in everyone if Path(f"/proc/{pid}").exists())
+    processes = [*pids, *(child for pid in pids for child in _children(pid))]
+    return sum(time.clock_gettime(~pid << 3 | _CPU_CLOCK) for pid in processes if Path(f"/proc/{pid}").exists())
 
 
 def _children(pid: int) -> list[int]:

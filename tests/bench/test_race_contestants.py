@@ -14,7 +14,7 @@ from race.contestants.file_tier import FileTier
 from race.contestants.lmcache_server import free_ports
 from race.contestants.pagetier_cache import PagetierCache
 from race.contests.trust.failures import writer_killed
-from race.contests.trust.observation import Observation, Patience, Scene
+from race.contests.trust.observation import Observation, Scene, Timeouts
 from race.engine_process import EngineProcess, Served
 from race.results import Absent, Figures
 from race.rounds import RoundError, Team, run_rounds
@@ -56,7 +56,7 @@ def test_an_answer_that_is_late_is_not_taken_for_the_next_one(tmp_path: Path) ->
 
 def test_a_killed_writer_leaves_temporary_files_in_a_plain_folder(tmp_path: Path) -> None:
     seen = Observation("writer_killed", "files", "1")
-    writer_killed(Scene(_files, tmp_path, Patience(call=5.0, recovery=0.2)), seen)
+    writer_killed(Scene(_files, tmp_path, Timeouts(call=5.0, recovery=0.2)), seen)
     assert seen.served == Served(missed=32) and seen.leak == "16 temporary files stay"
 
 

@@ -13,7 +13,7 @@ from race.contests.trust.observation import PAGE, PAGES, Observation
 from race.engine_process import Answer, Served, fill_page, judge, tokens_of
 from race.report.bar_chart import bar_chart
 from race.report.markdown import document
-from race.report.ratios import Verdict, beside
+from race.report.ratios import Verdict, compare
 from race.results import Absent, Figures, Form, Observed, Race, merge, read, save
 
 SLOWER = Figures("lookup", "a hit", "ms", "low", {"pagetier": [2.0] * 6, "files": [1.0] * 6})
@@ -32,7 +32,7 @@ def race_of(*lines: Figures | Observed | Absent) -> Race:
     [(SLOWER, 0.5, Verdict.BEHIND), (FASTER, 2.0, Verdict.AHEAD), (NOISE, 1.25, Verdict.OPEN)],
 )
 def test_a_ratio_is_above_one_where_pagetier_is_better(figures: Figures, value: float, verdict: Verdict) -> None:
-    ratio = beside(figures, "files")
+    ratio = compare(figures, "files")
     assert (ratio.value, ratio.verdict) == (value, verdict)
 
 

@@ -48,7 +48,7 @@ class LmcacheEngine:
         from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 
         self._sizes, self._numbers = sizes, itertools.count()
-        self._patience = adapter.DEFAULT_MQ_TIMEOUT
+        self._timeout = adapter.DEFAULT_MQ_TIMEOUT
         self._client = RequestClientFactory.create(url)
         self._healthy = threading.Event()
         self._healthy.set()
@@ -65,7 +65,7 @@ class LmcacheEngine:
         key = self._key(prompt)
         found = self._locked(key)
         if found:
-            self._client.free_lookup_locks(self._key(prompt, key.request_id, found), 1).result(timeout=self._patience)
+            self._client.free_lookup_locks(self._key(prompt, key.request_id, found), 1).result(timeout=self._timeout)
         self._client.end_session(key.request_id)
         return found
 
@@ -130,11 +130,11 @@ class LmcacheEngine:
             os.getpid(), MODEL, 1, min(16, tokens), 1, hidden, "bfloat16", use_mla=False, num_physical_slots=tokens
         )
         try:
-            answer = self._client.register_kv_cache_engine_driven_context(payload).result(timeout=self._patience)
+            answer = self._client.register_kv_cache_engine_driven_context(payload).result(timeout=self._timeout)
             layout = MemoryLayoutDesc(shapes=[torch.Size([2, 1, tokens, hidden])], dtypes=[torch.bfloat16])
             metadata = EngineDrivenContextMetadata(layout_desc=layout, block_size=min(16, tokens), use_mla=False)
             self._context = create_engine_driven_context(
-                metadata, self._client, self._patience, shm_name=answer.shm_name, pool_size=answer.pool_size
+                metadata, self._client, self._timeout, shm_name=answer.shm_name, pool_size=answer.pool_size
             )
         except Exception as error:  # noqa: BLE001 -- the adapter retries with the next heartbeat, whatever it was
             print(f"cannot register: {error}", file=sys.stderr)
@@ -153,7 +153,7 @@ class LmcacheEngine:
 
     def _answered(self, future: Any) -> bool:
         """Waits as the scheduler's adapter does: until the answer, or until the heartbeat finds the server dead."""
-        ends = time.monotonic() + self._patience
+        ends = time.monotonic() + self._timeout
         while time.monotonic() < ends and self._healthy.is_set():
             if future.wait(timeout=0.5):
                 return True

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from race.contestants.cache import Sizes
-from race.contestants.everyone import FILES, LMCACHE, NATIVE, PAGETIER
+from race.contestants.registry import FILES, LMCACHE, NATIVE, PAGETIER
 from race.engine_process import Served
 from race.results import Absent, Figures, Form, Line
 from race.rounds import RoundError, Team, Values, each, run_rounds, stored, teams, together

@@ -19,7 +19,7 @@ import numpy as np
 
 from measure import time_of
 from race.contestants.cache import Sizes, drop_page_cache
-from race.contestants.everyone import FILES, LMCACHE, NATIVE, PAGETIER
+from race.contestants.registry import FILES, LMCACHE, NATIVE, PAGETIER
 from race.engine_process import Answer, Served
 from race.results import Form, Line
 from race.rounds import RoundError, Team, Values, each, run_rounds, teams

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from race.contestants.cache import Sizes, drop_page_cache
-from race.contestants.everyone import LMCACHE, NATIVE, PAGETIER, reason_absent
 from race.contestants.lmcache_server import LmcacheServer
+from race.contestants.registry import LMCACHE, NATIVE, PAGETIER, reason_absent
 from race.results import Absent, Figures, Form, Line
 from serving import compare
 from serving.compare import ALONE, Contest, contest
@@ -48,8 +48,8 @@ class Stage(msgspec.Struct):
 
     def in_turn(self, *left_out: str) -> list[tuple[str, Engine]]:
         """Returns the engines in a random order, without some."""
-        everyone = [(name, engine) for name, engine in self.engines.items() if name not in left_out]
-        return self.order.sample(everyone, len(everyone))
+        engines = [(name, engine) for name, engine in self.engines.items() if name not in left_out]
+        return self.order.sample(engines, len(engines))
 
     def forget(self) -> None:
         """Empties the engines' own caches, once everything is stored."""

@@ -16,7 +16,7 @@ import msgspec
 
 from eviction.traces import Trace, read_trace
 from race.contestants.cache import Sizes
-from race.contestants.everyone import LMCACHE, NATIVE, PAGETIER
+from race.contestants.registry import LMCACHE, NATIVE, PAGETIER
 from race.results import Absent, Figures, Form, Line
 from race.rounds import RoundError, Team, teams, together
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from race.contestants.everyone import LMCACHE, NATIVE
-from race.report.ratios import Beside, Verdict, all_ratios
+from race.contestants.registry import LMCACHE, NATIVE
+from race.report.ratios import Comparison, Verdict, all_ratios
 from race.results import Line
 
 
@@ -46,14 +46,14 @@ def judged(lines: Sequence[Line]) -> Iterator[tuple[Goal, str]]:
             yield goal, _judge(cases)
 
 
-def _belongs(one: Beside, goal: Goal) -> bool:
+def _belongs(one: Comparison, goal: Goal) -> bool:
     figures = one.figures
     return (figures.contest, one.rival) == (goal.contest, goal.rival) and all(
         word in figures.case for word in goal.words
     )
 
 
-def _judge(cases: Sequence[Beside]) -> str:
+def _judge(cases: Sequence[Comparison]) -> str:
     behind = [one for one in cases if one.verdict is Verdict.BEHIND]
     if behind:
         return "**missed**: " + "; ".join(f"{one.figures.case} {one.value:.2g} x" for one in behind)

@@ -6,12 +6,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from median_interval import median_interval
-from race.contestants.everyone import MAKERS, PAGETIER
+from race.contestants.registry import MAKERS, PAGETIER
 from race.contests.trust.failures import FAILURES
 from race.contests.trust.observation import Observation
 from race.engine_process import Served
 from race.report.goals import judged
-from race.report.ratios import Beside, Verdict, all_ratios, beside
+from race.report.ratios import Comparison, Verdict, all_ratios, compare
 from race.results import Absent, Figures, Form, Observed, Race, contest_of
 
 TITLES = {
@@ -100,7 +100,7 @@ def _asked(one: Observation) -> int:
     return one.served.right + one.served.wrong + one.served.missed
 
 
-def _loss(one: Beside) -> str:
+def _loss(one: Comparison) -> str:
     figures = one.figures
     title = TITLES.get(figures.contest, figures.contest)
     ours, theirs = (_value(figures, name) for name in (PAGETIER, one.rival))
@@ -157,7 +157,7 @@ def _row(figures: Figures, names: Sequence[str]) -> str:
     cells = [_value(figures, PAGETIER)]
     for name in names:
         both = all(any(figures.rounds.get(who, ())) for who in (PAGETIER, name))
-        cells += [_value(figures, name), _ratio(beside(figures, name)) if both else ""]
+        cells += [_value(figures, name), _ratio(compare(figures, name)) if both else ""]
     return f"| {figures.case} | {figures.unit} | " + " | ".join(cells) + " |"
 
 
@@ -169,7 +169,7 @@ def _value(figures: Figures, name: str) -> str:
     return f"{_number(statistics.median(rounds))} ({_number(low)} to {_number(high)})"
 
 
-def _ratio(one: Beside) -> str:
+def _ratio(one: Comparison) -> str:
     text = f"{_number(one.value)} ({_number(one.low)} to {_number(one.high)})"
     return f"**{text}**" if one.verdict is Verdict.BEHIND else text
 

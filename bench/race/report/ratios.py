@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from median_interval import median_interval
-from race.contestants.everyone import PAGETIER
+from race.contestants.registry import PAGETIER
 from race.results import Figures, Line
 
 
@@ -21,7 +21,7 @@ class Verdict(Enum):
     OPEN = "undecided"
 
 
-class Beside(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True):
     """pagetier beside a rival in one case: how many times better it is, with the 95 % interval over the rounds."""
 
     figures: Figures
@@ -38,11 +38,11 @@ class Beside(msgspec.Struct, frozen=True):
         return Verdict.BEHIND if self.high < 1 else Verdict.OPEN
 
 
-def beside(figures: Figures, rival: str) -> Beside:
+def compare(figures: Figures, rival: str) -> Comparison:
     """Returns the ratio of pagetier to a rival over the rounds that both have, above 1 where pagetier is better."""
     pairs = list(zip(figures.rounds[PAGETIER], figures.rounds[rival], strict=False))
     ratios = [other / ours if figures.best == "low" else ours / other for ours, other in pairs if ours and other]
-    return Beside(figures, rival, statistics.median(ratios), *median_interval(ratios))
+    return Comparison(figures, rival, statistics.median(ratios), *median_interval(ratios))
 
 
 def rivals_of(figures: Figures) -> list[str]:
@@ -50,8 +50,8 @@ def rivals_of(figures: Figures) -> list[str]:
     return [name for name, rounds in figures.rounds.items() if name != PAGETIER and any(rounds)]
 
 
-def all_ratios(lines: Sequence[Line]) -> Iterator[Beside]:
+def all_ratios(lines: Sequence[Line]) -> Iterator[Comparison]:
     """Yields pagetier beside every rival in every case."""
     for line in lines:
         if isinstance(line, Figures) and PAGETIER in line.rounds:
-            yield from (beside(line, rival) for rival in rivals_of(line))
+            yield from (compare(line, rival) for rival in rivals_of(line))

@@ -8,40 +8,40 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from race.contestants.everyone import FILES, LMCACHE, MAKERS, NATIVE, PAGETIER, reason_absent
 from race.contestants.lmcache_server import LmcacheServer
+from race.contestants.registry import FILES, LMCACHE, MAKERS, NATIVE, PAGETIER, reason_absent
 from race.contests.trust.failures import FAILURES
-from race.contests.trust.observation import MakeCache, Observation, Patience, Scene
+from race.contests.trust.observation import MakeCache, Observation, Scene, Timeouts
 from race.results import Absent, Form, Line, Observed
 
-PATIENCE = {Form.WHOLE: Patience(call=30.0, recovery=45.0), Form.QUICK: Patience(call=25.0, recovery=40.0)}
+TIMEOUTS = {Form.WHOLE: Timeouts(call=30.0, recovery=45.0), Form.QUICK: Timeouts(call=25.0, recovery=40.0)}
 LMCACHE_REAP_S = 30
 """LMCache notices a dead engine after 120 s by default, and takes no setting below 30 s."""
-_SIDE_BY_SIDE = 6
+_PARALLEL_TESTS = 6
 _SLOWEST_FIRST = (LMCACHE, NATIVE, PAGETIER, FILES)
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
     """Yields what was observed, several tests side by side."""
     folder.chmod(0o755)
-    patience = PATIENCE[form]
+    timeouts = TIMEOUTS[form]
     tests = []
     for name in _SLOWEST_FIRST:
         if reason := reason_absent(name):
             yield Absent("trust", name, reason)
         else:
             tests += [(name, failure) for failure in FAILURES]
-    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-        waiting = [pool.submit(observe, *test, patience, folder) for test in tests]
+    with ThreadPoolExecutor(_PARALLEL_TESTS) as pool:
+        waiting = [pool.submit(observe, *test, timeouts, folder) for test in tests]
         yield from (done.result() for done in as_completed(waiting))
 
 
-def observe(name: str, failure: str, patience: Patience, folder: Path) -> Line:
+def observe(name: str, failure: str, timeouts: Timeouts, folder: Path) -> Line:
     """Makes one failure happen to one system."""
     seen = Observation(failure, name, "")
     with tempfile.TemporaryDirectory(prefix="race-", dir=folder, ignore_cleanup_errors=True) as own:
         try:
-            FAILURES[failure].happen(Scene(_maker(name), Path(own), patience), seen)
+            FAILURES[failure].happen(Scene(_maker(name), Path(own), timeouts), seen)
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever it is, the other tests run
             return Absent("trust", name, f"{failure}: the test failed: {type(error).__name__}: {str(error)[-600:]}")
     return Observed(seen)

@@ -33,13 +33,13 @@ def writer_killed(scene: Scene, seen: Observation) -> None:
     with scene.make(sizes, scene.folder) as cache, scene.engine(cache, sizes) as reader:
         with scene.engine(cache, sizes) as writer:
             begun = writer.ask("begin_store", 1, PAGES)
-            seen.heard(begun)
+            seen.record(begun)
             seen.facts.append(f"{begun.value} of {PAGES} pages were half written when the writer was killed")
             writer.kill()
-        at_once = seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.patience.call))
-        time.sleep(scene.patience.recovery)
-        later = seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.patience.call))
-        seen.facts.append(f"served at once: {_of(at_once)}; {scene.patience.recovery:.0f} s later: {_of(later)}")
+        at_once = seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.timeouts.call))
+        time.sleep(scene.timeouts.recovery)
+        later = seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.timeouts.call))
+        seen.facts.append(f"served at once: {_of(at_once)}; {scene.timeouts.recovery:.0f} s later: {_of(later)}")
         _store_again(scene, seen, reader, prompt=1)
         if left := [path.name for path in cache.leftovers() if path.suffix and path.is_file() and not cache.pids()]:
             seen.leak = f"{len(left)} temporary files stay"
@@ -49,15 +49,15 @@ def _store_again(scene: Scene, seen: Observation, engine: EngineProcess, prompt:
     """Stores a prompt again, and loads it, until its bytes are right."""
 
     def right() -> bool:
-        seen.heard(engine.ask("store", prompt, PAGES, timeout=scene.patience.call))
-        answer = engine.ask("load", prompt, PAGES, timeout=scene.patience.call)
+        seen.record(engine.ask("store", prompt, PAGES, timeout=scene.timeouts.call))
+        answer = engine.ask("load", prompt, PAGES, timeout=scene.timeouts.call)
         return isinstance(answer.value, Served) and answer.value.right == PAGES
 
-    took = seconds_until(right, scene.patience.recovery)
+    took = seconds_until(right, scene.timeouts.recovery)
     seen.facts.append(
         f"the prompt can be stored again and is right after {took:.1f} s"
         if took is not None
-        else f"the prompt cannot be stored again within {scene.patience.recovery:.0f} s"
+        else f"the prompt cannot be stored again within {scene.timeouts.recovery:.0f} s"
     )
 
 
@@ -65,7 +65,7 @@ def disk_flipped(scene: Scene, seen: Observation) -> None:
     """Inverts 4 KiB in the middle of each page on disk, and loads the pages from there."""
     sizes = scene.sizes(disk=1024 * MIB)
     with scene.make(sizes, scene.folder) as cache, scene.engine(cache, sizes) as writer:
-        seen.heard(writer.ask("store", 1, PAGES))
+        seen.record(writer.ask("store", 1, PAGES))
         if not cache.drop_memory():
             seen.applies = False
             return
@@ -73,7 +73,7 @@ def disk_flipped(scene: Scene, seen: Observation) -> None:
         drop_page_cache(cache.disk_files())
         seen.facts.append(f"{flipped} of {PAGES} pages were changed on disk")
         with scene.engine(cache, sizes) as reader:
-            seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.patience.call))
+            seen.loaded(reader.ask("load", 1, PAGES, timeout=scene.timeouts.call))
 
 
 def _flip(file: Path) -> int:
@@ -98,7 +98,7 @@ def burst(scene: Scene, seen: Observation) -> None:
     sizes = scene.sizes()
     prompts = range(2 * ROOM // PAGES)
     with scene.make(sizes, scene.folder) as cache, scene.engine(cache, sizes) as engine:
-        answers = [seen.heard(engine.ask("store", prompt, PAGES)) for prompt in prompts]
+        answers = [seen.record(engine.ask("store", prompt, PAGES)) for prompt in prompts]
         reported = sum(answer.value or 0 for answer in answers)
         served = [seen.loaded(engine.ask("load", prompt, PAGES)) for prompt in prompts]
         half = len(prompts) // 2
@@ -114,16 +114,16 @@ def server_restarted(scene: Scene, seen: Observation) -> None:
         if not cache.pids():
             seen.applies = False
             return
-        seen.heard(engine.ask("store", 1, PAGES))
+        seen.record(engine.ask("store", 1, PAGES))
         signal_all(cache.pids(), signal.SIGKILL)
         killed = time.monotonic()
         restarting = threading.Thread(target=cache.restart)
         restarting.start()
         while restarting.is_alive():
-            seen.loaded(engine.ask("load", 1, PAGES, timeout=scene.patience.call))
+            seen.loaded(engine.ask("load", 1, PAGES, timeout=scene.timeouts.call))
             time.sleep(0.2)
         seen.facts.append(f"the server was ready again {time.monotonic() - killed:.1f} s after it was killed")
-        kept = engine.ask("load", 1, PAGES, timeout=scene.patience.call)
+        kept = engine.ask("load", 1, PAGES, timeout=scene.timeouts.call)
         seen.facts.append(f"served after that of what was stored before: {_of(seen.loaded(kept))}")
         _hits_again(scene, seen, engine)
 
@@ -134,15 +134,15 @@ def _hits_again(scene: Scene, seen: Observation, engine: EngineProcess) -> None:
 
     def hit() -> bool:
         prompt = next(numbers)
-        engine.ask("store", prompt, PAGES, timeout=scene.patience.call)
-        answer = engine.ask("load", prompt, PAGES, timeout=scene.patience.call)
+        engine.ask("store", prompt, PAGES, timeout=scene.timeouts.call)
+        answer = engine.ask("load", prompt, PAGES, timeout=scene.timeouts.call)
         return isinstance(answer.value, Served) and answer.value.right == PAGES
 
-    took = seconds_until(hit, scene.patience.recovery)
+    took = seconds_until(hit, scene.timeouts.recovery)
     seen.facts.append(
         f"the engine has hits with new pages again after {took:.1f} s"
         if took is not None
-        else f"the engine has no hit with new pages within {scene.patience.recovery:.0f} s"
+        else f"the engine has no hit with new pages within {scene.timeouts.recovery:.0f} s"
     )
 
 
@@ -153,8 +153,8 @@ def server_stopped(scene: Scene, seen: Observation) -> None:
         if not cache.pids():
             seen.applies = False
             return
-        seen.heard(engine.ask("store", 1, PAGES))
-        seen.heard(engine.ask("load", 1, PAGES))
+        seen.record(engine.ask("store", 1, PAGES))
+        seen.record(engine.ask("load", 1, PAGES))
         signal_all(cache.pids(), signal.SIGSTOP)
         try:
             _call_stopped(scene, seen, engine)
@@ -166,12 +166,12 @@ def server_stopped(scene: Scene, seen: Observation) -> None:
 
 def _call_stopped(scene: Scene, seen: Observation, engine: EngineProcess) -> None:
     for what, prompt in (("lookup", 1), ("load", 1), ("store", 2)):
-        answer = engine.ask(what, prompt, PAGES, timeout=scene.patience.call)
+        answer = engine.ask(what, prompt, PAGES, timeout=scene.timeouts.call)
         if what == "load":
             seen.loaded(answer)
-        seen.heard(answer)
+        seen.record(answer)
         if not answer.answered:
-            seen.facts.append(f"{what} had no answer within {scene.patience.call:.0f} s")
+            seen.facts.append(f"{what} had no answer within {scene.timeouts.call:.0f} s")
             return
         result = _of(answer.value) if isinstance(answer.value, Served) else f"{answer.value} pages"
         seen.facts.append(f"{what} took {1e3 * answer.seconds:.1f} ms: {answer.error or result}")
@@ -182,26 +182,26 @@ def reader_stopped(scene: Scene, seen: Observation) -> None:
     sizes = scene.sizes()
     with scene.make(sizes, scene.folder) as cache, scene.engine(cache, sizes) as writer:
         with scene.engine(cache, sizes) as reader:
-            seen.heard((writer if cache.pids() else reader).ask("store", 1, PAGES))
-            pinned = seen.heard(reader.ask("begin_load", 1, PAGES))
+            seen.record((writer if cache.pids() else reader).ask("store", 1, PAGES))
+            pinned = seen.record(reader.ask("begin_load", 1, PAGES))
             reader.signal(signal.SIGSTOP)
             stored = _fill(seen, writer, first=10)
             seen.facts.append(
                 f"{stored} of {2 * ROOM} new pages were stored while the stopped reader had {pinned.value} pages"
             )
             newest = 10 + 2 * ROOM // PAGES - 1
-            seen.loaded(writer.ask("load", newest, PAGES, timeout=scene.patience.call))
+            seen.loaded(writer.ask("load", newest, PAGES, timeout=scene.timeouts.call))
             reader.kill()
-        gone = seconds_until(lambda: _evicted(seen, writer), scene.patience.recovery)
+        gone = seconds_until(lambda: _evicted(seen, writer), scene.timeouts.recovery)
         if gone is None:
-            seen.leak = f"the dead reader's pages stay for more than {scene.patience.recovery:.0f} s"
+            seen.leak = f"the dead reader's pages stay for more than {scene.timeouts.recovery:.0f} s"
         else:
             seen.facts.append(f"the dead reader's pages were evicted {gone:.1f} s later")
 
 
 def _fill(seen: Observation, engine: EngineProcess, first: int) -> int:
     answers = [engine.ask("store", first + at, PAGES) for at in range(2 * ROOM // PAGES)]
-    return sum(seen.heard(answer).value or 0 for answer in answers)
+    return sum(seen.record(answer).value or 0 for answer in answers)
 
 
 def _evicted(seen: Observation, engine: EngineProcess) -> bool:
@@ -217,10 +217,10 @@ def disk_full(scene: Scene, seen: Observation) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "tmpfs", str(small)], check=True)
     try:
         with scene.make(sizes, small) as cache, scene.engine(cache, sizes) as engine:
-            stored = sum(seen.heard(engine.ask("store", prompt, PAGES)).value or 0 for prompt in range(ROOM // PAGES))
-            time.sleep(scene.patience.recovery / 4)
+            stored = sum(seen.record(engine.ask("store", prompt, PAGES)).value or 0 for prompt in range(ROOM // PAGES))
+            time.sleep(scene.timeouts.recovery / 4)
             for prompt in range(ROOM // PAGES):
-                seen.loaded(engine.ask("load", prompt, PAGES, timeout=scene.patience.call))
+                seen.loaded(engine.ask("load", prompt, PAGES, timeout=scene.timeouts.call))
             seen.facts.append(f"{stored} of {ROOM} pages were reported as stored")
             _after_full(seen, cache)
     finally:
@@ -240,7 +240,7 @@ def unknown_user(scene: Scene, seen: Observation) -> None:
     sizes = scene.sizes(disk=1024 * MIB)
     scene.folder.chmod(0o755)
     with scene.make(sizes, scene.folder) as cache, scene.engine(cache, sizes) as owner:
-        seen.heard(owner.ask("store", 1, PAGES))
+        seen.record(owner.ask("store", 1, PAGES))
         for folder in scene.folder.rglob("*"):
             if folder.is_dir():
                 folder.chmod(0o755)
@@ -248,9 +248,9 @@ def unknown_user(scene: Scene, seen: Observation) -> None:
             if visitor.opened.error or not visitor.opened.answered:
                 seen.facts.append(f"the other user cannot connect: {visitor.opened.error or 'no answer'}")
                 return
-            found = seen.heard(visitor.ask("lookup", 1, PAGES, timeout=scene.patience.call))
-            served = seen.loaded(visitor.ask("load", 1, PAGES, timeout=scene.patience.call))
-            stored = seen.heard(visitor.ask("store", 2, PAGES, timeout=scene.patience.call))
+            found = seen.record(visitor.ask("lookup", 1, PAGES, timeout=scene.timeouts.call))
+            served = seen.loaded(visitor.ask("load", 1, PAGES, timeout=scene.timeouts.call))
+            stored = seen.record(visitor.ask("store", 2, PAGES, timeout=scene.timeouts.call))
             seen.facts.append(
                 f"the other user finds {found.value or 0}, loads {served.right} and stores {stored.value or 0} pages"
             )

@@ -18,7 +18,7 @@ MIB = 1 << 20
 PAGE, PAGE_TOKENS = MIB, 256
 
 
-class Patience(msgspec.Struct, frozen=True):
+class Timeouts(msgspec.Struct, frozen=True):
     """How long the race waits, in seconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Observation(msgspec.Struct):
     facts: list[str] = msgspec.field(default_factory=list)
     applies: bool = True
 
-    def heard(self, answer: Answer) -> Answer:
+    def record(self, answer: Answer) -> Answer:
         """Records how an engine's call ended."""
         self.waited = max(self.waited, answer.seconds)
         self.unanswered += not answer.answered
@@ -67,7 +67,7 @@ class Observation(msgspec.Struct):
 
     def loaded(self, answer: Answer, pages: int = PAGES) -> Served:
         """Records what a load was served; an error or no answer is as good as a miss."""
-        self.heard(answer)
+        self.record(answer)
         served = answer.value if isinstance(answer.value, Served) else Served(missed=pages)
         self.served = self.served + served
         return served
@@ -83,12 +83,12 @@ class Scene(msgspec.Struct):
     Attributes:
         make: Makes the system.
         folder: Where it may make folders on disk.
-        patience: How long the race waits.
+        timeouts: How long the race waits.
     """
 
     make: MakeCache
     folder: Path
-    patience: Patience
+    timeouts: Timeouts
 
     def sizes(self, disk: int = 0, memory: int = 256 * MIB) -> Sizes:
         """Returns the sizes that every system gets."""
@@ -106,10 +106,10 @@ class Scene(msgspec.Struct):
         return engine
 
 
-def seconds_until(ready: Callable[[], bool], patience: float) -> float | None:
+def seconds_until(ready: Callable[[], bool], timeout: float) -> float | None:
     """Returns after how many seconds `ready` returns true; None if it does not in time."""
     began = time.monotonic()
-    while time.monotonic() - began < patience:
+    while time.monotonic() - began < timeout:
         if ready():
             return time.monotonic() - began
         time.sleep(0.25)
