@@ -73,6 +73,8 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
     found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     figures: dict[str, Figures] = {}
+    yield Absent("serving", NATIVE, "from disk: the race gives it no file system tier in vLLM")
+    yield Absent("serving", "all", "whether a convoy loads its prefix once: this measurement is not written")
     with ExitStack() as stack:
         stage = stack.enter_context(_stage(folder, stack))
         if stage.server is None:

@@ -30,6 +30,8 @@ REQUESTS = {Form.QUICK: 1500, Form.WHOLE: 12_000}
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
     """Yields the share of tokens that were found, if there is a trace."""
+    yield Absent("sharing", "all", "four real vLLM engines and their memory: this measurement is not written")
+    yield Absent("sharing", "all", "the trace of agents: only the trace that `TRACE=` names is replayed")
     path = os.environ.get("TRACE", "")
     if not path:
         yield Absent("sharing", "all", "no trace was given: make race TRACE=conversation.jsonl.gz")
