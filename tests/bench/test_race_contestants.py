@@ -13,7 +13,7 @@ from race.contestants.cache import Cache, Sizes
 from race.contestants.file_tier import FileTier
 from race.contestants.lmcache_server import free_ports
 from race.contestants.pagetier_cache import PagetierCache
-from race.contests.trust.failures import writer_killed
+from race.contests.trust.failures import server_stopped, writer_killed
 from race.contests.trust.observation import Observation, Scene, Timeouts
 from race.engine_process import EngineProcess, Served
 from race.results import Absent, Figures
@@ -58,6 +58,13 @@ def test_a_killed_writer_leaves_temporary_files_in_a_plain_folder(tmp_path: Path
     seen = Observation("writer_killed", "files", "1")
     writer_killed(Scene(_files, tmp_path, Timeouts(call=5.0, recovery=0.2)), seen)
     assert seen.served == Served(missed=32) and seen.leak == "16 temporary files stay"
+
+
+def test_each_call_to_a_stopped_server_is_recorded(tmp_path: Path) -> None:
+    seen = Observation("server_stopped", "pagetier", "1")
+    server_stopped(Scene(PagetierCache, tmp_path, Timeouts(call=10.0, recovery=10.0)), seen)
+    assert [(call.name, call.pages) for call in seen.calls] == [("lookup", 16), ("load", 16), ("store", 0)]
+    assert max(call.seconds for call in seen.calls) == seen.waited
 
 
 def test_files_that_were_used_longest_ago_leave_first(tmp_path: Path) -> None:

@@ -5,26 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 
 from race.contests.trust.failures import _flip
-from race.contests.trust.observation import PAGE, PAGES, Observation
+from race.contests.trust.observation import PAGE, PAGES, Call, Observation
 from race.engine_process import Answer, Served, fill_page, judge, tokens_of
 from race.report.bar_chart import bar_chart
 from race.report.markdown import document
 from race.report.ratios import Verdict, compare
-from race.results import Absent, Figures, Form, Observed, Race, merge, read, save
+from race.results import Absent, Figures, Form, Observed, Race, Run, contest_of, merge, read, save
 
 SLOWER = Figures("lookup", "a hit", "ms", "low", {"pagetier": [2.0] * 6, "files": [1.0] * 6})
 FASTER = Figures("copies", "a load", "x memcpy", "high", {"pagetier": [2.0] * 6, "files": [1.0] * 6})
 NOISE = Figures("disk", "a read", "x", "high", {"pagetier": [1.0, 2.0] * 3, "files": [2.0, 1.0] * 3})
 
 
+RUN = Run("a machine", "2026-01-01 00:00", Form.QUICK, (0.1, 0.2), {"pagetier": "1"}, 3.0)
+
+
 def race_of(*lines: Figures | Observed | Absent) -> Race:
-    return Race(
-        "a machine", "2026-01-01 00:00", Form.QUICK, [0.1, 0.2], {"pagetier": "1"}, list(lines), {"lookup": 3.0}
-    )
+    return Race(list(lines), {contest_of(line): RUN for line in lines})
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,40 @@ def test_more_right_pages_of_another_system_are_a_loss() -> None:
     lines = [Observed(Observation("burst", name, "1", Served(right, 0, 512 - right))) for name, right in seen]
     lost = document(race_of(*lines)).split("## What pagetier loses")[1].split("## Trust")[0]
     assert "stored in a burst: 254 right pages; files 256." in lost and "comparisons" not in lost
+
+
+def observed(failure: str, system: str, served: Served, waited: float, *calls: Call) -> Observed:
+    return Observed(Observation(failure, system, "1", served, waited=waited, calls=list(calls)))
+
+
+def test_a_shorter_wait_is_a_loss_only_if_as_many_pages_were_right() -> None:
+    lines = [
+        observed("disk_full", "pagetier", Served(254, 0, 2), 0.186),
+        observed("disk_full", "vLLM native", Served(256), 0.118),
+        observed("disk_full", "files", Served(64, 0, 192), 0.1),
+        observed("server_stopped", "pagetier", Served(16), 1.0, Call("load", 0.2, 16), Call("store", 1.0, 0)),
+        observed("server_stopped", "LMCache", Served(0, 0, 16), 9.0, Call("load", 0.1, 0), Call("store", 0.007, 0)),
+    ]
+    lost = document(race_of(*lines)).split("## What pagetier loses")[1].split("## Trust")[0]
+    assert "is full: the longest call took 186 ms; vLLM native 118 ms (256 right)." in lost
+    assert "store took 1,000 ms (0 pages); LMCache 7 ms (0 pages), its longest call 9,000 ms." in lost
+    assert "files" not in lost and "load took" not in lost
+
+
+def test_without_figures_the_report_speaks_of_no_ratio_and_names_the_contests_that_were_not_run() -> None:
+    text = document(race_of(observed("burst", "pagetier", Served(1), 0.1)))
+    assert "A ratio" not in text and "picture" not in text
+    assert "- Is it cached?: this contest was not run." in text and "- Trust: this" not in text
+    assert "A ratio is above 1" in document(race_of(SLOWER))
+
+
+def test_each_contest_keeps_the_machine_date_and_load_of_its_own_run() -> None:
+    race = race_of(SLOWER)
+    later = msgspec.structs.replace(RUN, machine="another", began="2026-02-02 00:00", load=(7.0, 8.0))
+    merge(race, "trust", [observed("burst", "pagetier", Served(1), 0.1)], later)
+    text = document(race)
+    assert text.index("2026-01-01 00:00") < text.index("a machine") < text.index("2026-02-02 00:00")
+    assert "The load average over one minute was 7.0 at the beginning and 8.0 at the end" in text and "another" in text
 
 
 def case_of(name: str, ours: float) -> Figures:
@@ -76,7 +112,7 @@ def test_wrong_pages_calls_without_an_answer_and_absent_systems_are_shown() -> N
 def test_results_are_read_as_they_were_saved_and_a_contest_replaces_its_own_lines(tmp_path: Path) -> None:
     race = race_of(SLOWER, Observed(Observation("burst", "files", "1")))
     early = Figures("lookup", FASTER.case, "x memcpy", "high", {"pagetier": [1.0]})
-    merge(race, "lookup", [early, FASTER, Absent("lookup", "LMCache", "gone")])
+    merge(race, "lookup", [early, FASTER, Absent("lookup", "LMCache", "gone")], RUN)
     save(race, tmp_path / "race.json")
     again = read(tmp_path / "race.json")
     assert again == race

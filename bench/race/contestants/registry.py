@@ -15,6 +15,8 @@ from race.contestants.pagetier_cache import HashedEngine, PagetierCache
 
 PAGETIER, LMCACHE, NATIVE, FILES = "pagetier", "LMCache", "vLLM native", "files"
 HASHED = "pagetier with block hashes"
+PRIVATE_MEMORY = {NATIVE}
+"""Systems whose engines share no memory: each engine finds in memory only what it has stored itself."""
 TMPFS = Path("/dev/shm")
 
 Make = Callable[[Sizes, Path], AbstractContextManager[Cache]]

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from race.contestants.cache import Sizes
-from race.contestants.registry import FILES, HASHED, LMCACHE, NATIVE, PAGETIER
+from race.contestants.registry import FILES, HASHED, LMCACHE, NATIVE, PAGETIER, PRIVATE_MEMORY
 from race.results import Absent, Figures, Form, Line
 from race.rounds import RoundError, Team, Values, cpu_of, run_rounds, stored, teams, together
 
@@ -26,8 +26,6 @@ TIMES = {256: 3, 16: 1}
 KNOWN, UNKNOWN = 1, 2
 ROUNDS = {Form.QUICK: 5, Form.WHOLE: 15}
 _UNITS = {"CPU": ("s", "low"), "": ("ms", "low")}
-_PRIVATE_MEMORY = {NATIVE}
-"""Systems whose engines share no memory: each of them stores the prompt."""
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
@@ -47,7 +45,7 @@ def _measure(page_tokens: int, rounds: int, folder: Path, stack: ExitStack) -> I
             yield one
     for name, team in list(running.items()):
         try:
-            for engine in team.engines if name in _PRIVATE_MEMORY else team.engines[:1]:
+            for engine in team.engines if name in PRIVATE_MEMORY else team.engines[:1]:
                 stored(team, engine, KNOWN, pages)
         except RoundError as error:
             yield Absent("lookup", name, f"pages of {page_tokens} tokens: {error}")

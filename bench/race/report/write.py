@@ -6,7 +6,8 @@ from itertools import groupby
 from pathlib import Path
 
 from race.report.bar_chart import bar_chart
-from race.report.markdown import TITLES, document
+from race.report.markdown import document
+from race.report.titles import TITLES
 from race.results import Figures, Race
 
 

@@ -17,7 +17,9 @@ from race.results import Absent, Form, Line, Observed
 TIMEOUTS = {Form.WHOLE: Timeouts(call=30.0, recovery=45.0), Form.QUICK: Timeouts(call=25.0, recovery=40.0)}
 LMCACHE_REAP_S = 30
 """LMCache notices a dead engine after 120 s by default, and takes no setting below 30 s."""
-_PARALLEL_TESTS = 6
+LMCACHE_GRACE_S = 60
+"""The same for an engine that has registered and sent no heartbeat yet; the default is 3,600 s."""
+PARALLEL_TESTS = 6
 _SLOWEST_FIRST = (LMCACHE, NATIVE, PAGETIER, FILES)
 
 
@@ -31,7 +33,7 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
             yield Absent("trust", name, reason)
         else:
             tests += [(name, failure) for failure in FAILURES]
-    with ThreadPoolExecutor(_PARALLEL_TESTS) as pool:
+    with ThreadPoolExecutor(PARALLEL_TESTS) as pool:
         waiting = [pool.submit(observe, *test, timeouts, folder) for test in tests]
         yield from (done.result() for done in as_completed(waiting))
 
@@ -51,5 +53,6 @@ def _maker(name: str) -> MakeCache:
     """Returns the maker; LMCache's time to notice a dead engine is shortened."""
     if name != LMCACHE:
         return MAKERS[name]
-    reap = ("--worker-reap-timeout-seconds", str(LMCACHE_REAP_S), "--worker-registration-grace-seconds", "60")
-    return functools.partial(LmcacheServer, options=reap)
+    reap = ("--worker-reap-timeout-seconds", str(LMCACHE_REAP_S))
+    grace = ("--worker-registration-grace-seconds", str(LMCACHE_GRACE_S))
+    return functools.partial(LmcacheServer, options=(*reap, *grace))

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 
 from race.contestants.cache import Cache, drop_page_cache, signal_all
-from race.contests.trust.observation import MIB, PAGE, PAGES, Observation, Scene, seconds_until
+from race.contestants.registry import PRIVATE_MEMORY
+from race.contests.trust.observation import MIB, PAGE, PAGES, Call, Observation, Scene, seconds_until
 from race.engine_process import EngineProcess, Served, fill_page
 
 NOBODY = 65534
@@ -173,6 +174,8 @@ def _call_stopped(scene: Scene, seen: Observation, engine: EngineProcess) -> Non
         if not answer.answered:
             seen.facts.append(f"{what} had no answer within {scene.timeouts.call:.0f} s")
             return
+        pages = answer.value.right if isinstance(answer.value, Served) else answer.value or 0
+        seen.calls.append(Call(what, answer.seconds, pages))
         result = _of(answer.value) if isinstance(answer.value, Served) else f"{answer.value} pages"
         seen.facts.append(f"{what} took {1e3 * answer.seconds:.1f} ms: {answer.error or result}")
 
@@ -194,7 +197,10 @@ def reader_stopped(scene: Scene, seen: Observation) -> None:
             reader.kill()
         gone = seconds_until(lambda: _evicted(seen, writer), scene.timeouts.recovery)
         if gone is None:
-            seen.leak = f"the dead reader's pages stay for more than {scene.timeouts.recovery:.0f} s"
+            seen.leak = (
+                f"the dead reader's pages were not evicted within {scene.timeouts.recovery:.0f} s, "
+                "when the race stopped waiting"
+            )
         else:
             seen.facts.append(f"the dead reader's pages were evicted {gone:.1f} s later")
 
@@ -253,6 +259,7 @@ def unknown_user(scene: Scene, seen: Observation) -> None:
             stored = seen.record(visitor.ask("store", 2, PAGES, timeout=scene.timeouts.call))
             seen.facts.append(
                 f"the other user finds {found.value or 0}, loads {served.right} and stores {stored.value or 0} pages"
+                + (" (stores go to this engine's own memory)" if seen.system in PRIVATE_MEMORY else "")
             )
 
 

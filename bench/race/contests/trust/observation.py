@@ -30,6 +30,14 @@ class Timeouts(msgspec.Struct, frozen=True):
     recovery: float
 
 
+class Call(msgspec.Struct, frozen=True):
+    """One call of an engine, its seconds, and the pages that it found, stored or loaded with the right bytes."""
+
+    name: str
+    seconds: float
+    pages: int
+
+
 class Observation(msgspec.Struct):
     """The facts about one system and one failure.
 
@@ -43,6 +51,7 @@ class Observation(msgspec.Struct):
         unanswered: Calls that had no answer when the race stopped waiting.
         leak: What stayed behind; "" if nothing was seen.
         facts: What else was seen, in sentences.
+        calls: Calls that the report compares one by one.
         applies: False if the system has no such part.
     """
 
@@ -55,6 +64,7 @@ class Observation(msgspec.Struct):
     unanswered: int = 0
     leak: str = ""
     facts: list[str] = msgspec.field(default_factory=list)
+    calls: list[Call] = msgspec.field(default_factory=list)
     applies: bool = True
 
     def record(self, answer: Answer) -> Answer:
