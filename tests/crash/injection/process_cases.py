@@ -84,6 +84,7 @@ def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
     if role is Role.DAEMON:
         _check_without_daemon(scene, operation)
     elif not operation.ends_daemon:
+        scene.until_attached()  # the operation may be the start of a daemon
         check_engines(scene, operation, SLACK_S)
     if role is Role.ENGINE and not operation.ends_daemon:
         assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
