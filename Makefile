@@ -7,7 +7,7 @@ PIP  := $(BIN)/pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
-JOBS ?= 4
+JOBS ?= 3
 # Each process takes a row of tests, so that most modules start their daemon once, and helps the others at the end.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 # Tests start hundreds of processes: without kept bytecode each compiles all modules again.
@@ -21,8 +21,6 @@ VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 LMCACHE := 0.5.6
 MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
-# Each of these starts servers of its own.
-FLEET_JOBS ?= 3
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
 
@@ -304,7 +302,7 @@ at-its-end = mkdir -p build; $(3) >build/$(1).log 2>&1; status=$$?; echo "$(2)";
 .PHONY: test-fleet
 test-fleet: core .engines/fleet/.ready
 	@echo "== pytest with stores of the fleet tier"
-	@$(FLEET_LIBRARIES) .engines/fleet/bin/pytest -n $(FLEET_JOBS) tests/fleet tests/tiers/test_fleet_folder.py
+	@$(FLEET_LIBRARIES) .engines/fleet/bin/pytest -n $(JOBS) tests/fleet tests/tiers/test_fleet_folder.py
 
 .PHONY: wheel
 wheel: venv $(VENV)/.wheel
