@@ -76,11 +76,13 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
     assert load.wait(LAYERS - 1, PATIENCE_S / 2) and load.pages == 4
     assert not all_ready(stores), "the stores wait until their time is over"
     assert eventually(lambda: all_ready(stores), PATIENCE_S + SLACK_S)
-    assert reasons(stores) == {"the daemon did not answer in time", "the daemon does not answer"}
+    late, silent = "the daemon did not answer in time", "the daemon does not answer"
+    # A store that the socket never took ends by its own time, or by the next attempt to send it: whichever is first.
+    assert late in reasons(stores) and reasons(stores) <= {late, silent}
 
     later = many_stores(engine, others)
     assert eventually(lambda: all_ready(later), PATIENCE_S / 2)
-    assert reasons(later) == {"the daemon does not answer"}
+    assert reasons(later) == {silent}
     assert client.attached and engine.copier.close(1.0)
 
     daemon.signal(signal.SIGCONT)
