@@ -19,6 +19,7 @@ from pagetier.shm.daemon_link import Greeting, Link, LinkError, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Attach
 from pagetier.shm.safe_event import SafeEvent
+from pagetier.shm.timed_get import get_in_time
 
 log = logging.getLogger("pagetier.client")
 
@@ -160,7 +161,7 @@ class ReconnectThread:
     def _pause(self, seconds: float) -> None:
         """Waits for a random part of `seconds`, so that clients do not return all at once. stop() ends it."""
         with contextlib.suppress(queue.Empty):
-            self._stops.get(timeout=seconds * random.uniform(0.5, 1.0))
+            get_in_time(self._stops, seconds * random.uniform(0.5, 1.0))
 
     def _attach_and_listen(self) -> None:
         path = self._path()

@@ -17,6 +17,7 @@ import msgspec
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.throttle import BandwidthCap, Rate
 from pagetier.kernels.device import DeviceError, Event, Stream
+from pagetier.shm.timed_get import get_in_time
 
 log = logging.getLogger("pagetier.client")
 
@@ -115,7 +116,7 @@ class StreamQueue:
     def wait_for_work(self, seconds: float | None) -> None:
         """Waits for `seconds`, or until wake(). None waits for wake() only."""
         try:
-            job = self._inbox.get(timeout=seconds)
+            job = get_in_time(self._inbox, seconds)
         except Empty:
             return
         if job is not None:

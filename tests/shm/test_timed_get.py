@@ -1,0 +1,72 @@
+"""Waits for elements of a queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import pytest
+
+from pagetier.shm.timed_get import get_in_time
+
+SOON_S = 0.2
+TRIED_S = 2.0
+
+
+def test_an_element_that_is_there_is_returned_at_once() -> None:
+    queue: SimpleQueue[int] = SimpleQueue()
+    queue.put(7)
+    assert get_in_time(queue, 0.0) == 7
+    queue.put(8)
+    assert get_in_time(queue, None) == 8
+
+
+def test_an_element_that_comes_ends_the_wait() -> None:
+    queue: SimpleQueue[int] = SimpleQueue()
+    threading.Timer(0.05, queue.put, (7,)).start()
+    began = time.monotonic()
+    assert get_in_time(queue, 30.0) == 7
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9, 1e-3, 0.1])
+def test_without_an_element_the_wait_ends_in_time(seconds: float) -> None:
+    queue: SimpleQueue[int] = SimpleQueue()
+    began = time.monotonic()
+    with pytest.raises(Empty):
+        get_in_time(queue, seconds)
+    assert seconds <= time.monotonic() - began < seconds + 10
+
+
+def late_calls(get: Callable[[SimpleQueue[None]], object]) -> int:
+    """Returns how many of many waits for nothing, each for a nanosecond, did not end by themselves."""
+    waiting: list[tuple[SimpleQueue[None], float]] = []
+    ended = threading.Event()
+
+    def free() -> None:
+        while not ended.wait(SOON_S / 4):
+            for queue, began in list(waiting):
+                if time.monotonic() - began > SOON_S:
+                    queue.put(None)
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    late, ends = 0, time.monotonic() + TRIED_S
+    while time.monotonic() < ends:
+        queue: SimpleQueue[None] = SimpleQueue()
+        waiting[:] = [(queue, time.monotonic())]
+        try:
+            get(queue)
+            late += 1
+        except Empty:
+            pass
+    ended.set()
+    thread.join()
+    return late
+
+
+def test_no_wait_is_without_a_limit() -> None:
+    """Without get_in_time() some of these calls wait for ever, the more the busier the machine is."""
+    assert late_calls(lambda queue: get_in_time(queue, 1e-9)) == 0
