@@ -91,6 +91,30 @@ def test_pages_stored_by_one_session_are_loaded_by_another(world: StridedWorld) 
     assert world.owner.check_integrity() == []
 
 
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 192, 320, FRAME - 1, FRAME, FRAME + 65, 3 * FRAME - 130])
+def test_pages_are_copied_exactly_at_every_alignment(size: int) -> None:
+    """Ranges begin and end within cache lines, in the memory and in the page, and nothing beside them is written."""
+    numbers = np.random.default_rng(size)
+    content, seen = np.zeros(size, np.uint8), np.zeros(size + 256, np.uint8)
+    world = StridedWorld(Shape(page_tokens=48, width=64))
+    entries, serials = world.reserve_pages(1, size)
+    for at in range(0, size, 1 if size < 512 else 97):
+        piece = numbers.integers(0, 256, min(size - at, int(numbers.integers(1, size + 1))), np.uint8)
+        content[at : at + len(piece)] = piece
+        source = np.concatenate([np.zeros(at % 7, np.uint8), piece])[at % 7 :]
+        where = np.array([source.ctypes.data], np.uint64), np.array([len(piece)], np.uint64)
+        assert world.session.copy_in(entries, *where, at, 1) == 1
+    assert world.session.publish(entries, serials, 0) == bytes([1])
+    with world.session.match(Pins, None, KEYS[0]) as pins:
+        for shift in range(130):
+            seen[:] = 255
+            where = np.array([seen.ctypes.data + shift], np.uint64), np.array([size], np.uint64)
+            assert world.session.copy_out(pins, 0, *where, 1) == 1
+            assert np.array_equal(seen[shift : shift + size], content)
+            assert (seen[:shift] == 255).all() and (seen[shift + size :] == 255).all()
+    world.memory.close()
+
+
 def test_the_loaded_bytes_are_counted(world: StridedWorld) -> None:
     world.stored()
     world.tables.skip = np.array([0, 1, 0], np.uint8)

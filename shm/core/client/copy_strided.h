@@ -29,9 +29,9 @@ static inline pt_cursor pt_cursor_at(const pt_transfer *t, int64_t page, uint64_
 static inline void pt_move(uint8_t *inside, uint8_t *memory, uint64_t bytes, enum pt_direction way)
 {
     if (way == PT_OUT_OF_ARENA)
-        memcpy(memory, inside, bytes);
+        pt_copy_bytes(memory, inside, bytes);
     else
-        pt_copy_into(inside, memory, bytes);
+        pt_copy_bytes(inside, memory, bytes);
 }
 
 /* Copies `bytes` bytes of the page from the cursor on, frame by frame, and advances the cursor. */
