@@ -348,7 +348,7 @@ gpu-rehearsal: venv $(VENV)/.demo $(VENV)/.kernels
 race: venv core
 	@$(MAKE) --no-print-directory .engines/lmcache-$(LMCACHE)/.ready || echo "== the race runs without vLLM and LMCache"
 	@python=.engines/lmcache-$(LMCACHE)/bin/python; [ -f .engines/lmcache-$(LMCACHE)/.ready ] || python=$(BIN)/python; \
-		PYTHONPATH=bench TRACE=$(TRACE) $$python -m race $(if $(QUICK),--quick) $(CONTESTS)
+		PYTHONPATH=bench TRACE='$(TRACE)' $$python -m race $(if $(QUICK),--quick) $(CONTESTS)
 	@$(BIN)/mdformat docs/race.md
 
 .PHONY: compare

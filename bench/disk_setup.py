@@ -60,6 +60,11 @@ class Scene(Stage):
         with self._observing() as (_, observer):
             return observer.header()
 
+    def loaded_bytes(self) -> int:
+        """Returns the bytes that engines have loaded from memory."""
+        with self._observing() as (_, observer):
+            return observer.counts().loaded_bytes
+
     def disk_open(self, pages: int = 0) -> bool:
         """Returns whether the disk tier is open, with at least `pages` pages."""
         with self._observing() as (_, observer):

@@ -22,6 +22,7 @@ CONTESTS = {
     "disk": "race.contests.disk",
     "serving": "race.contests.serving",
     "sharing": "race.contests.sharing",
+    "router": "race.contests.router",
 }
 """Each has `measure(form, folder)`, which yields lines."""
 

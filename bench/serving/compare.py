@@ -125,12 +125,12 @@ def contest(folder: Path, recipe: Recipe = llama, options: Mapping[str, Any] = N
                 engine.stop()
 
 
-def native_transfer() -> dict[str, Any]:
-    """Returns the kv_transfer_config of native offloading."""
+def native_transfer(host_bytes: int = HOST_BYTES) -> dict[str, Any]:
+    """Returns the kv_transfer_config of native offloading into so much memory."""
     extra = {
         "spec_name": "HostOffloadingSpec",
         "spec_module_path": "serving.native",
-        "cpu_bytes_to_use": HOST_BYTES,
+        "cpu_bytes_to_use": host_bytes,
     }
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

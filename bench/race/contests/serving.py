@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from race.results import Absent, Figures, Form, Line
 from serving import compare
 from serving.compare import ALONE, Contest, contest
 from serving.convoy import percentile
-from serving.engine import ENVIRONMENT, Answer, Engine
+from serving.engine import BLOCK, ENVIRONMENT, Answer, Engine
 
 VLLM = "vLLM"
 NAMES = {ALONE: VLLM, compare.NATIVE: NATIVE, compare.OURS: PAGETIER, LMCACHE: LMCACHE}
@@ -31,6 +32,7 @@ LENGTHS = {Form.QUICK: (260, 4100), Form.WHOLE: (260, 1030, 4100, 8190)}
 ROUNDS = {Form.QUICK: 3, Form.WHOLE: 12}
 CONVOYS = {Form.QUICK: (16,), Form.WHOLE: (16, 50)}
 PREFIX, TAIL = 4096, 31
+PREFIX_BYTES = PREFIX // BLOCK * compare.FRAME_BYTES
 ANSWER = 30  # less than a block
 
 Values = Iterator[tuple[str, str, str, float]]
@@ -74,7 +76,7 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     figures: dict[str, Figures] = {}
     yield Absent("serving", NATIVE, "from disk: the race gives it no file system tier in vLLM")
-    yield Absent("serving", "all", "whether a convoy loads its prefix once: this measurement is not written")
+    yield Absent("serving", NATIVE, "how often a convoy loads its prefix: only pagetier's daemon counts loads")
     with ExitStack() as stack:
         stage = stack.enter_context(_stage(folder, stack))
         if stage.server is None:
@@ -107,16 +109,20 @@ def _add_lmcache(stage: Stage, folder: Path, stack: ExitStack) -> None:
     """Starts LMCache's server, and an engine with its connector."""
     sizes = Sizes(compare.HOST_BYTES, CHUNK_BYTES, CHUNK, disk=4 * compare.HOST_BYTES)
     server = stack.enter_context(LmcacheServer(sizes, folder))
-    transfer = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_connector_module_path": "race.contestants.lmcache_connector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": server.port},
-    }
-    engine = Engine(LMCACHE, folder / "model", transfer)
+    engine = Engine(LMCACHE, folder / "model", lmcache_transfer(server.port))
     stack.callback(engine.stop)
     engine.ready()
     stage.engines[LMCACHE], stage.server = engine, server
+
+
+def lmcache_transfer(port: int) -> dict[str, Any]:
+    """Returns the kv_transfer_config of LMCache with a server."""
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "race.contestants.lmcache_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+    }
 
 
 def _round(stage: Stage, form: Form) -> Values:
@@ -168,11 +174,14 @@ def _uncached(stage: Stage) -> Values:
 
 
 def _convoy(stage: Stage, prompts: Sequence[list[int]]) -> Values:
-    what = f"convoy of {len(prompts)}"
+    what, scene = f"convoy of {len(prompts)}", stage.contest.scene
     for name, engine in stage.in_turn():
+        before = scene.loaded_bytes()
         answer = engine.run(prompts)
         if name != ALONE and not _hit(answer, PREFIX):
             continue
         yield f"{what}, requests", "requests a second", name, len(prompts) / answer.seconds
+        if name == compare.OURS:
+            yield f"{what}, loads of the prefix", "times", name, (scene.loaded_bytes() - before) / PREFIX_BYTES
         for percent in (50, 95):
             yield f"{what}, first token p{percent}", "ms", name, 1e3 * percentile(answer.first_tokens, percent)

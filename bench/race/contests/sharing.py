@@ -26,17 +26,23 @@ ENGINES = 4
 PAGE, PAGE_TOKENS = 4096, 16
 SHARE = 20.0
 REQUESTS = {Form.QUICK: 1500, Form.WHOLE: 12_000}
+MOST_BLOCKS = 300_000
+"""Blocks of all requests of a trace: what is behind is left out."""
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
-    """Yields the share of tokens that were found, if there is a trace."""
-    yield Absent("sharing", "all", "four real vLLM engines and their memory: this measurement is not written")
-    yield Absent("sharing", "all", "the trace of agents: only the trace that `TRACE=` names is replayed")
-    path = os.environ.get("TRACE", "")
-    if not path:
+    """Yields the share of tokens that were found in each trace that `TRACE` names, as FILE or FILE:BLOCK_TOKENS."""
+    names = os.environ.get("TRACE", "").split()
+    if not names:
         yield Absent("sharing", "all", "no trace was given: make race TRACE=conversation.jsonl.gz")
-        return
-    trace = _first(read_trace(Path(path), BLOCK_TOKENS), REQUESTS[form])
+    for name in names:
+        file, _, block = name.partition(":")
+        trace = read_trace(Path(file), int(block or BLOCK_TOKENS))
+        yield from _found(Path(file).name.partition(".")[0], _first(trace, REQUESTS[form]), folder)
+
+
+def _found(title: str, trace: Trace, folder: Path) -> Iterator[Line]:
+    """Yields the share of a trace's tokens that each system found."""
     room = trace.room(SHARE)
     found: dict[str, list[float]] = {}
     for name, pages in ((PAGETIER, room), (LMCACHE, room), (NATIVE, room // ENGINES)):
@@ -49,13 +55,14 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
                     found[name] = [100 * _replay(one[1], trace) / len(trace.pages)]
                 except RoundError as error:
                     yield Absent("sharing", name, str(error))
-    case = f"tokens of {len(trace.starts) - 1:,} requests found, memory for {SHARE:g} % of the blocks"
+    case = f"{title}: tokens of {len(trace.starts) - 1:,} requests found, memory for {SHARE:g} % of the blocks"
     yield Figures("sharing", case, "%", "high", found)
 
 
 def _first(trace: Trace, requests: int) -> Trace:
-    """Returns the first requests of a trace, whose pages are numbered from 0 again."""
-    starts = trace.starts[: requests + 1]
+    """Returns the first requests of a trace with MOST_BLOCKS at most, whose pages are numbered from 0 again."""
+    fitting = int((trace.starts <= MOST_BLOCKS).sum())
+    starts = trace.starts[: min(requests + 1, fitting)]
     pages = trace.pages[: starts[-1]]
     return msgspec.structs.replace(trace, starts=starts, pages=pages, distinct=len(set(pages.tolist())))
 

@@ -7,4 +7,5 @@ TITLES = {
     "disk": "Disk",
     "serving": "Serving with vLLM on the CPU",
     "sharing": "Four engines on one host",
+    "router": "Four vLLM engines behind a router",
 }
