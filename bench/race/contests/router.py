@@ -1,8 +1,8 @@
 """Four real vLLM engines behind a router that gives them the turns of chats in turn, whatever they have cached.
 
-A turn's prompt is that of the turn before, its answer and what the user says next. Between two turns of a chat all other
-chats take a turn, so an engine's own cache, which holds about five chats, has mostly lost it, and it was at another
-engine anyway. The systems get the same requests, one at a time, one system after the other.
+A turn's prompt is that of the turn before, its answer and what the user says next. Between two turns of a chat all
+other chats take a turn, so an engine's own cache, which holds about five chats, has mostly lost it, and it was at
+another engine anyway. The systems get the same requests, one at a time, one system after the other.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ ABOUT = {
     "serving": "A small model with random weights. Engines take turns with the same prompts.",
     "sharing": "Four engines get the requests of a trace in turn, whatever they have cached. All systems have the same "
     "memory in total; native offloading divides it among the engines. Each trace is replayed once.",
-    "router": "Chats, whose turns go to four real vLLM engines in turn, whatever they have cached. All systems have 384 "
-    "MiB in total, more than all chats take; native offloading divides it among the engines. One system after the "
+    "router": "The turns of chats go to four real vLLM engines in turn, whatever they have cached. All systems have "
+    "384 MiB in total, more than all chats take; native offloading divides it among the engines. One system after the "
     "other, one request at a time: a pair of a ratio is a request, a turn of all chats, or one number. Memory is what "
     "the machine has less at the end.",
 }
