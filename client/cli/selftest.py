@@ -20,6 +20,7 @@ from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe
 from pagetier.shm.socket_path import default_socket
+from pagetier.shm.timed_get import get_in_time
 from pagetier.shm.units import format_size
 
 _TIMEOUT_S: Final = 5.0
@@ -81,7 +82,7 @@ class SelfTest:
     def attach(self) -> str:
         """Attaches to the daemon."""
         try:
-            link = self._links.get(timeout=_TIMEOUT_S)
+            link = get_in_time(self._links, _TIMEOUT_S)
         except Empty:
             raise StepError(f"the daemon on {self._socket} does not answer: run `pagetier doctor`") from None
         if link.state is not LinkState.ATTACHED:

@@ -11,7 +11,7 @@ import pytest
 
 from pagetier.shm.timed_get import get_in_time
 
-SOON_S = 0.2
+LATE_S, OFTEN_S = 5.0, 0.05
 TRIED_S = 2.0
 
 
@@ -46,9 +46,9 @@ def late_calls(get: Callable[[SimpleQueue[None]], object]) -> int:
     ended = threading.Event()
 
     def free() -> None:
-        while not ended.wait(SOON_S / 4):
+        while not ended.wait(OFTEN_S):
             for queue, began in list(waiting):
-                if time.monotonic() - began > SOON_S:
+                if time.monotonic() - began > LATE_S:
                     queue.put(None)
 
     thread = threading.Thread(target=free)

@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -92,10 +92,16 @@ class FileEngine:
         return True
 
     def _evict(self) -> None:
-        with os.scandir(self._folder) as entries:
-            found = sorted((entry.stat().st_mtime_ns, entry.path) for entry in entries if "." not in entry.name)
+        found = sorted(self._last_uses())
         for _, path in found[: max(0, len(found) - self._sizes.memory // self._sizes.page)]:
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    def _last_uses(self) -> Iterator[tuple[int, Path]]:
+        """Yields when each page was used, without those that another engine has just removed."""
+        for path in self._folder.iterdir():
+            with suppress(FileNotFoundError):
+                if not path.suffix:
+                    yield path.stat().st_mtime_ns, path
 
 
 class FileTier:

@@ -1,8 +1,9 @@
 """Four real vLLM engines behind a router that gives them the turns of chats in turn, whatever they have cached.
 
-A turn's prompt is that of the turn before, its answer and what the user says next. Between two turns of a chat all
-other chats take a turn, so an engine's own cache, which holds about five chats, has mostly lost it, and it was at
-another engine anyway. The systems get the same requests, one at a time, one system after the other.
+A turn's prompt is that of the turn before and 256 tokens more, which stand for its answer and for what the user says
+next. Between two turns of a chat all other chats take a turn. An engine's own cache holds four chats of the last turn
+and nine of the first; one turn in four comes to the engine that had the chat before. The systems get the same prompts,
+one at a time, one system after the other.
 """
 
 from __future__ import annotations
@@ -31,48 +32,48 @@ MEMORY = 384 << 20
 """Bytes of each system in total: more than all chats take at their end."""
 BLOCKS = 320
 """Blocks of 32 tokens in the cache of each engine."""
-CHATS = {Form.QUICK: 8, Form.WHOLE: 24}
-TURNS = {Form.QUICK: 3, Form.WHOLE: 6}
+CHATS, TURNS = 24, 6
 FIRST, MORE = 1030, 256
 """Tokens of a chat's first prompt, and those that each turn adds."""
+_SHORT = {Form.QUICK: "the short form leaves it out: sixteen engines take minutes to start"}
 
 Transfer = dict[str, Any] | None
 Prompt = list[int]
 
 
-class Request(msgspec.Struct, frozen=True):
+class ChatTurn(msgspec.Struct, frozen=True):
     """A turn of a chat, numbered from 0, and its whole prompt."""
 
     turn: int
     prompt: Prompt
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """What one engine did with a request: the tokens that it found in a cache, and the ms until the first token."""
+class TurnResult(msgspec.Struct, frozen=True):
+    """What one engine did with a turn: the tokens that it found in a cache, and the ms until the first token."""
 
-    request: Request
+    chat: ChatTurn
     cached: int
     first_token: float
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
-    """Yields what was found, the times and the memory; systems that cannot run are left out."""
-    if reason := reason_absent(NATIVE):
+    """Yields after each system the figures so far, of which the last ones count. Which cannot run is left out."""
+    if reason := reason_absent(NATIVE) or _SHORT.get(form, ""):
         yield Absent("router", "all", reason)
         return
     found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     model = llama(folder / "model", **SIZES)
-    figures = Tables()
+    figures = RouterFigures()
     for name, start in STARTS.items():
         try:
-            figures.add(name, *_served(start, form, folder, model))
+            figures.add(name, *_served(start, folder, model))
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever it is, the others race
             yield Absent("router", name, f"cannot serve: {str(error)[-500:]}")
-    yield from figures.lines()
+        yield from figures.lines()
 
 
-class Tables:
+class RouterFigures:
     """The figures of all systems. The places of two lists are of the same request, or of the same turn of all chats."""
 
     def __init__(self) -> None:
@@ -81,53 +82,55 @@ class Tables:
         self._found: dict[str, list[float]] = {}
         self._memory: dict[str, list[float]] = {}
 
-    def add(self, name: str, seen: Sequence[Seen], memory: float) -> None:
+    def add(self, name: str, seen: Sequence[TurnResult], memory: list[float]) -> None:
         """Adds what a system did."""
-        self._first[name] = [one.first_token for one in seen if not one.request.turn]
-        self._later[name] = [one.first_token for one in seen if one.request.turn]
-        self._memory[name] = [memory]
-        turns = sorted({one.request.turn for one in seen} - {0})
-        self._found[name] = [_found([one for one in seen if one.request.turn == turn]) for turn in turns]
+        self._first[name] = [one.first_token for one in seen if not one.chat.turn]
+        self._later[name] = [one.first_token for one in seen if one.chat.turn]
+        self._memory[name] = memory
+        turns = sorted({one.chat.turn for one in seen} - {0})
+        self._found[name] = [_found([one for one in seen if one.chat.turn == turn]) for turn in turns]
 
     def lines(self) -> Iterator[Line]:
         """Yields the figures."""
         yield Figures("router", "first turns: first token", "ms", "low", self._first)
         yield Figures("router", "later turns: first token", "ms", "low", self._later)
-        yield Figures("router", "later turns: tokens found, one value a turn", "%", "high", self._found)
-        yield Figures("router", "memory of all processes", "MiB", "low", self._memory)
+        yield Figures("router", "later turns: tokens found", "%", "high", self._found)
+        yield Figures("router", "memory taken from the machine", "MiB", "low", self._memory)
 
 
-def requests_of(form: Form) -> list[Request]:
-    """Returns the turns of all chats: all first ones, all second ones, and so on, each time in another order."""
+def turns_of_chats() -> list[list[ChatTurn]]:
+    """Returns the first turns of all chats, then the second ones, and so on, each time in another order."""
     numbers = random.Random(5)
-    chats: list[Prompt] = [_tokens(numbers, FIRST) for _ in range(CHATS[form])]
-    requests = []
-    for turn in range(TURNS[form]):
+    chats: list[Prompt] = [_tokens(numbers, FIRST) for _ in range(CHATS)]
+    turns = []
+    for turn in range(TURNS):
         if turn:
             chats = [[*chat, *_tokens(numbers, MORE)] for chat in chats]
-        requests += [Request(turn, chat) for chat in numbers.sample(chats, len(chats))]
-    return requests
+        turns.append([ChatTurn(turn, chat) for chat in numbers.sample(chats, len(chats))])
+    return turns
 
 
 def _tokens(numbers: random.Random, count: int) -> Prompt:
     return [numbers.randrange(10, VOCABULARY) for _ in range(count)]
 
 
-def _found(seen: Sequence[Seen]) -> float:
+def _found(seen: Sequence[TurnResult]) -> float:
     """Returns how many per cent of the prompts' tokens were cached."""
-    return 100 * sum(one.cached for one in seen) / sum(len(one.request.prompt) for one in seen)
+    return 100 * sum(one.cached for one in seen) / sum(len(one.chat.prompt) for one in seen)
 
 
-def _served(start: Start, form: Form, folder: Path, model: Path) -> tuple[list[Seen], float]:
-    """Runs a system. Returns what it did, and the MiB of memory that it took away from the machine at the end."""
-    before = _available()
+def _served(start: Start, folder: Path, model: Path) -> tuple[list[TurnResult], list[float]]:
+    """Runs a system. Returns what it did, and after each turn how many MiB of memory the machine has less."""
+    before, memory, seen = _available(), list[float](), list[TurnResult]()
     with ExitStack() as stack:
         name, transfers = start(folder, stack)
         engines = [_engine(f"{name}-{at}", model, transfer, stack) for at, transfer in enumerate(transfers)]
         for engine in engines:
             engine.ready()
-        seen = [_ask(engines[at % ENGINES], request) for at, request in enumerate(requests_of(form))]
-        return seen, (before - _available()) / 2**20
+        for turn in turns_of_chats():
+            seen += [_ask(engines[at % ENGINES], one) for at, one in enumerate(turn)]
+            memory.append((before - _available()) / 2**20)
+    return seen, memory
 
 
 def _engine(name: str, model: Path, transfer: Transfer, stack: ExitStack) -> Engine:
@@ -136,9 +139,9 @@ def _engine(name: str, model: Path, transfer: Transfer, stack: ExitStack) -> Eng
     return engine
 
 
-def _ask(engine: Engine, request: Request) -> Seen:
-    answer = engine.run([request.prompt])
-    return Seen(request, answer.cached[0], 1e3 * answer.first_tokens[0])
+def _ask(engine: Engine, chat: ChatTurn) -> TurnResult:
+    answer = engine.run([chat.prompt])
+    return TurnResult(chat, answer.cached[0], 1e3 * answer.first_tokens[0])
 
 
 def _available() -> int:

@@ -76,7 +76,9 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
     os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
     figures: dict[str, Figures] = {}
     yield Absent("serving", NATIVE, "from disk: the race gives it no file system tier in vLLM")
-    yield Absent("serving", NATIVE, "how often a convoy loads its prefix: only pagetier's daemon counts loads")
+    yield Absent(
+        "serving", "all but pagetier", "how often a convoy loads its prefix: nothing that the race can read counts it"
+    )
     with ExitStack() as stack:
         stage = stack.enter_context(_stage(folder, stack))
         if stage.server is None:

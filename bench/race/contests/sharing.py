@@ -27,7 +27,7 @@ PAGE, PAGE_TOKENS = 4096, 16
 SHARE = 20.0
 REQUESTS = {Form.QUICK: 1500, Form.WHOLE: 12_000}
 MOST_BLOCKS = 300_000
-"""Blocks of all requests of a trace: what is behind is left out."""
+"""Blocks of all requests of a trace: later requests are left out."""
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
@@ -38,7 +38,9 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
     for name in names:
         file, _, block = name.partition(":")
         trace = read_trace(Path(file), int(block or BLOCK_TOKENS))
-        yield from _found(Path(file).name.partition(".")[0], _first(trace, REQUESTS[form]), folder)
+        yield from _found(
+            file.removesuffix(".gz").removesuffix(".jsonl").rpartition("/")[2], _first(trace, REQUESTS[form]), folder
+        )
 
 
 def _found(title: str, trace: Trace, folder: Path) -> Iterator[Line]:

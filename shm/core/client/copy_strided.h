@@ -82,7 +82,7 @@ static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_
 /* Copies tokens [from, to) of one plane of a page. If the cache stores rows token by token, the copy goes token by token, a
  * few heads at once: the heads of a token are mostly adjacent there, and the processor prefetches what is accessed
  * sequentially, while scattered rows in the page cost little. (Head by head ran at 0.55 to 0.6 of memcpy's speed, this
- * order runs at 0.95 to 1.0.) If the cache stores whole blocks of a head, the copy goes head by head. */
+ * order at 0.95 to 1.0, both through the caches.) If the cache stores whole blocks of a head, the copy goes head by head. */
 static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
                                   enum pt_direction way)
 {
