@@ -51,8 +51,8 @@ def _head(race: Race) -> Iterator[str]:
     yield ""
     if any(isinstance(line, Figures) for line in race.lines):
         yield "Each number is the median of the rounds of one run, and in brackets its 95 % interval. The systems"
-        yield "alternate unless a contest says otherwise. A ratio is above 1 where pagetier is better; it is the median of"
-        yield "the rounds' ratios. With fewer than six rounds an interval holds less than 95 %. A picture shows the"
+        yield "alternate unless a contest says otherwise. A ratio is above 1 where pagetier is better; it is the median"
+        yield "of the rounds' ratios. With fewer than six rounds an interval holds less than 95 %. A picture shows the"
         yield "medians of each contest."
         yield ""
 
