@@ -100,6 +100,11 @@ def test_a_goal_is_missed_if_one_case_is_behind_and_open_if_none_is_certain() ->
     assert ends == ["met in all 2 cases.", "**missed**: x, from memory 0.5 x.", "undecided: x, from memory 1 to 1 x."]
 
 
+def test_a_table_of_pagetier_alone_has_no_column_of_a_rival() -> None:
+    text = document(race_of(Figures("serving", "loads of the prefix", "times", "low", {"pagetier": [1.0]})))
+    assert "| case | unit | pagetier |\n| -- | -- | -: |\n| loads of the prefix | times | 1 (1 to 1) |\n" in text
+
+
 def test_wrong_pages_calls_without_an_answer_and_absent_systems_are_shown() -> None:
     seen = Observation("burst", "pagetier", "1", Served(3, 2, 1), waited=0.25)
     silent = Observation("server_stopped", "pagetier", "1", unanswered=1)

@@ -65,6 +65,10 @@ class HostRank(Rank):
         self._until(lambda: not any(busy))
         return sum(map(len, busy))
 
+    def clear(self) -> bool:
+        """Does what SGLang's request to clear the store does, and returns whether SGLang takes it for done."""
+        return bool(self.cache.clear_storage_backend())
+
     def threads(self) -> int:
         """Returns how many of SGLang's threads for the store are alive."""
         controller = self.controller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -89,6 +90,40 @@ def test_pages_come_from_disk(daemon: DiskDaemon, kind: str) -> None:
         daemon.flush("memory")
         engine.reset()
         assert engine.restore(1, 6) == whole(spec, 6)
+
+
+@pytest.mark.parametrize("kind", ["mha", "swa", "mamba"])
+def test_clearing_drops_the_pages_of_this_model_only(daemon: DiskDaemon, kind: str) -> None:
+    spec = Spec(kind, 16, layout="page_first")
+    with SglangEngine(spec, daemon.socket) as engine, SglangEngine(spec, daemon.socket, weights="other") as other:
+        for one in (engine, other):
+            one.insert(1, 8)
+        daemon.save()
+        assert engine.clear() == [True]
+        for one in (engine, other):
+            one.reset()
+        assert not any(result.hit or result.loaded for result in engine.restore(1, 8))
+        assert other.restore(1, 8) == whole(spec, 8)
+        engine.insert(1, 8)
+        engine.reset()
+        assert engine.restore(1, 8) == whole(spec, 8), "what was cleared can be stored again"
+        assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_clearing_ends_if_the_daemon_does_not_answer(number: signal.Signals) -> None:
+    spec = Spec("mha", 16, layout="page_first")
+    with RunningDaemon() as daemon, SglangEngine(spec, daemon.socket) as engine:
+        engine.insert(1, 4)
+        daemon.signal(number)
+        began = time.monotonic()
+        assert engine.clear() == [True], "SGLang asks no backend whether it has cleared anything"
+        assert time.monotonic() - began < _WAIT_S
+        assert "may not be cleared" in engine.log and "Traceback" not in engine.log, engine.log
+        if number is signal.SIGSTOP:
+            daemon.signal(signal.SIGCONT)
+        else:
+            daemon.start()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -91,7 +91,7 @@ def _tables(figures: Sequence[Figures]) -> Iterator[list[Figures]]:
 
 def _table(figures: Sequence[Figures]) -> Iterator[str]:
     names = [name for name in _order(figures) if name != PAGETIER]
-    yield f"| case | unit | {PAGETIER} | " + " | ".join(f"{name} | ratio" for name in names) + " |"
+    yield f"| case | unit | {PAGETIER} |" + "".join(f" {name} | ratio |" for name in names)
     yield "| -- | -- | -: |" + " -: | -: |" * len(names)
     yield from (_row(one, names) for one in figures)
     yield ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
@@ -17,6 +17,8 @@ from pagetier.client.engines.sglang.storage_pages import Restorable, StoragePage
 from pagetier.client.engines.unsupported import log_unsupported
 
 log = logging.getLogger("pagetier.sglang")
+
+_CLEAR_S: Final = 10.0  # pages on disk are removed by the disk worker, between what it writes
 
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
@@ -126,9 +128,13 @@ class PagetierStorage(HiCacheStorage):
         return metrics
 
     def clear(self) -> None:
-        """Drops the pages of this namespace from memory and disk, for all engines that share it."""
-        if self._pages is not None:
-            self._safely(None, self._pages.clear)
+        """Drops the pages of this model from memory and disk, for all engines that share them.
+
+        A line in the log says if some may be left: SGLang reports a success in any case.
+        """
+        left = self._safely([""], self._pages.clear, _CLEAR_S) if self._pages is not None else []
+        if left:
+            log.warning("some pages may not be cleared: they are in use, or the daemon did not answer in time")
 
     def close(self) -> None:
         """Leaves the daemon. SGLang calls it when the store is detached at run time."""

@@ -163,10 +163,10 @@ class StoragePages:
         _counted(self.stored, group, result.stored, began)
         return [code in _STORED for code in result.codes]
 
-    def clear(self) -> None:
-        """Drops all pages of the namespaces."""
-        for group in (self._opened() or {}).values():
-            self._client.flush(group.cache.namespace)
+    def clear(self, timeout: float) -> list[str]:
+        """Drops the pages of all pools, each within `timeout` seconds. Returns the pools that may have some left."""
+        groups = (self._opened() or {}).items()
+        return [pool for pool, group in groups if not self._client.flush(group.cache.namespace, timeout)]
 
     def close(self) -> None:
         """Closes the client."""
