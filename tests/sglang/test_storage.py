@@ -120,10 +120,11 @@ def test_clearing_ends_if_the_daemon_does_not_answer(number: signal.Signals) -> 
         assert engine.clear() == [True], "SGLang asks no backend whether it has cleared anything"
         assert time.monotonic() - began < _WAIT_S
         assert "may not be cleared" in engine.log and "Traceback" not in engine.log, engine.log
-        if number is signal.SIGSTOP:
-            daemon.signal(signal.SIGCONT)
-        else:
+        if number is signal.SIGKILL:
+            daemon.wait()
             daemon.start()
+        else:
+            daemon.signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
