@@ -8,7 +8,6 @@ one at a time, one system after the other.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,10 +20,10 @@ from daemon_setup import Stage
 from race.contestants.cache import Sizes
 from race.contestants.lmcache_server import LmcacheServer
 from race.contestants.registry import LMCACHE, NATIVE, PAGETIER, reason_absent
-from race.contests.serving import CHUNK, CHUNK_BYTES, VLLM, lmcache_transfer
+from race.contests.serving import CHUNK, CHUNK_BYTES, VLLM, lmcache_transfer, set_environment
 from race.results import Absent, Figures, Form, Line
 from serving.compare import FRAME_BYTES, SIZES, native_transfer, our_transfer
-from serving.engine import ENVIRONMENT, Engine
+from serving.engine import Engine
 from serving.model import VOCABULARY, llama
 
 ENGINES = 4
@@ -35,7 +34,7 @@ BLOCKS = 320
 CHATS, TURNS = 24, 6
 FIRST, MORE = 1030, 256
 """Tokens of a chat's first prompt, and those that each turn adds."""
-_SHORT = {Form.QUICK: "the short form leaves it out: sixteen engines take minutes to start"}
+_SHORT = "the short form leaves it out: sixteen engines take minutes to start"
 
 Transfer = dict[str, Any] | None
 Prompt = list[int]
@@ -57,12 +56,11 @@ class TurnResult(msgspec.Struct, frozen=True):
 
 
 def measure(form: Form, folder: Path) -> Iterator[Line]:
-    """Yields after each system the figures so far, of which the last ones count. Which cannot run is left out."""
-    if reason := reason_absent(NATIVE) or _SHORT.get(form, ""):
+    """Yields after each system the figures so far; the last ones count. A system that cannot run is left out."""
+    if reason := reason_absent(NATIVE) or (_SHORT if form is Form.QUICK else ""):
         yield Absent("router", "all", reason)
         return
-    found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
+    set_environment()
     model = llama(folder / "model", **SIZES)
     figures = RouterFigures()
     for name, start in STARTS.items():

@@ -72,8 +72,7 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
     if reason := reason_absent(NATIVE):
         yield Absent("serving", "all", reason)
         return
-    found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
+    set_environment()
     figures: dict[str, Figures] = {}
     yield Absent("serving", NATIVE, "from disk: the race gives it no file system tier in vLLM")
     yield Absent(
@@ -89,6 +88,12 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
                     one = figures.setdefault(case, Figures("serving", case, unit, _best(unit), {}))
                     one.rounds.setdefault(NAMES[name], []).append(value)
             yield from figures.values()
+
+
+def set_environment() -> None:
+    """Sets the environment of the engines, which find the modules of the race and log errors only."""
+    found = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.update(ENVIRONMENT | {"PYTHONPATH": found, "VLLM_LOGGING_LEVEL": "ERROR"})
 
 
 def _best(unit: str) -> str:

@@ -130,11 +130,14 @@ class PagetierStorage(HiCacheStorage):
     def clear(self) -> None:
         """Drops the pages of this model from memory and disk, for all engines that share them.
 
-        A line in the log says if some may be left: SGLang reports a success in any case.
+        The log says if some may be left: SGLang reports a success in any case.
         """
-        left = self._safely([""], self._pages.clear, _CLEAR_S) if self._pages is not None else []
+        left = self._safely([], self._pages.clear, _CLEAR_S) if self._pages is not None else []
         if left:
-            log.warning("some pages may not be cleared: they are in use, or the daemon did not answer in time")
+            log.warning(
+                "pages of %s may not be cleared, because they are in use or the daemon did not answer: clear again",
+                ", ".join(left),
+            )
 
     def close(self) -> None:
         """Leaves the daemon. SGLang calls it when the store is detached at run time."""
