@@ -23,7 +23,7 @@ PAGE = 100_000
 @contextmanager
 def worker_of(daemon: RunningDaemon, *before: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs `python -m pagetier.tiers.worker --connect` in a loop, as a service manager does; `before` runs the loop."""
-    path = str(daemon.socket.with_name("remote.sock"))
+    path = str(socket_of(daemon))
     loop = f'while "{sys.executable}" -m pagetier.tiers.worker --connect "{path}"; do sleep 0.1; done'
     with subprocess.Popen([*before, "sh", "-c", loop], start_new_session=True, stdin=subprocess.DEVNULL) as process:
         try:
@@ -37,7 +37,13 @@ def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     (tmp_path / "store").mkdir()
     more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
     with RunningDaemon("16MiB", "64KiB", *more) as daemon:
+        # The daemon is ready before this socket is, and no process can connect to it before its mode is set.
+        assert eventually(lambda: mode_of(socket_of(daemon)) == 0o600), daemon.log.read_text()
         yield daemon
+
+
+def socket_of(daemon: RunningDaemon) -> Path:
+    return daemon.socket.with_name("remote.sock")
 
 
 def standing(daemon: RunningDaemon) -> str:
@@ -53,8 +59,6 @@ def worker_pid(daemon: RunningDaemon) -> int:
 
 
 def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
-    # The daemon is ready before this socket is, and no process can connect to it before its mode is set.
-    assert eventually(lambda: mode_of(daemon.socket.with_name("remote.sock")) == 0o600)
     pages = np.random.default_rng(1).integers(0, 256, (3, PAGE), np.uint8)
     keys = namespace(lora="service").keys(range(48))
     with worker_of(daemon), daemon.client() as client:
@@ -75,7 +79,7 @@ def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) ->
     daemon = RunningDaemon("16MiB", "64KiB", *more)
     with worker_of(daemon), daemon:
         assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
-    assert not daemon.socket.with_name("remote.sock").exists()
+    assert not socket_of(daemon).exists()
 
 
 def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
@@ -86,7 +90,7 @@ def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
 
 @as_root
 def test_another_user_is_no_worker(daemon: RunningDaemon) -> None:
-    path = daemon.socket.with_name("remote.sock")
+    path = socket_of(daemon)
     path.chmod(0o666)
     daemon.socket.parent.chmod(0o755)
     code = f"s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); print(s.recv(10))"
