@@ -104,11 +104,11 @@ class Stream(Protocol):
     def record(self) -> Event:
         """Returns the point after everything that was enqueued so far. Raises DeviceError."""
 
-    def call_after_events(self, call: Callable[[], object]) -> bool:
+    def call_after_events(self, call: Callable[[Event], object]) -> bool:
         """Calls `call` each time an event has completed, in any thread.
 
         Args:
-            call: Never waits, and has no reference to the stream.
+            call: Gets the event. It never waits, and has no reference to the stream.
 
         Returns:
             False if the device cannot do it: then nothing is called, and the caller polls its events.

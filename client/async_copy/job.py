@@ -6,7 +6,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import msgspec
 
@@ -36,7 +36,13 @@ class CopyJob(ABC):
     """A store or load.
 
     Its abstract methods are for its stream queue, one thread at a time; the others are thread-safe.
+
+    Attributes:
+        has_work_after_each_piece: Whether completed() has to be called as soon as a piece is copied. If it is False,
+            this can wait until all pieces of the job that are in flight are copied.
     """
+
+    has_work_after_each_piece: ClassVar[bool]
 
     def __init__(self, after: object = None) -> None:
         """Copies start after `after`, an event of the engine; None to start at once."""

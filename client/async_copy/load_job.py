@@ -89,6 +89,8 @@ class LoadingJob(CopyJob):
         reason: Why the load failed, or empty.
     """
 
+    has_work_after_each_piece = False  # who needs a layer waits for its event
+
     def __init__(self, source: Source | None, layers: int, counts: Counts, after: object = None) -> None:
         super().__init__(after)
         self.pages = len(source.frames.table) if source else 0

@@ -93,6 +93,8 @@ class StoringJob(CopyJob):
         decided: Whether that is final.
     """
 
+    has_work_after_each_piece = True  # its pages become readable
+
     def __init__(
         self, resources: StoreResources, keys: Keys, transfers: tuple[Transfer, ...], after: object = None
     ) -> None:

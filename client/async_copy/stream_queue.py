@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
@@ -42,6 +43,27 @@ class Flight(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
     launched: float
 
+    def ends(self, following: Flight) -> bool:
+        """Returns whether there is work after this piece, before the following one is copied."""
+        return self.job is None or self.job.has_work_after_each_piece or following.job is not self.job
+
+
+class EventAlarm:
+    """Wakes a thread when the event comes that it waits for. It has no reference to the stream.
+
+    Attributes:
+        event: The event; None for none. It is set before the thread looks whether the event has come.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self.event: Event | None = None
+        self._wake = wake
+
+    def __call__(self, event: Event) -> None:
+        """Called after each event of a stream."""
+        if event is self.event:
+            self._wake()
+
 
 class StreamQueue:
     """The copies of one direction.
@@ -51,8 +73,9 @@ class StreamQueue:
     No wake-up is lost, so between two steps the thread sleeps until something changes. What step() looks at (a new job,
     a cancel, a response, an event, close()) is changed first, and then an element is put into the inbox; step() empties
     the inbox first, and then looks. So an element that step() has taken out was put after a change that this step sees,
-    and an element that it has not taken out ends the next wait_for_work() at once. What changes by time alone is in
-    _pause(). A stream that cannot call after its events is polled.
+    and an element that it has not taken out ends the next wait_for_work() at once. Of the events in flight only one
+    puts an element: the first after which there is work. step() chooses it at its end, and looks once more whether it
+    has come. What changes by time alone is in _pause(). A stream that cannot call after its events is polled.
 
     Attributes:
         broken: Why the device failed, or empty.
@@ -66,7 +89,8 @@ class StreamQueue:
         self.clock = clock
         self._stream, self._rate, self._cap, self._depth = stream, rate, cap, depth
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
-        self._polls = not stream.call_after_events(partial(self._inbox.put, None))
+        self._alarm = EventAlarm(partial(self._inbox.put, None))
+        self._polls = not stream.call_after_events(self._alarm)
         self._waiting: list[CopyJob] = []
         self._open: deque[CopyJob] = deque()
         self._in_flight: deque[Flight] = deque()
@@ -134,6 +158,7 @@ class StreamQueue:
         else:
             self._advance()
         self._forget_ended()
+        self._set_alarm()
         return self._pause(moved=began != (len(self._in_flight), len(self._waiting)))
 
     def abort(self, reason: str) -> None:
@@ -243,6 +268,25 @@ class StreamQueue:
             if not self._jobs:
                 self._changed.notify_all()
 
+    def _set_alarm(self) -> None:
+        """Lets the next event after which there is work wake the thread."""
+        if self._polls:
+            return
+        event = self._alarm.event = self._next_event()
+        if event is not None and _has_come(event):
+            self.wake()
+
+    def _next_event(self) -> Event | None:
+        """Returns the first event in flight after which there is work; None if nothing is in flight.
+
+        A load has work after the last of its pieces in flight. After the event of an engine there is the time to take.
+        """
+        flights = list(self._in_flight)
+        for flight, following in zip_longest(flights, flights[1:]):
+            if following is None or flight.ends(following):
+                return flight.event
+        return None
+
     def _pause(self, *, moved: bool) -> float | None:
         """Returns the seconds after which there may be work without a wake-up, or None if there is none."""
         now = self.clock()
@@ -253,6 +297,14 @@ class StreamQueue:
             self._poll_interval = _SHORTEST_S if moved else min(2 * self._poll_interval, _LONGEST_S)
             pauses.append(self._poll_interval)
         return min(pauses, default=None)
+
+
+def _has_come(event: Event) -> bool:
+    """Returns whether an event has completed or will not, because the device failed."""
+    try:
+        return event.done()
+    except DeviceError:
+        return True
 
 
 Drive: TypeAlias = Callable[[StreamQueue, str], object]

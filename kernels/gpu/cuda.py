@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
-from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
+from pagetier.kernels.device import Copy, DeviceError, Direction, Event, event_of
 from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Memcpy, Moves, Queue, StagedWay, Way, chosen
 from pagetier.kernels.gpu.cuda_driver import Driver
 from pagetier.kernels.gpu.launch import Grid
@@ -182,7 +182,7 @@ class CudaStream:
             self._driver.enter()
             return CudaEvent(self._queue.mark(), self._driver)
 
-    def call_after_events(self, call: Callable[[], object]) -> bool:
+    def call_after_events(self, call: Callable[[Event], object]) -> bool:
         """Implements Stream.call_after_events(). CUDA would hold up the stream during the call."""
         return False
 

@@ -13,7 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, event_of
+from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, Event, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
 from pagetier.shm.safe_event import SafeEvent
 
@@ -72,7 +72,7 @@ class _StreamThread:
     def __init__(self) -> None:
         self.tasks: SimpleQueue[_Task | HostEvent | None] = SimpleQueue()
         self.error = ""
-        self.after_event: Callable[[], object] | None = None
+        self.after_event: Callable[[Event], object] | None = None
         self.leaving = SafeEvent()
         self.ended = SafeEvent()
 
@@ -81,7 +81,7 @@ class _StreamThread:
             if isinstance(task, HostEvent):
                 task.come(self.error)
                 if self.after_event is not None:
-                    self.after_event()
+                    self.after_event(task)
             elif not self.error:
                 self._do(task)
         self.ended.set()
@@ -147,7 +147,7 @@ class HostStream:
         self._put(event)
         return event
 
-    def call_after_events(self, call: Callable[[], object]) -> bool:
+    def call_after_events(self, call: Callable[[Event], object]) -> bool:
         """Implements Stream.call_after_events(). The stream's thread calls it."""
         self._worker.after_event = call
         return True

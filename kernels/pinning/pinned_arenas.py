@@ -267,7 +267,7 @@ class _WatchedStream:
             self._arenas.recorded(self._used.pop(), self._name, event)
         return event
 
-    def call_after_events(self, call: Callable[[], object]) -> bool:
+    def call_after_events(self, call: Callable[[Event], object]) -> bool:
         return self._stream.call_after_events(call)
 
 

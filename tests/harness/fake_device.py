@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagetier.kernels.device import Copy, DeviceError, Direction, event_of
+from pagetier.kernels.device import Copy, DeviceError, Direction, Event, event_of
 from pagetier.kernels.host.copy import gather, scatter
 
 
@@ -65,7 +65,7 @@ class FakeStream:
     direction: Direction
     todo: deque[Step | FakeEvent | EngineEvent] = field(default_factory=deque)
     unconfirmed: set[int] = field(default_factory=set)
-    after_event: Callable[[], object] = lambda: None
+    after_event: Callable[[Event], object] = lambda event: None
 
     def after(self, event: object) -> None:
         self.device.check()
@@ -85,7 +85,7 @@ class FakeStream:
         assert isinstance(event, FakeEvent)
         return event
 
-    def call_after_events(self, call: Callable[[], object]) -> bool:
+    def call_after_events(self, call: Callable[[Event], object]) -> bool:
         self.after_event = call
         return True
 
@@ -106,7 +106,7 @@ class FakeStream:
         if self.direction is Direction.STORE and not self.device.dead:
             self.device.confirmed |= self.unconfirmed
         self.unconfirmed = set()
-        self.after_event()
+        self.after_event(event)
 
 
 class FakeDevice:

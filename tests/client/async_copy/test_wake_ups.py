@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +12,12 @@ import pytest
 
 from copying_engine import LAYERS, LONG_S, Engine, slots_of
 from copying_world import PAGE_BLOCKS, Process, World, keys_of
-from fake_device import FakeStream
-from pagetier.client import Client, StoreHandle
+from fake_device import EngineEvent, FakeStream
+from pagetier.client import Client, LoadHandle, Match, StoreHandle
+from pagetier.client.async_copy import copier
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
-from pagetier.kernels.device import Direction
+from pagetier.kernels.device import Direction, Event
 from pagetier.kernels.host.host_device import HostDevice, HostEvent
 from pagetier.shm.daemon_link import LinkError
 from seeded_random import chance
@@ -144,8 +146,8 @@ def test_an_event_has_come_when_it_wakes_a_queue() -> None:
     stream, seen, called = HostDevice().stream(Direction.LOAD), [], threading.Event()
     events: list[HostEvent] = []
 
-    def look() -> None:
-        seen.append(events[0].done())
+    def look(event: Event) -> None:
+        seen.append(event is events[0] and event.done())
         called.set()
 
     stream.call_after_events(look)
@@ -213,6 +215,76 @@ def test_a_stream_that_cannot_call_is_polled(world: World, monkeypatch: pytest.M
     assert all(pause is not None and 0 < pause <= 1e-3 for pause in pauses) and pauses[-1] == 1e-3
     process.device.advance_all()
     assert process.lanes[0].step() is None
+
+
+def loading(process: Process) -> LoadHandle:
+    with process.session.match(Match, None, keys_of(2).data) as match:
+        return process.copier.load(match, process.cache.slots(list(range(3 * PAGE_BLOCKS))))
+
+
+def test_the_layers_of_a_load_wake_its_queue_once(world: World, process: Process) -> None:
+    world.store_elsewhere(2, 3, PAGE)
+    queue, load = process.lanes[1], loading(process)
+    assert queue.step() is None and queue._inbox.empty()
+    assert process.device.advance_all() and queue._inbox.qsize() == 1
+    assert queue.step() is None and load.ended and queue._inbox.empty()
+
+
+def test_the_end_of_each_load_wakes_its_queue(world: World, process: Process) -> None:
+    world.store_elsewhere(2, 3, PAGE)
+    queue, (one, other) = process.lanes[1], (loading(process), loading(process))
+    queue.step()
+    while queue._inbox.empty():
+        assert process.device.streams[1].advance()
+    queue.step()
+    assert one.ended and not other.ended
+
+
+def test_the_event_of_an_engine_wakes_its_queue(process: Process) -> None:
+    """Otherwise the time until this event would count as the time of the copies."""
+    event, queue = EngineEvent(), process.lanes[0]
+    process.copier.store(keys_of(1, 1), process.cache.slots(list(range(PAGE_BLOCKS))), after=event)
+    queue.step()
+    process.answer()
+    queue.step()
+    assert not process.device.advance_all() and queue._inbox.empty()
+    event.came = True
+    while queue._inbox.empty():
+        assert process.device.streams[0].advance()
+    assert process.device.frames_of(Direction.STORE), "the copies have not begun"
+
+
+def step_if_awake(world: World, queue: StreamQueue, due: float) -> float:
+    """Steps as the thread of a queue does, and returns when it wakes by itself."""
+    if queue._inbox.empty() and world.now < due:
+        return due
+    pause = queue.step()
+    return math.inf if pause is None else world.now + pause
+
+
+@pytest.mark.parametrize("turn", range(20))
+def test_a_queue_that_sleeps_has_no_work(world: World, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+    """Loads of two layers, with room for one to three of their pieces; a limit leaves cancelled loads half enqueued."""
+    rng, due, loads = chance(), -math.inf, []
+    monkeypatch.setattr(copier, "_LAYERS_IN_ADVANCE", int(rng.integers(1, 4)))
+    limit = int(rng.choice([0, 3 * PAGE]))
+    process = Process(world, msgspec.structs.replace(COPYING, load_bandwidth=limit))
+    world.store_elsewhere(2, 3, PAGE)
+    for move in rng.choice(["load", "cancel", "copy", "time", "step", "step"], 200):
+        if move == "load":
+            loads.append(loading(process))
+        elif move == "cancel" and loads:
+            rng.choice(loads).cancel()
+        elif move == "copy":
+            process.device.streams[1].advance()
+        elif move == "time":
+            world.now += rng.exponential()
+        else:
+            due = step_if_awake(world, process.lanes[1], due)
+    while process.device.advance_all() or not process.lanes[1]._inbox.empty() or due < math.inf:
+        world.now = max(world.now, due) if due < math.inf else world.now
+        due = step_if_awake(world, process.lanes[1], due)
+    assert loads and all(load.ended for load in loads)
 
 
 @pytest.fixture
