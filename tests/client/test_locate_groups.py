@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -173,6 +174,7 @@ def test_pages_that_came_since_the_match_count(hosts: Hosts) -> None:
 
 def test_nothing_is_asked_if_nothing_lacks(hosts: Hosts) -> None:
     placed = [hosts.place(FullAttention(16), "complete", range(_TOKENS // 16), [])]
+    time.sleep(1.5)  # until the report has the questions of earlier tests
     before = asked(hosts)
     location = hosts.located(placed)
     assert location.ready and location.longest_hit() is None and asked(hosts) == before
@@ -193,7 +195,7 @@ def test_pages_in_memory_on_disk_and_in_the_fleet_make_one_hit(hosts: Hosts, tmp
     group, disk = FullAttention(16), ("--disk-path", str(tmp_path / "disk"), "--disk-size", "64MiB")
     with ExitStack() as stack:
         store = hosts.first.report.url
-        second = FleetHost(store, stack, "--remote-write", "never", *disk, arena=_ARENA)
+        second = FleetHost(store, stack, "--remote-write", "never", *PATIENT, *disk, arena=_ARENA)
         assert eventually(lambda: second.daemon.snapshot().disk.standing is Standing.OPEN, _FROM_FLEET_S)
         three_tiers = Hosts(hosts.first, second)
         three_tiers.place(group, "tiers", range(4, 8), range(8, 12))

@@ -10,7 +10,7 @@ from anonymous_segments import DAY_NS
 from index_with_disk import Place, key
 from pagetier.shm._core import KEY_BYTES, IdleResult, Pins, TierFlag, WriteResult
 
-ANY_NS, IDLE_NS = 0, 20_000_000
+ANY_NS, IDLE_NS = 0, 200_000_000
 PLENTY = 1000
 
 

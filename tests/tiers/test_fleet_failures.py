@@ -20,7 +20,7 @@ from pagetier.tiers.fleet.store_calls import MOST_CALLS
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
 
-TIMEOUT_S = 0.3
+TIMEOUT_S = 1.0
 SLACK_S = 0.4  # of a busy machine
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
@@ -56,7 +56,7 @@ def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet) -> 
     with lasts(TIMEOUT_S + SLACK_S, TIMEOUT_S):
         result, _ = read_from(opened.fleet, page)
     assert result.outcome is ReadOutcome.FAILED
-    assert result.reason == "the store did not answer within 0.3 s"
+    assert result.reason == "the store did not answer within 1 s"
     state = opened.fleet.state()
     assert (state.calls, state.late) == (1, 1)
     assert state.lent_bytes > page.size, "the buffer of a call that has not returned was given to others"
@@ -108,10 +108,10 @@ def test_a_read_that_fails_after_half_of_its_time_is_not_retried(opened: OpenedF
 
 def test_a_retry_has_no_more_time_than_the_first_call_had(opened: OpenedFleet) -> None:
     opened.store_all(outgoing(5))
-    FaultyStore.before.append(lambda call: time.sleep(0.4 * TIMEOUT_S))
+    FaultyStore.before.append(lambda call: time.sleep(0.3 * TIMEOUT_S))
     fail("get", 1)
     FaultyStore.before.append(lambda call: FaultyStore.hangs.add("get"))
-    with lasts(TIMEOUT_S + 0.1, TIMEOUT_S):
+    with lasts(1.25 * TIMEOUT_S, TIMEOUT_S):
         assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
 
 
@@ -121,7 +121,7 @@ def test_a_hung_write_fails_in_time(opened: OpenedFleet, call: str) -> None:
     with lasts(2 * TIMEOUT_S + SLACK_S):
         written = opened.fleet.write([], outgoings(range(40)))
     assert written.stored == (False,) * 40
-    assert set(written.reasons) == {"the store did not answer within 0.3 s"}
+    assert set(written.reasons) == {"the store did not answer within 1 s"}
 
 
 def test_a_failing_put_ends_the_batch(opened: OpenedFleet) -> None:
@@ -212,7 +212,7 @@ def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet) -> None:
     FaultyStore.hangs = {"get"}
     read_from(opened.fleet, page)
     FaultyStore.hangs = set()
-    with lasts(TIMEOUT_S + 0.1):
+    with lasts(TIMEOUT_S + SLACK_S):
         result, _ = read_from(opened.fleet, page)
     assert "all bounce buffers are in use" in result.reason
     FaultyStore.released.set()
@@ -233,8 +233,8 @@ def test_writes_wait_while_a_read_is_late(opened: OpenedFleet) -> None:
     FaultyStore.hangs = {"get"}
     reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
     reader.start()
-    time.sleep(0.2)
-    threading.Timer(0.5, FaultyStore.released.set).start()
+    time.sleep(0.5)  # until it reads
     with lasts(5.0, 0.4):
+        threading.Timer(0.5, FaultyStore.released.set).start()
         slow.store_all(outgoing(13))
     reader.join()

@@ -46,7 +46,9 @@ def test_the_requests_of_a_killed_client_are_replayed_by_the_others(tmp_path: Pa
 def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=5))
     with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as observer:
-        with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--page-bytes", 16384) as process:
+        with replaying(
+            trace, "--socket", daemon.socket, "--clients", 2, "--page-bytes", 16384, "--pace", 300
+        ) as process:
             until_granted(300, observer, process)
             daemon.kill()
             time.sleep(0.02)  # the clients continue without a daemon, but must find the next one

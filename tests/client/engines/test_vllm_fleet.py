@@ -26,7 +26,7 @@ from simulated_hosts import LONG_S, Fleet, two_hosts
 PAGE = 8
 PROMPT = list(range(40 * PAGE + 1))
 ASK_S, READ_S = 0.05, 0.4  # how long requests wait where that is tested
-LATE_S = 0.2  # by which a step of the test may be late
+LATE_S = 1.0  # by which a step of the test may be late
 FULL = (FullAttention(PAGE),)
 MODELS: dict[str, tuple[Group, ...]] = {
     "full": FULL,
@@ -98,7 +98,7 @@ def test_an_engine_that_announces_no_arrivals_asks_at_the_first_match(fleet: Fle
 def test_requests_with_the_same_prefix_read_it_once(fleet: Fleet) -> None:
     engine = fleet.engine(FULL)
     engine.share(PROMPT)
-    time.sleep(1.1)  # until the report has the reads of earlier tests
+    time.sleep(1.5)  # until the report has the reads of earlier tests
     read = fleet.second.report.read
     names = [f"r{number}" for number in range(8)]
     for number, name in enumerate(names):
@@ -148,7 +148,8 @@ def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> 
             engine.arrive(name, own(len(asked)))
             asked.append(engine.half._tracked[name].fleet is not None)
             assert engine.wait(name) < ASK_S + LATE_S
-        assert asked[:3] == [True] * 3 and not any(asked[4:]), "until the breaker has opened"
+            assert len(asked) != 3 or eventually(lambda: not fleet.second.asks), "the breaker has not opened"
+        assert asked == [True] * 3 + [False] * 5
         assert not fleet.second.asks
         engine.run()
         fleet.end_delays()
@@ -160,7 +161,7 @@ def test_a_store_that_hangs_in_reads_delays_a_request_within_its_timeout(slow: F
     slow.delay(3.0, "delay-get")
     engine.arrive("one", PROMPT)
     assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
-    assert READ_S - LATE_S < engine.wait("one") < READ_S + LATE_S
+    assert engine.wait("one") < READ_S + LATE_S
     assert not engine.vllm.requests["one"].external
     engine.run()
 
@@ -254,7 +255,7 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
 def test_a_request_does_not_wait_for_pages_that_the_gpu_has(slow: Fleet) -> None:
     engine = slow.engine(FULL, least=4 * PAGE)
     engine.share(PROMPT)
-    slow.delay(0.05, "delay-get")
+    slow.delay(0.3, "delay-get")
     one = engine.arrive("one", PROMPT)
     assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
     assert engine.half.matched(one, 36 * PAGE) is None

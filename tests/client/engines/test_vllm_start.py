@@ -220,6 +220,7 @@ def test_one_line_says_what_was_tried_and_what_to_do_without_a_daemon(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = opened(model(tmp_path / "model"), tmp_path / "none.sock")
+    assert eventually(waits_for(caplog, 1))
     (line,) = lines_of(caplog)
     assert f"pagetier is not attached: {tmp_path / 'none.sock'}: No such file" in line
     assert "pagetierd" in line and '"socket"' in line
