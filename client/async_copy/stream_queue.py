@@ -9,15 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import zip_longest
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias
 
-import msgspec
-
+from pagetier.client.async_copy.flights import EventAlarm, Flight
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.throttle import BandwidthCap, Rate
-from pagetier.kernels.device import DeviceError, Event, Stream
+from pagetier.kernels.device import DeviceError, Stream
 from pagetier.shm.timed_get import get_in_time
 
 log = logging.getLogger("pagetier.client")
@@ -26,43 +24,6 @@ _SHORTEST_S: Final = 50e-6
 _LONGEST_S: Final = 1e-3
 # Copies in flight on the streams of these queues may still run, although no thread follows them.
 _abandoned: Final[list[StreamQueue]] = []
-
-
-class Flight(msgspec.Struct, frozen=True, eq=False):
-    """A piece that was enqueued. Without a job it is the event after which the copies of a job start.
-
-    Attributes:
-        job: The job of the piece, or None.
-        event: Completes when the piece is copied.
-        nbytes: The bytes of the piece.
-        launched: When it was enqueued, by the queue's clock.
-    """
-
-    job: CopyJob | None
-    event: Event
-    nbytes: int
-    launched: float
-
-    def ends(self, following: Flight) -> bool:
-        """Returns whether there is work after this piece, before the following one is copied."""
-        return self.job is None or self.job.has_work_after_each_piece or following.job is not self.job
-
-
-class EventAlarm:
-    """Wakes a thread when the event comes that it waits for. It has no reference to the stream.
-
-    Attributes:
-        event: The event; None for none. It is set before the thread looks whether the event has come.
-    """
-
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self.event: Event | None = None
-        self._wake = wake
-
-    def __call__(self, event: Event) -> None:
-        """Called after each event of a stream."""
-        if event is self.event:
-            self._wake()
 
 
 class StreamQueue:
@@ -158,7 +119,8 @@ class StreamQueue:
         else:
             self._advance()
         self._forget_ended()
-        self._set_alarm()
+        if not self._polls:
+            self._alarm.set(self._in_flight)
         return self._pause(moved=began != (len(self._in_flight), len(self._waiting)))
 
     def abort(self, reason: str) -> None:
@@ -268,25 +230,6 @@ class StreamQueue:
             if not self._jobs:
                 self._changed.notify_all()
 
-    def _set_alarm(self) -> None:
-        """Lets the next event after which there is work wake the thread."""
-        if self._polls:
-            return
-        event = self._alarm.event = self._next_event()
-        if event is not None and _has_come(event):
-            self.wake()
-
-    def _next_event(self) -> Event | None:
-        """Returns the first event in flight after which there is work; None if nothing is in flight.
-
-        A load has work after the last of its pieces in flight. After the event of an engine there is the time to take.
-        """
-        flights = list(self._in_flight)
-        for flight, following in zip_longest(flights, flights[1:]):
-            if following is None or flight.ends(following):
-                return flight.event
-        return None
-
     def _pause(self, *, moved: bool) -> float | None:
         """Returns the seconds after which there may be work without a wake-up, or None if there is none."""
         now = self.clock()
@@ -297,14 +240,6 @@ class StreamQueue:
             self._poll_interval = _SHORTEST_S if moved else min(2 * self._poll_interval, _LONGEST_S)
             pauses.append(self._poll_interval)
         return min(pauses, default=None)
-
-
-def _has_come(event: Event) -> bool:
-    """Returns whether an event has completed or will not, because the device failed."""
-    try:
-        return event.done()
-    except DeviceError:
-        return True
 
 
 Drive: TypeAlias = Callable[[StreamQueue, str], object]
