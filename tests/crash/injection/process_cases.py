@@ -31,7 +31,7 @@ from running_daemon import START_S
 SLACK_S: Final = 0.5
 """The delay that a machine with two shared cores may add to a timeout, in seconds."""
 _STRIKES_S: Final = 8.0
-_BACK_S: Final = 5.0
+_BACK_S: Final = 1.0
 
 
 def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:

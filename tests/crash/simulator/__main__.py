@@ -87,6 +87,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 @click.option("--engine-deaths", type=int, default=0, help="Minimum of engine deaths before the run ends.")
 @click.option("--daemon-deaths", type=int, default=0, help="Minimum of daemon deaths before the run ends.")
 @click.option("--disk-reads", type=int, default=0, help="Minimum of pages read from disk before the run ends.")
+@click.option("--fleet-reads", type=int, default=0, help="Minimum of pages read from a fleet before the run ends.")
 @click.pass_obj
 def crash(options: Options, /, minutes: float, round_: float | None, names: tuple[str, ...], **enough: int) -> None:
     """Kill engines, daemons and disk workers at random moments.

@@ -63,7 +63,9 @@ class Tally(msgspec.Struct):
     def work(self) -> Counter[str]:
         """The counts of which a run may require a minimum."""
         deaths = Counter(engine_deaths=self.engine_deaths, daemon_deaths=self.daemon_deaths)
-        return deaths + Counter(rounds=self.rounds, disk_reads=self.pages["disk_read"])
+        return deaths + Counter(
+            rounds=self.rounds, disk_reads=self.pages["disk_read"], fleet_reads=self.pages["fleet read"]
+        )
 
     def __str__(self) -> str:
         deaths = f"{self.engine_deaths} engine and {self.daemon_deaths} daemon deaths"

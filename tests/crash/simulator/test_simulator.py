@@ -130,7 +130,8 @@ def test_random_deaths_break_no_promise(tmp_path: Path) -> None:
 
 
 def test_random_deaths_on_two_hosts_with_a_fleet_break_no_promise(tmp_path: Path) -> None:
-    run = Run(tmp_path, *CRASH, "--round=4", "--scene=fleet")
+    enough = ("--round=4", "--engine-deaths=1", "--daemon-deaths=1", "--fleet-reads=1")
+    run = Run(tmp_path, *CRASH, *enough, "--scene=fleet")
     assert run.code == 0 and not run.kinds, run.output
     tally = run.report.tally
     assert tally.pages["fleet read"] and tally.engine_deaths and tally.daemon_deaths, run.output
