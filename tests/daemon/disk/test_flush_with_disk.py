@@ -106,8 +106,8 @@ def test_a_flush_to_disk_fails_while_no_worker_can_start(daemon: DiskDaemon, eng
 def test_a_flush_to_disk_fails_while_the_worker_is_stopped(
     daemon: DiskDaemon, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.store(range(10))
     daemon.kill_worker(signal.SIGSTOP)
+    engine.store(range(10))
     with monkeypatch.context() as patch:
         patch.setattr("pagetier.daemon.cli.flush._STALLED_S", 0.5)
         result = daemon.pagetier("flush", "--to-disk")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from eventually import eventually
-from fleet_host import FleetHost, keys_of, pages_of
+from fleet_host import PATIENT, FleetHost, keys_of, pages_of
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.check_host import check_folder
 from small_file_systems import small_file_system
@@ -67,7 +67,7 @@ def test_a_folder_whose_file_system_is_gone_closes_the_fleet(stack: ExitStack, t
     target.mkdir()
     mount(disk, target)
     stack.callback(unmount, target)
-    host = FleetHost(f"file://{target}/pages", stack)
+    host = FleetHost(f"file://{target}/pages", stack, *PATIENT)
     share_each(host, "a", "b", "c")
     unmount(target)
     load_until_closed(host, "a", "b", "c")
@@ -89,7 +89,7 @@ def test_a_mount_point_is_no_folder_of_a_fleet() -> None:
 def test_a_full_store_closes_the_fleet(stack: ExitStack) -> None:
     with small_file_system("1m") as disk:
         (disk / "pages").mkdir()
-        host = FleetHost(f"file://{disk}/pages", stack)
+        host = FleetHost(f"file://{disk}/pages", stack, *PATIENT)
         names = (f"filling {number}" for number in itertools.count())
 
         def has_opened() -> bool:
@@ -103,7 +103,7 @@ def test_a_full_store_closes_the_fleet(stack: ExitStack) -> None:
 
 
 def test_a_store_that_lists_but_does_not_serve_closes_the_fleet(stack: ExitStack, tmp_path: Path) -> None:
-    host = FleetHost(f"python://faulty_store:unreadable_folder?folder={tmp_path}", stack)
+    host = FleetHost(f"python://faulty_store:unreadable_folder?folder={tmp_path}", stack, *PATIENT)
     share_each(host, "a", "b", "c")
     (tmp_path / "unreadable").touch()
     load_until_closed(host, "a", "b", "c")
@@ -111,7 +111,7 @@ def test_a_store_that_lists_but_does_not_serve_closes_the_fleet(stack: ExitStack
 
 
 def test_objects_of_another_version_are_misses_and_stay(stack: ExitStack, tmp_path: Path) -> None:
-    host = FleetHost(f"file://{tmp_path}", stack)
+    host = FleetHost(f"file://{tmp_path}", stack, *PATIENT)
     share_each(host, "a")
     (path,) = tmp_path.glob("pagetier/*/*")
     data = bytearray(path.read_bytes())

@@ -54,7 +54,7 @@ async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
     asked.ask()
     while not asked.sizes:
         await asyncio.sleep(0.005)
-    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE] and 0.04 < loop.time() - began < 0.15
+    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE] and loop.time() - began > 0.04
     asked.locates.found(Found(asked.commands[0].number, b"\1" * 16, ""))
     assert len(asked.sizes) == 1
 

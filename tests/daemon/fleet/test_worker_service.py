@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from eventually import eventually
+from fleet_host import PATIENT
 from other_users import MALLORY, as_root, output_as
 from running_daemon import RunningDaemon, namespace
 
@@ -35,7 +36,7 @@ def worker_of(daemon: RunningDaemon, *before: str) -> Iterator[subprocess.Popen[
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[RunningDaemon]:
     (tmp_path / "store").mkdir()
-    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
+    more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service", *PATIENT)
     with RunningDaemon("16MiB", "64KiB", *more) as daemon:
         # The daemon is ready before this socket is, and no process can connect to it before its mode is set.
         assert eventually(lambda: mode_of(socket_of(daemon)) == 0o600), daemon.log.read_text()
