@@ -117,9 +117,10 @@ class DiskDaemon(RunningDaemon):
         """Returns the PID of the disk worker, 0 if there is none."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         for pid in map(int, children.read_text().split()):
-            if b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                self._workers.add(pid)
-                return pid
+            with suppress(OSError):  # it has just ended
+                if b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    self._workers.add(pid)
+                    return pid
         return 0
 
     def kill_worker(self, number: signal.Signals = signal.SIGKILL) -> int:
@@ -180,8 +181,9 @@ class DiskDaemon(RunningDaemon):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.process is not None and self.process.poll() is None and self.worker():
-            self.kill_worker(signal.SIGCONT)
+        if self.process is not None and self.process.poll() is None and (pid := self.worker()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         super().__exit__(kind, error, trace)
         if error is None:
             assert eventually(lambda: not any(map(_is_worker, self._workers))), "a worker was left"

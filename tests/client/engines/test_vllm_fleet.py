@@ -241,6 +241,7 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     engine.arrive("one", PROMPT)
     engine.wait("one")
     assert eventually(lambda: slow.second.report.rate > 0)
+    slow.delay(3.0, "delay-get")  # so that no page comes while the requests are asked about
     for name, measured_s in (("never", 1000.0), ("again", 0.0)):
         monkeypatch.setattr(fleet_reads, "_MEASURED_S", measured_s)
         engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * PAGE, LONG_S)
@@ -249,6 +250,7 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
         assert read is not None and eventually(lambda: read.ended or read.hit is not None, LONG_S)  # noqa: B023
         assert (read.hit is not None) == (name == "again")
         assert engine.half.matched(one, 0) == 0, "it cannot come in time"
+    slow.end_delays()
     engine.run()
 
 

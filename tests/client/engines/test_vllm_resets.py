@@ -146,6 +146,6 @@ def test_a_reset_does_not_wait_for_the_daemon() -> None:
         began = time.monotonic()
         for _ in range(50):
             half.renew()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 5.0
         half.close()
         daemon.signal(signal.SIGCONT)
