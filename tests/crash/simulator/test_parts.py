@@ -213,6 +213,9 @@ def test_a_run_continues_until_the_required_counts_are_reached() -> None:
     assert not enough <= tally.work
     tally.pages["disk_read"] = 3
     assert enough <= tally.work and Counter(rounds=0) <= Tally().work
+    assert not Counter(fleet_reads=1) <= tally.work
+    tally.pages["fleet read"] = 1
+    assert Counter(fleet_reads=1) <= tally.work
 
 
 def test_a_schedule_keeps_its_mean_intervals() -> None:
