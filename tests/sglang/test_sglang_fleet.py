@@ -135,6 +135,7 @@ def test_hicache_finds_what_another_host_has_stored(hosts: tuple[FleetHost, Flee
     with SglangEngine(spec, there.daemon.socket, timeout=10.0) as engine:
         # An answer of the fleet that comes after 50 ms is a miss, as it may be on a busy machine.
         assert eventually(lambda: engine.reset() and engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
+        assert tokens_by_tier(there)[2] >= PAGE * PAGES, "another rank may find the pages on their way"
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
 
 

@@ -16,7 +16,8 @@ from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.engine_groups import EngineGroup, hashes_of
-from pagetier.client.group_match import GroupKeys
+from pagetier.client.engines.sglang.tier_counts import by_tier
+from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match
@@ -71,18 +72,24 @@ class StoragePages:
         self.stored: deque[CopiedBatch] = deque(maxlen=_MOST_BATCHES)
 
     def count(self, keys: Sequence[str], extra: Any) -> int:
-        """Returns how many pages, from the first on, any tier has. Those that are not in memory are read for load()."""
+        """Returns how many pages, from the first on, any tier has. Those that are not in memory are read for load().
+
+        It counts as a lookup.
+        """
         groups = self._opened()
         if groups is None:
             return 0
         asked = _keys(groups[FULL], keys, extra)
-        memory, available = self._available(asked)
-        self._read(asked[:available], memory)
-        kind = FullAttention(asked.namespace.page_tokens)
-        return max(available, self._from_fleet((GroupKeys(kind, asked),)))
+        prompt = (_whole(asked),)
+        with self._client.find_groups(prompt) as found:
+            memory, available = _pages(found, asked)
+            self._read(asked[:available], memory)
+            pages = max(available, self._from_fleet(prompt))
+            self._count_lookup(found, pages, asked)
+        return pages
 
     def restorable(self, keys: Sequence[str], transfers: Sequence[Any], extra: Any) -> Restorable:
-        """Returns the prefixes for which all pools have what they need, in any tier.
+        """Returns the prefixes for which all pools have what they need, in any tier. It counts as a lookup.
 
         Of those that need the fleet, it is the longest one only.
 
@@ -96,7 +103,19 @@ class StoragePages:
         if groups is None:
             return Restorable()
         asked = _keys(groups[FULL], keys, extra)
-        memory, pages = self._available(asked)
+        prompt = _group_keys(groups, asked, hashes_of(keys), transfers)
+        with self._client.find_groups(prompt) as found:
+            here = self._here(groups, asked, keys, transfers)
+            longest, fleet = max(here.lengths, default=0), self._from_fleet(prompt)
+            self._count_lookup(found, max(longest, fleet), asked)
+        if fleet > longest:
+            return Restorable((*here.lengths, fleet), dict.fromkeys(here.by_pool, fleet))
+        return here
+
+    def _here(self, groups: Groups, asked: Keys, keys: Sequence[str], transfers: Sequence[Any]) -> Restorable:
+        """Returns the prefixes that memory and disk have, and begins to read what is on disk only."""
+        with self._client.find_groups((_whole(asked),)) as found:
+            memory, pages = _pages(found, asked)
         hashes, by_pool = hashes_of(keys[:pages]), {FULL: pages}
         legal = np.ones(pages, bool)
         for transfer in transfers:
@@ -109,9 +128,6 @@ class StoragePages:
         if lengths:
             self._read(asked[: lengths[-1]], memory)
             self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
-        longest = self._from_fleet(_group_keys(groups, asked, hashes_of(keys), transfers))
-        if longest > max(lengths, default=0):
-            return Restorable((*lengths, longest), dict.fromkeys(by_pool, longest))
         return Restorable(tuple(lengths), by_pool)
 
     def _from_fleet(self, asked: tuple[GroupKeys, ...]) -> int:
@@ -134,22 +150,20 @@ class StoragePages:
             return hit.tokens // asked[0].group.page_tokens
 
     def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
-        """Loads pages with full attention, and returns how many, from the first on."""
+        """Loads pages with full attention, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
-        if groups is None:
-            return 0
-        group, began = groups[FULL], time.monotonic()
-        with self._client.match(_keys(group, keys, extra)) as match:
-            pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
-        return _counted(self.loaded, group, pages, began)
+        return self._load(groups[FULL], _keys(groups[FULL], keys, extra), indices) if groups is not None else 0
 
     def load_pool(self, name: str, keys: Sequence[str], indices: Any) -> int:
         """Loads pages of any pool, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
-        if groups is None or not keys:
+        return self._load(groups[name], groups[name].keys(hashes_of(keys)), indices) if groups is not None else 0
+
+    def _load(self, group: EngineGroup, keys: Keys, indices: Any) -> int:
+        if not keys:
             return 0
-        group, slots, began = groups[name], _slots(groups[name], indices), time.monotonic()
-        with self._found(group.keys(hashes_of(keys))) as match:
+        slots, began = _slots(group, indices), time.monotonic()
+        with self._found(keys) as match:
             pages = group.cache.copies.load(match, slots, 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
@@ -172,10 +186,11 @@ class StoragePages:
         """Closes the client."""
         self._client.close()
 
-    def _available(self, keys: Keys) -> tuple[int, int]:
-        """Returns how many pages, from the first on, are in memory, and how many are in memory or on disk."""
-        with self._client.match(keys) as match:
-            return len(match), match.available_pages
+    def _count_lookup(self, found: GroupMatch, pages: int, asked: Keys) -> None:
+        """Counts a lookup that gets so many pages, each in the tier that has it."""
+        self._client.sample_lookup(found)
+        tokens = pages * asked.namespace.page_tokens
+        self._client.count_lookup(by_tier(found.lookup, found.tokens, found.available_tokens, tokens))
 
     def _read(self, keys: Keys, memory: int) -> None:
         """Requests these pages if more of them than the first `memory` ones are to be read from disk."""
@@ -197,7 +212,7 @@ class StoragePages:
 
     def _found(self, keys: Keys) -> Match:
         """Returns the pages in memory, pinned, after the others were read. It does not count as a lookup."""
-        asked = (GroupKeys(FullAttention(keys.namespace.page_tokens), keys),)
+        asked = (_whole(keys),)
         found = self._client.find_groups(asked)
         if found.tokens < found.asked:
             found.release()
@@ -223,12 +238,22 @@ def _whole_windows(there: npt.NDArray[np.bool_], needed: int) -> npt.NDArray[np.
     return np.asarray(sums[ends] - sums[begins] == ends - begins)
 
 
+def _whole(keys: Keys) -> GroupKeys:
+    """Returns pages that are all needed for a prefix."""
+    return GroupKeys(FullAttention(keys.namespace.page_tokens), keys)
+
+
+def _pages(found: GroupMatch, keys: Keys) -> tuple[int, int]:
+    """Returns how many pages, from the first on, are in memory, and how many are in memory or on disk."""
+    page_tokens = keys.namespace.page_tokens
+    return found.tokens // page_tokens, found.available_tokens // page_tokens
+
+
 def _group_keys(groups: Groups, full: Keys, hashes: bytes, transfers: Sequence[Any]) -> tuple[GroupKeys, ...]:
     """Returns the keys of all pools, with what a prefix needs of each."""
     others = ((groups[transfer.name.value], transfer) for transfer in transfers)
-    page = full.namespace.page_tokens
     needed = [GroupKeys(_kind(group, transfer), group.keys(hashes)) for group, transfer in others]
-    return (GroupKeys(FullAttention(page), full), *needed)
+    return (_whole(full), *needed)
 
 
 def _kind(group: EngineGroup, transfer: Any) -> Group:

@@ -54,17 +54,29 @@ class UncountedLookup:
         """Counts the lookup, unless it was counted before: so many tokens are or were in memory."""
         if not self._counted:
             self._counted = True
-            self._client.count_lookup(self._by_tier(tokens))
+            on_host = self._on_host if self._from_fleet else tokens
+            self._client.count_lookup(by_tier(self._lookup, self._memory, on_host, tokens))
 
-    def _by_tier(self, tokens: int) -> Lookup:
-        """Returns the tokens by tier. Those that no tier of this host had came from the fleet, if it was read from."""
-        from_fleet = self._reads.fleet is not None and self._reads.fleet.hit is not None
-        memory = min(tokens, self._memory)
-        on_host = min(tokens, self._on_host) if from_fleet else tokens
-        return msgspec.structs.replace(
-            self._lookup,
-            memory_tokens=memory,
-            disk_tokens=on_host - memory,
-            remote_tokens=tokens - on_host,
-            missed_tokens=max(0, self._lookup.asked_tokens - tokens),
-        )
+    @property
+    def _from_fleet(self) -> bool:
+        """Whether the fleet was read from: the tokens that no tier of this host had came from it."""
+        return self._reads.fleet is not None and self._reads.fleet.hit is not None
+
+
+def by_tier(lookup: Lookup, memory: int, on_host: int, tokens: int) -> Lookup:
+    """Returns the counts of a lookup that gets so many tokens.
+
+    Args:
+        lookup: The counts of what was asked for.
+        memory: The tokens that memory had.
+        on_host: The tokens that memory and disk had. Those after them are of the fleet.
+        tokens: The tokens of the hit.
+    """
+    in_memory, here = min(tokens, memory), min(tokens, on_host)
+    return msgspec.structs.replace(
+        lookup,
+        memory_tokens=in_memory,
+        disk_tokens=here - in_memory,
+        remote_tokens=tokens - here,
+        missed_tokens=max(0, lookup.asked_tokens - tokens),
+    )

@@ -11,6 +11,7 @@ import torch
 
 from disk_daemon import DiskDaemon
 from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.device_pools import FULL
 from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.storage_pages import StoragePages
 
@@ -23,6 +24,38 @@ SLOTS = torch.arange(PAGES * TOKENS)
 def daemon() -> Iterator[DiskDaemon]:
     with DiskDaemon() as daemon:
         yield daemon
+
+
+def tokens_by_tier(daemon: DiskDaemon) -> tuple[int, int, int, int]:
+    """Returns the tokens that engines have found in memory, on disk, in the fleet and nowhere."""
+    counts = [slot.counts for slot in daemon.slots()]
+    memory, disk, remote, missed = (
+        sum(getattr(one, f"{tier}_tokens") for one in counts) for tier in ("memory", "disk", "remote", "missed")
+    )
+    return memory, disk, remote, missed
+
+
+def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemon) -> None:
+    """SGLang asks before it loads; what it loads counts no second time."""
+    tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
+    unknown = [sha256(b"unknown %d" % page).hexdigest() for page in range(PAGES)]
+    with daemon.client(timeout=10.0) as client:
+        planes = [list(part) for part in tensors]
+        cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
+        groups = {FULL: EngineGroup(FULL, cache, {}, TOKENS)}
+        pages = StoragePages(client, lambda: groups, FleetLimits(10.0))
+        assert pages.count(HASHES, None) == 0
+        assert tokens_by_tier(daemon) == (0, 0, 0, tokens)
+        assert all(pages.store(FULL, HASHES, SLOTS, None))
+        assert pages.count(HASHES[:2] + unknown, None) == 2
+        assert pages.load(HASHES[:2], SLOTS[: 2 * TOKENS], None) == 2
+        assert tokens_by_tier(daemon) == (tokens // 2, 0, 0, 2 * tokens)
+        assert not daemon.save().trouble
+        daemon.flush("memory")
+        assert pages.count(HASHES, None) == PAGES and pages.load(HASHES, SLOTS, None) == PAGES
+        assert tokens_by_tier(daemon) == (tokens // 2, tokens, 0, 2 * tokens)
+        assert pages.restorable(HASHES, (), None).lengths == tuple(range(1, PAGES + 1))
+        assert tokens_by_tier(daemon) == (tokens // 2 + tokens, tokens, 0, 2 * tokens)
 
 
 @pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
