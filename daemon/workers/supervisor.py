@@ -217,6 +217,8 @@ class Supervisor:
             return
         try:
             await worker.serve(self._command(slot), descriptors)
+        except ConnectionError:  # it has closed its end, so that its exit code says more
+            worker.expect_end()
         except OSError as error:
             worker.give_up(f"cannot receive its commands: {error}")
         finally:

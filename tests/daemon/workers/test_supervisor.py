@@ -6,10 +6,12 @@ import asyncio
 import gc
 import os
 import secrets
+import select
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +183,23 @@ async def test_a_worker_that_closes_its_connection_is_ended(
     async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.deaths) >= 2)
     assert all("did not end by itself" in why or "cannot receive its commands" in why for why in watcher.deaths)
+
+
+async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commands may come too late."""
+    serve = worker_process.WorkerProcess.serve
+
+    async def serve_late(worker: worker_process.WorkerProcess, *arguments: Any) -> None:
+        assert select.select([worker._socket], [], [], 30.0)[0], "the worker lives"
+        await serve(worker, *arguments)
+
+    monkeypatch.setattr(worker_process.WorkerProcess, "serve", serve_late)
+    impostor(tmp_path, monkeypatch, "os._exit(7)")
+    async with supervised(segments, tmp_path) as (_, watcher):
+        await until(lambda: watcher.deaths)
+    assert watcher.deaths[0] == "its worker ended with exit code 7"
 
 
 @pytest.mark.parametrize("broken", [(Process, "watch"), (worker_link, "_start")], ids=["pid", "program"])
