@@ -46,7 +46,7 @@ help:
 	@echo "                   with the scheduler of 0.33; and with the caches of SGLang"
 	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
-	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form"
+	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form, in .cache/race"
 	@echo "make compare BASE=COMMIT  is the working tree slower than COMMIT? BENCH='lookup disk', ROUNDS=20"
 	@echo "make gpu     everything that needs a GPU, 9 minutes; results in bench/results/DEVICE (see CONTRIBUTING.md)"
 	@echo "make gpu-bundle  the wheels that a machine with a GPU may lack, in build/gpu-bundle"
@@ -349,7 +349,7 @@ race: venv core
 	@$(MAKE) --no-print-directory .engines/lmcache-$(LMCACHE)/.ready || echo "== the race runs without vLLM and LMCache"
 	@python=.engines/lmcache-$(LMCACHE)/bin/python; [ -f .engines/lmcache-$(LMCACHE)/.ready ] || python=$(BIN)/python; \
 		PYTHONPATH=bench TRACE='$(TRACE)' $$python -m race $(if $(QUICK),--quick) $(CONTESTS)
-	@$(BIN)/mdformat docs/race.md
+	@$(if $(QUICK),,$(BIN)/mdformat docs/race.md)
 
 .PHONY: compare
 compare: venv

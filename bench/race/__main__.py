@@ -26,7 +26,10 @@ from race.report.write import write_report
 from race.results import Absent, Form, Line, Race, Run, merge, read, save
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "bench" / "results" / "race.json"
+WHOLE = (ROOT / "bench" / "results" / "race.json", ROOT / "docs")
+"""Where the results and the report of the whole race are."""
+QUICK = (ROOT / ".cache" / "race" / "race.json", ROOT / ".cache" / "race")
+"""The same for the short form, which does not take the place of what the project shows."""
 LIMIT_S = {Form.QUICK: 240.0, Form.WHOLE: 1500.0}
 """After these seconds a contest is ended; trust, which waits most of its time, after twice as many."""
 GRACE_S = 10.0
@@ -37,18 +40,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contests", nargs="*", choices=[*CONTESTS, []], help="only these; the rest is kept")
     parser.add_argument("--quick", action="store_true", help="the short form: fewer rounds")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of results")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="the folder for the report")
     arguments = parser.parse_args()
     form = Form.QUICK if arguments.quick else Form.WHOLE
+    results, docs = QUICK if arguments.quick else WHOLE
+    docs.mkdir(parents=True, exist_ok=True)
     contests = arguments.contests or list(CONTESTS)
-    race = read(arguments.results) if arguments.contests and arguments.results.exists() else Race()
+    race = read(results) if arguments.contests and results.exists() else Race()
     for contest in contests:
         print(f"== {contest}", flush=True)
         merge(race, contest, *_measured(contest, form))
-        save(race, arguments.results)
-        write_report(race, arguments.docs)
-    print(f"{arguments.docs / 'race.md'}\n{arguments.results}")
+        save(race, results)
+        write_report(race, docs)
+    print(f"{docs / 'race.md'}\n{results}")
 
 
 def _measured(contest: str, form: Form) -> tuple[list[Line], Run]:
