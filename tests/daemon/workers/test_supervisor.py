@@ -198,7 +198,7 @@ async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
     monkeypatch.setattr(worker_process.WorkerProcess, "serve", serve_late)
     impostor(tmp_path, monkeypatch, "os._exit(7)")
     async with supervised(segments, tmp_path) as (_, watcher):
-        await until(lambda: watcher.deaths)
+        await until(lambda: bool(watcher.deaths))
     assert watcher.deaths[0] == "its worker ended with exit code 7"
 
 
