@@ -11,7 +11,7 @@ from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, 
 from pagetier.client.groups import EVERYTHING
 from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
-from pagetier.client.misuse import Misuse, reject_keys
+from pagetier.client.misuse import Misuse, reject_keys, require_keys
 from pagetier.shm._core import KEY_BYTES, Session, miss
 
 
@@ -40,6 +40,18 @@ class MatchingClient(AttachedClient):
             return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
         except AttributeError as error:
             reject_keys(keys, error)
+
+    def find(self, keys: Keys) -> Match:
+        """Returns the same as match(), with the same argument, and does not count a lookup.
+
+        For an engine that counts a request with count_lookup(). Loading the match counts no tokens.
+        """
+        require_keys(keys, "find()")
+        session = self._attachment.session
+        if session is None or not session.usable:
+            self._own_attachment()
+            return self._miss(keys)
+        return self._rematch(session, keys, miss(Match, keys, 0))
 
     def _miss(self, keys: Keys) -> Match:
         if self._closed:

@@ -56,6 +56,21 @@ def on_disk(daemon: DiskDaemon, client: Client) -> Keys:
     return keys
 
 
+def test_what_is_found_with_find_is_not_counted(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
+    before = counted(daemon)
+    with client.find(on_disk) as match:
+        assert len(match) == 0 and match.available_pages == PAGES
+        assert client.load(match, room(), timeout=TIMEOUT_S) == PAGES
+    with client.find(on_disk) as match, client.rematch(match) as longer:
+        assert len(match) == len(longer) == PAGES and match.keys is on_disk
+        assert client.load(match, room(), timeout=0) == PAGES
+    with client.find(prompt(1, PAGES)) as match:
+        assert len(match) == match.available_pages == 0 and match.asked == PAGES
+    assert counted(daemon) == before
+    with pytest.raises(TypeError, match="find"):
+        client.find(b"keys")  # type: ignore[arg-type]
+
+
 def test_a_page_from_disk_is_counted_once(daemon: DiskDaemon, client: Client, on_disk: Keys) -> None:
     with one_lookup(daemon, disk=PAGES), client.match(on_disk) as match:
         assert client.load(match, room()) == PAGES

@@ -60,7 +60,7 @@ class PagetierStorage(HiCacheStorage):
             log_unsupported(log, error)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """Returns how many pages, from the first on, are in memory or on disk."""
+        """Returns how many pages, from the first on, any tier has."""
         pages = self._pages
         return self._safely(0, pages.count, keys, extra_info) if pages else 0
 
@@ -77,7 +77,7 @@ class PagetierStorage(HiCacheStorage):
         return self._safely(none, pages.store, PoolName.KV.value, keys, host_indices, extra_info) if pages else none
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
-        """Returns the set of prefixes for which all pools have what they need, in memory or on disk."""
+        """Returns the set of prefixes for which all pools have what they need, in any tier."""
         pages = self._pages
         if pages is None:
             return PoolTransferResult.empty()
@@ -94,7 +94,7 @@ class PagetierStorage(HiCacheStorage):
         return {transfer.name: self._store_pool(transfer, extra_info) for transfer in transfers}
 
     def exists(self, key: str) -> bool:
-        """Returns whether a page is in memory or on disk."""
+        """Returns whether any tier has a page."""
         return self.batch_exists([key]) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> None:

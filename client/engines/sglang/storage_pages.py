@@ -152,19 +152,23 @@ class StoragePages:
     def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
         """Loads pages with full attention, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
-        return self._load(groups[FULL], _keys(groups[FULL], keys, extra), indices) if groups is not None else 0
+        if groups is None:
+            return 0
+        group, began = groups[FULL], time.monotonic()
+        return self._load(group, self._client.find(_keys(group, keys, extra)), indices, began)
 
     def load_pool(self, name: str, keys: Sequence[str], indices: Any) -> int:
         """Loads pages of any pool, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
-        return self._load(groups[name], groups[name].keys(hashes_of(keys)), indices) if groups is not None else 0
-
-    def _load(self, group: EngineGroup, keys: Keys, indices: Any) -> int:
-        if not keys:
+        if groups is None or not keys:
             return 0
-        slots, began = _slots(group, indices), time.monotonic()
-        with self._found(keys) as match:
-            pages = group.cache.copies.load(match, slots, 0, self._timeout)
+        group, began = groups[name], time.monotonic()
+        return self._load(group, self._found(group.keys(hashes_of(keys))), indices, began)
+
+    def _load(self, group: EngineGroup, match: Match, indices: Any, began: float) -> int:
+        """Copies the pages of a match, and releases it."""
+        with match:
+            pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
     def store(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:

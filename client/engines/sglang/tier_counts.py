@@ -1,4 +1,4 @@
-"""Counts the tokens of a lookup by the tier that had them, once they have been read or have not come."""
+"""Counts the tokens of a lookup by the tier that had them."""
 
 from __future__ import annotations
 

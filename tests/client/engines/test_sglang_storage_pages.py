@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from disk_daemon import DiskDaemon
+from fleet_host import PATIENT, FleetHost
+from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.device_pools import FULL
 from pagetier.client.engines.sglang.engine_groups import EngineGroup
@@ -26,6 +31,14 @@ def daemon() -> Iterator[DiskDaemon]:
         yield daemon
 
 
+def pages_of(client: Client, tensors: npt.NDArray[np.uint16], pool: str = FULL) -> StoragePages:
+    """Returns the pages of a pool with these tensors."""
+    planes = [list(part) for part in tensors]
+    cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
+    groups = {pool: EngineGroup(pool, cache, {}, TOKENS)}
+    return StoragePages(client, lambda: groups, FleetLimits(10.0))
+
+
 def tokens_by_tier(daemon: DiskDaemon) -> tuple[int, int, int, int]:
     """Returns the tokens that engines have found in memory, on disk, in the fleet and nowhere."""
     counts = [slot.counts for slot in daemon.slots()]
@@ -40,10 +53,7 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
     tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
     unknown = [sha256(b"unknown %d" % page).hexdigest() for page in range(PAGES)]
     with daemon.client(timeout=10.0) as client:
-        planes = [list(part) for part in tensors]
-        cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
-        groups = {FULL: EngineGroup(FULL, cache, {}, TOKENS)}
-        pages = StoragePages(client, lambda: groups, FleetLimits(10.0))
+        pages = pages_of(client, tensors)
         assert pages.count(HASHES, None) == 0
         assert tokens_by_tier(daemon) == (0, 0, 0, tokens)
         assert all(pages.store(FULL, HASHES, SLOTS, None))
@@ -58,16 +68,29 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
         assert tokens_by_tier(daemon) == (tokens // 2 + tokens, tokens, 0, 2 * tokens)
 
 
+def test_a_load_goes_on_to_the_fleet_also_if_nothing_was_asked_before(tmp_path: Path) -> None:
+    tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    content = tensors.copy()
+    url = f"file://{tmp_path}"
+    with ExitStack() as stack:
+        here, there = (FleetHost(url, stack, *PATIENT) for _ in range(2))
+        near, far = (pages_of(host.client, tensors) for host in (here, there))
+        assert all(near.store(FULL, HASHES, SLOTS, None))
+        here.wait_shared(PAGES)
+        tensors[:, :, :PAGES] = 0
+        assert far.load(HASHES, SLOTS, None) == PAGES
+        assert np.array_equal(tensors, content)
+        counts = there.daemon.slots()
+        assert sum(slot.counts.memory_tokens + slot.counts.missed_tokens for slot in counts) == 0
+
+
 @pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
 def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> None:
     tensors = np.zeros((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     tensors[:, :, :PAGES] = np.random.default_rng(1).integers(1, 1 << 16, tensors[:, :, :PAGES].shape, np.uint16)
     content = tensors.copy()
     with daemon.client(timeout=10.0) as client:
-        planes = [list(part) for part in tensors]
-        cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
-        groups = {pool: EngineGroup(pool, cache, {}, TOKENS)}
-        pages = StoragePages(client, lambda: groups, FleetLimits(10.0))
+        pages = pages_of(client, tensors, pool)
         assert all(pages.store(pool, HASHES, SLOTS, None))
         assert not daemon.save().trouble
         daemon.flush("memory")
