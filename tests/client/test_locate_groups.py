@@ -81,7 +81,7 @@ class Hosts(msgspec.Struct, frozen=True):
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     store: Path = tmp_path_factory.mktemp("store")
     with ExitStack() as stack:
-        first = FleetHost(f"file://{store}", stack, arena=_ARENA)
+        first = FleetHost(f"file://{store}", stack, *PATIENT, arena=_ARENA)
         yield Hosts(first, FleetHost(f"file://{store}", stack, "--remote-write", "never", *PATIENT, arena=_ARENA))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from fake_vllm_requests import Request
-from fleet_host import FleetHost
+from fleet_host import PATIENT, FleetHost
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.groups import Group
@@ -102,7 +102,7 @@ def two_hosts(folder: Path, ask: float = LONG_S) -> Iterator[Fleet]:
     url = f"python://slow_folder_store:SlowFolder{folder}"
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        first = FleetHost(url, stack)
+        first = FleetHost(url, stack, *PATIENT)
         asked = ("--remote-ask-timeout", f"{ask}s", "--remote-timeout", "20s")
         second = FleetHost(url, stack, "--remote-write", "never", *asked)
         yield Fleet(first, second, stack.enter_context(second.daemon.client()), folder)

@@ -192,7 +192,7 @@ class FinalAudit:
 
     def _replace_daemon(self) -> None:
         """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""
-        child = self._daemon.serving
+        child, opened = self._daemon.serving, self._daemon.disks_opened()
         if child is not None:
             self._processes.kill(child)
             self._processes.wait(child)
@@ -200,6 +200,8 @@ class FinalAudit:
         self._daemon.poll()
         self._daemon.start_daemon()
         self._daemon.await_serving()
+        if self._scene.disk:
+            self._daemon.await_disk(opened + self._scene.devices - 1)  # a daemon serves before its devices are open
         self._settle()
 
     def _lose_worker(self) -> None:
