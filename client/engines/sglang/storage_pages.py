@@ -80,11 +80,10 @@ class StoragePages:
         if groups is None:
             return 0
         asked = _keys(groups[FULL], keys, extra)
-        prompt = (_whole(asked),)
-        with self._client.find_groups(prompt) as found:
+        with self._client.find_groups((_whole(asked),)) as found:
             memory, available = _pages(found, asked)
             self._read(asked[:available], memory)
-            pages = max(available, self._from_fleet(prompt))
+            pages = max(available, self._from_fleet(found))
             self._count_lookup(found, pages, asked)
         return pages
 
@@ -106,7 +105,7 @@ class StoragePages:
         prompt = _group_keys(groups, asked, hashes_of(keys), transfers)
         with self._client.find_groups(prompt) as found:
             here = self._here(groups, asked, keys, transfers)
-            longest, fleet = max(here.lengths, default=0), self._from_fleet(prompt)
+            longest, fleet = max(here.lengths, default=0), self._from_fleet(found)
             self._count_lookup(found, max(longest, fleet), asked)
         if fleet > longest:
             return Restorable((*here.lengths, fleet), dict.fromkeys(here.by_pool, fleet))
@@ -130,7 +129,7 @@ class StoragePages:
             self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
         return Restorable(tuple(lengths), by_pool)
 
-    def _from_fleet(self, asked: tuple[GroupKeys, ...]) -> int:
+    def _from_fleet(self, found: GroupMatch) -> int:
         """Returns the longest prefix in pages that needs the fleet, and begins to read it; 0 if there is none.
 
         SGLang does not call it on its scheduler's thread, which waits for nothing.
@@ -138,16 +137,15 @@ class StoragePages:
         session, timeout = self._client.session, self._timeout
         if session is None or not session.asks_fleet:
             return 0
-        with self._client.find_groups(asked) as found:
-            least = found.available_tokens + self._limits.least
-            location = self._client.locate_groups(found) if found.asked >= least else None
-            if location is None or not location.wait(min(self._limits.ask_timeout, timeout)):
-                return 0
-            hit = location.longest_hit(location.rate * timeout or math.inf)
-            if hit is None or hit.tokens < least:
-                return 0
-            self._client.prefetch_groups(found, timeout, hit)
-            return hit.tokens // asked[0].group.page_tokens
+        least = found.available_tokens + self._limits.least
+        location = self._client.locate_groups(found) if found.asked >= least else None
+        if location is None or not location.wait(min(self._limits.ask_timeout, timeout)):
+            return 0
+        hit = location.longest_hit(location.rate * timeout or math.inf)
+        if hit is None or hit.tokens < least:
+            return 0
+        self._client.prefetch_groups(found, timeout, hit)
+        return hit.tokens // found.groups[0].group.page_tokens
 
     def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
         """Loads pages with full attention, and returns how many, from the first on. It does not count as a lookup."""
