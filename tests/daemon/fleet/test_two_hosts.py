@@ -162,11 +162,13 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     assert session is not None and not session.asks_fleet
     for _ in range(50):
         loaded, _, seconds = second.load("far", 4)
-        assert loaded == 0 and seconds < LATE_S, "nothing is asked while the breaker is open"
+        assert loaded == 0 and seconds < LATE_S
         loaded, out, seconds = second.load("near", 4)
         assert loaded == 4 and np.array_equal(out, pages) and seconds < LATE_S
+    time.sleep(1.5)  # until the report has the last questions
     assert second.report.breaker_open and second.report.openings == 1
-    assert second.report.late >= 3, "a probe may be late, too"
+    assert second.report.refused == 0, "nothing is asked while the breaker is open"
+    assert 3 <= second.report.late < 20, "probes may be late, too, but not each of the 50 loads"
     (store / "delay").unlink()
     assert eventually(lambda: session.asks_fleet, 10.0)
     assert eventually(lambda: second.load("far", 4)[0] == 4, 10.0), "an answer may take more than 50 ms"
