@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from injection.sweep import pytest_terminal_summary  # noqa: F401  a hook of pytest
+from own_mounts import have_own_mounts
 
 FIRST: Final = ("systemd", "simulator", "crash")
 """Folders whose tests mostly wait or take longest: tests that compute run beside them, and short ones end a run.
@@ -21,6 +22,11 @@ with suppress(ImportError):
 
     settings.register_profile("pagetier", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("pagetier")
+
+
+def pytest_configure() -> None:
+    """Keeps what the tests of this process mount out of the namespaces that tests beside it make."""
+    have_own_mounts()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
