@@ -179,14 +179,17 @@ demo: $(VENV)/.demo core
 demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
 	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
 
-# Most tests wait most of the time: a compiler of the lowest priority builds the C drivers beside them, which then run alone.
-test: lint
-	@$(MAKE) --no-print-directory -j2 pytest drivers
+# Most tests wait much of the time: mypy and a compiler of the lowest priority, which builds the C drivers, run beside
+# them. The drivers then run alone.
+test: venv
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory -j2 pytest beside
 	@$(MAKE) --no-print-directory stress
 	@$(MAKE) --no-print-directory fuzz
 
-.PHONY: drivers
-drivers:
+.PHONY: beside
+beside:
+	@nice -n 19 $(MAKE) --no-print-directory types
 	@$(if $(STRESS),nice -n 19 $(MAKE) --no-print-directory -C $(dir $(STRESS)) built)
 	@nice -n 19 $(MAKE) --no-print-directory -C tests/shm/fuzz built
 
