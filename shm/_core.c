@@ -3,6 +3,7 @@
 #include "binding/layouts.h"
 #include "binding/owner_type.h"
 #include "binding/session_publish.h"
+#include "binding/slot_checks.h"
 
 /* plan(frame_bytes, frames, entries, spaces) -> SegmentSizes: the sizes of the segments in bytes. */
 static PyObject *plan(PyObject *module, PyObject *args)
@@ -24,6 +25,9 @@ static PyMethodDef functions[] = {
     {"miss", pins_miss, METH_VARARGS, NULL},
     {"gather", strided_gather, METH_VARARGS, NULL},
     {"scatter", strided_scatter, METH_VARARGS, NULL},
+    {"check_slots", check_slots, METH_VARARGS, NULL},
+    {"check_blocks", check_blocks, METH_VARARGS, NULL},
+    {"check_blocks_apart", check_blocks_apart, METH_VARARGS, NULL},
     {0},
 };
 

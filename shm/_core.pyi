@@ -467,6 +467,36 @@ def scatter(
 ) -> None:
     """Copies tokens of pages from frames of an arena into a strided cache; the arguments are those of gather()."""
 
+def check_slots(page_tokens: int, block_tokens: int, pages: Array, blocks: Array, skip: Array, /) -> None:
+    """Checks that all tokens lie within their pages, and those that are copied within the table of blocks.
+
+    Args:
+        page_tokens: Tokens of a page.
+        block_tokens: Tokens of a block.
+        pages: Rows of TOKENS_LAYOUT.
+        blocks: i32, the flat table of blocks.
+        skip: u8, one flag for each page (1: skip the page), or empty.
+
+    Raises:
+        ValueError: They do not.
+    """
+
+def check_blocks(cache_blocks: int, block_tokens: int, pages: Array, blocks: Array, skip: Array, /) -> None:
+    """Checks that a cache of `cache_blocks` blocks has all blocks of the pages that are copied.
+
+    The other arguments are those of check_slots().
+
+    Raises:
+        ValueError: It lacks one, or a page lies outside of the table of blocks.
+    """
+
+def check_blocks_apart(cache_blocks: int, block_tokens: int, pages: Array, blocks: Array, skip: Array, /) -> None:
+    """Checks the same as check_blocks(), and that no token of the cache would be written twice.
+
+    Raises:
+        ValueError: As for check_blocks(), or two pages have a token in common, or a block is at two places of the table.
+    """
+
 class Pins:
     """The pages of one match, pinned until release(), which may be called more than once. Also a context manager.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pagetier.kernels.layout.arrays import frozen
 from pagetier.kernels.layout.tables import TOKENS, TableRows, token_rows
+from pagetier.shm._core import check_slots
 
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]] | Any"
 """Block IDs on the host: a sequence, an array or a CPU tensor."""
@@ -47,13 +48,7 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         msgspec.structs.force_setattr(self, "blocks", frozen(self.blocks, np.int32, -1))
         msgspec.structs.force_setattr(self, "pages", frozen(self.pages, TOKENS, -1))
         msgspec.structs.force_setattr(self, "skip", frozen(self.skip, np.uint8, len(self) if len(self.skip) else 0))
-        first, end = self.pages["first"], self.pages["end"]
-        if ((first < 0) | (end < first) | (end > self.page_tokens)).any():
-            raise ValueError(f"tokens outside of pages of {self.page_tokens} tokens")
-        copied = self.copied
-        position, first, end = copied["position"], copied["first"], copied["end"]
-        if ((position < -first) | (position > len(self.blocks) * self.block_tokens - end)).any():
-            raise ValueError(f"tokens outside of {len(self.blocks)} blocks of {self.block_tokens} tokens")
+        check_slots(self.page_tokens, self.block_tokens, self.pages, self.blocks, self.skip)
 
     def __len__(self) -> int:
         return len(self.pages)
@@ -106,21 +101,6 @@ class SlotMap(msgspec.Struct, frozen=True, eq=False):
         least, most = np.clip((tokens.start, tokens.stop), 0, self.page_tokens)
         first, end = (self.pages[edge].clip(least, most) for edge in ("first", "end"))
         return msgspec.structs.replace(self, pages=token_rows(self.pages["position"], first, end))
-
-    def used(self) -> npt.NDArray[np.int64]:
-        """Returns the positions of the block table that are copied, ascending; a position occurs once for each page."""
-        pages = self.copied
-        first = (pages["position"] + pages["first"]) // self.block_tokens
-        counts = (pages["position"] + pages["end"] - 1) // self.block_tokens + 1 - first
-        starts = np.repeat(first - (np.cumsum(counts) - counts), counts)
-        return np.sort(starts + np.arange(len(starts)))
-
-    def overlap(self) -> bool:
-        """Returns whether two pages cover the same tokens."""
-        pages = self.copied
-        first, end = pages["position"] + pages["first"], pages["position"] + pages["end"]
-        order = np.argsort(first)
-        return bool((first[order][1:] < end[order][:-1]).any())
 
 
 def slot_map(

@@ -8,8 +8,9 @@ Byte o of page p lies in the arena at frames[p, o // frame bytes] * frame bytes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -19,7 +20,10 @@ from pagetier.kernels.layout.arrays import frozen
 from pagetier.kernels.layout.cache_layout import CacheLayout, LayoutError, Plane
 from pagetier.kernels.layout.page_layout import UNSHARDED, Heads, PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.tables import PLANE, TableRows, row_bytes
+from pagetier.kernels.layout.tables import PLANE, TOKENS, TableRows, row_bytes, token_rows
+from pagetier.shm._core import check_blocks, check_blocks_apart
+
+_FEW: Final = 64  # pages of one copy, of most
 
 
 class Transfer(msgspec.Struct, frozen=True, eq=False):
@@ -53,6 +57,14 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
         return int((pages["end"] - pages["first"]).sum()) * row_bytes(self.planes)
 
 
+class _Planes(msgspec.Struct, frozen=True, eq=False):
+    """Planes of which the same tokens of a page are copied, and the layer of each."""
+
+    planes: TableRows
+    layers: npt.NDArray[np.int64]
+    tokens: range
+
+
 class PagedCache:
     """One rank's cache, and its share of a page's bytes. Thread-safe."""
 
@@ -73,9 +85,23 @@ class PagedCache:
                 rows.append(_row(plane, its, offset, page.tokens))
                 heads.append(its)
                 layers.append(plane.layer)
-        self._planes = np.array(rows, PLANE)
-        self._layers = np.array(layers, np.int64)
-        self._heads = tuple(heads)
+        self._all = _planes(rows, layers, range(page.tokens))
+        self._shares = tuple(_shares(rows, layers, [its.tokens(page.tokens) for its in heads]))
+        self._in_a_row = _whole_pages(_FEW, page.tokens)
+
+    def in_a_row(self, blocks: npt.NDArray[np.int32], skip: npt.NDArray[np.uint8]) -> SlotMap:
+        """Returns the slots of whole pages that are in the blocks one after the other.
+
+        Raises:
+            ValueError: The last page is incomplete, or `skip` is neither empty nor as long as there are pages.
+        """
+        pages, rest = divmod(len(blocks) * self.cache.block_tokens, self.page.tokens)
+        if rest:
+            raise ValueError(f"{len(blocks)} blocks end with {rest} tokens of a page of {self.page.tokens}")
+        rows = self._in_a_row
+        if pages > len(rows):
+            rows = self._in_a_row = _whole_pages(2 * pages, self.page.tokens)
+        return SlotMap(self.page.tokens, self.cache.block_tokens, blocks, rows[:pages], skip)
 
     def storing(self, slots: SlotMap) -> tuple[Transfer, ...]:
         """Returns the copies that store this rank's share of pages.
@@ -86,12 +112,9 @@ class PagedCache:
         Raises:
             ValueError: As for loading(), except for repeated blocks and tokens.
         """
-        self._check(slots)
-        shares = [heads.tokens(self.page.tokens) for heads in self._heads]
-        return tuple(
-            self._transfer(slots.narrowed(share), np.array([its == share for its in shares]))
-            for share in dict.fromkeys(shares)
-        )
+        self._require_sizes(slots)
+        check_blocks(self.cache.blocks, slots.block_tokens, slots.pages, slots.blocks, slots.skip)
+        return tuple(self._transfer(slots.narrowed(share.tokens), share) for share in self._shares)
 
     def loading(self, slots: SlotMap) -> Transfer:
         """Returns the copy that loads pages into all heads and layers of this rank. Skipped pages are not validated.
@@ -100,35 +123,38 @@ class PagedCache:
             ValueError: Page or block sizes differ, a block ID is not in the cache, a block is named twice, or two pages
                 cover the same tokens.
         """
-        used = self._check(slots)
-        first = np.ones(len(used), np.bool_)
-        np.greater(used[1:], used[:-1], out=first[1:])
-        ids = np.sort(slots.blocks[used[first]])
-        again = ids[1:][ids[1:] == ids[:-1]]
-        if len(again):
-            raise ValueError(f"block {again[0]} would be loaded {int((ids == again[0]).sum())} times")
-        if slots.overlap():
-            raise ValueError("two pages would be loaded to the same tokens")
-        return self._transfer(slots, np.full(len(self._planes), fill_value=True))
+        self._require_sizes(slots)
+        check_blocks_apart(self.cache.blocks, slots.block_tokens, slots.pages, slots.blocks, slots.skip)
+        return self._transfer(slots, self._all)
 
-    def _check(self, slots: SlotMap) -> npt.NDArray[np.int64]:
+    def _require_sizes(self, slots: SlotMap) -> None:
         if (slots.page_tokens, slots.block_tokens) != (self.page.tokens, self.cache.block_tokens):
             raise ValueError(
                 f"the slots have pages of {slots.page_tokens} tokens in blocks of {slots.block_tokens}, the cache"
                 f" pages of {self.page.tokens} and blocks of {self.cache.block_tokens}"
             )
-        used = slots.used()
-        ids = slots.blocks[used]
-        if len(ids) and int(ids.max()) >= self.cache.blocks:
-            raise ValueError(f"block {ids.max()} does not exist: the cache has {self.cache.blocks} blocks")
-        return used
 
-    def _transfer(self, slots: SlotMap, which: npt.NDArray[np.bool_]) -> Transfer:
-        planes, layers = self._planes[which], self._layers[which]
-        return Transfer(planes, layers, slots, self.page.nbytes, self.cache.device, self.cache.owners)
+    def _transfer(self, slots: SlotMap, of: _Planes) -> Transfer:
+        return Transfer(of.planes, of.layers, slots, self.page.nbytes, self.cache.device, self.cache.owners)
 
     def __repr__(self) -> str:
         return f"<PagedCache {self.cache!r} as {self.page!r}, {self.shard}>"
+
+
+def _planes(rows: Sequence[object], layers: Sequence[int], tokens: range) -> _Planes:
+    return _Planes(frozen(np.array(rows, PLANE), PLANE, -1), frozen(np.array(layers, np.int64), np.int64, -1), tokens)
+
+
+def _shares(rows: Sequence[object], layers: Sequence[int], tokens: Sequence[range]) -> Iterator[_Planes]:
+    """Yields the planes of which this rank stores the same tokens, for each range of tokens."""
+    for share in dict.fromkeys(tokens):
+        chosen = [at for at, its in enumerate(tokens) if its == share]
+        yield _planes([rows[at] for at in chosen], [layers[at] for at in chosen], share)
+
+
+def _whole_pages(count: int, page_tokens: int) -> TableRows:
+    """Returns the rows of whole pages, the first of which begins with a table of blocks."""
+    return frozen(token_rows(np.arange(0, count * page_tokens, page_tokens), 0, page_tokens), TOKENS, -1)
 
 
 def _share(plane: Plane, row: Rows, shard: Shard) -> Heads:

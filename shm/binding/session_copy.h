@@ -24,24 +24,28 @@ static bool refused(const char *table, const char *why)
     return false;
 }
 
-static bool tables_opened(tables *t)
+static bool tables_opened(int first, tables *t)
 {
     static const struct {
         const char *name;
         Py_ssize_t element;
     } all[TABLES] = {{"planes", sizeof(pt_plane)}, {"pages", sizeof(pt_tokens)}, {"blocks", 4}, {"skip", 1}};
-    for (int i = 0; i < TABLES; i++)
+    for (int i = first; i < TABLES; i++)
         if (!array_open(t->objects[i], all[i].element, all[i].name, &t->arrays[i])) {
-            arrays_close(t->arrays, i);
+            arrays_close(t->arrays + first, i - first);
             return false;
         }
     return true;
 }
 
-/* Opens the tables. Returns false with an exception set if they are not valid; after true the caller calls tables_close. */
-static bool tables_open(tables *t)
+static void tables_close_from(int first, tables *t) { arrays_close(t->arrays + first, TABLES - first); }
+
+/* Opens the tables from number `first` on; those before it are empty. Returns false with an exception set if they are not
+ * valid; after true the caller calls tables_close_from. */
+static bool tables_open_from(int first, tables *t)
 {
-    if (!tables_opened(t))
+    memset(t->arrays, 0, sizeof t->arrays);
+    if (!tables_opened(first, t))
         return false;
     const array *a = t->arrays;
     t->transfer = (pt_transfer){
@@ -53,11 +57,13 @@ static bool tables_open(tables *t)
     if (!a[SKIP].count || a[SKIP].count == a[PAGES].count)
         return true;
     PyErr_Format(PyExc_ValueError, "skip: %zd flags for %zd pages", a[SKIP].count, a[PAGES].count);
-    arrays_close(t->arrays, TABLES);
+    tables_close_from(first, t);
     return false;
 }
 
-static void tables_close(tables *t) { arrays_close(t->arrays, TABLES); }
+/* The same for all tables. */
+static bool tables_open(tables *t) { return tables_open_from(PLANES, t); }
+static void tables_close(tables *t) { tables_close_from(PLANES, t); }
 
 /* Validates the tables. Returns false with an exception set that says what is wrong. */
 static bool tables_sound(const tables *t)

@@ -105,7 +105,7 @@ def test_invalid_arguments_raise_before_anything_is_reserved_or_copied(client: C
     client.store(keys, Blocks(engine.paged, request(1, 2)))
     before = [one.copy() for one in engine.tensors]
     with client.match(keys) as match:
-        for blocks, why in (([1, 2, BLOCKS], f"block {BLOCKS}"), ([1, 2, 1], "block 1 would be loaded 2 times")):
+        for blocks, why in (([1, 2, BLOCKS], f"block {BLOCKS}"), ([1, 2, 1], "block 1 would be loaded twice")):
             with pytest.raises(ValueError, match=why):
                 client.load(match, Blocks(engine.paged, slot_map(blocks, 2, TOKENS, BLOCK)))
         with pytest.raises(ValueError, match="on cuda:0"):

@@ -175,7 +175,7 @@ def test_keys_of_another_cache_are_rejected(engine: Engine, client: Client) -> N
 
 def test_a_block_that_would_be_loaded_twice_is_rejected(engine: Engine) -> None:
     engine.cache.store(engine.prompt, WRITTEN)
-    with engine.cache.match(engine.prompt) as hit, pytest.raises(ValueError, match="block 40 would be loaded 2 times"):
+    with engine.cache.match(engine.prompt) as hit, pytest.raises(ValueError, match="block 40 would be loaded twice"):
         engine.cache.load(hit, [40, 40, 41, 42, 43, 44])
     with engine.cache.match(engine.prompt) as hit, pytest.raises(ValueError, match="skip_tokens must be 0 or more"):
         engine.cache.load(hit, READ, skip_tokens=-1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 from pagetier.kernels.layout.tables import TOKENS, token_rows
+from pagetier.shm._core import check_blocks, check_blocks_apart
 
 torch = pytest.importorskip("torch")
 
@@ -25,6 +26,31 @@ def copied(slots: SlotMap) -> list[tuple[int, int, int, int]]:
             if not (len(slots.skip) and slots.skip[page]):
                 found.append((page, token, int(slots.blocks[block]), slot))
     return found
+
+
+def copied_places(slots: SlotMap) -> set[int]:
+    """Returns the places of the table that the copied tokens are in."""
+    rows = zip(slots.pages.tolist(), slots.skips.tolist(), strict=True)
+    tokens = [range(at + first, at + end) for (at, first, end), skipped in rows if not skipped]
+    return {token // slots.block_tokens for page in tokens for token in page}
+
+
+def needed(slots: SlotMap) -> int:
+    """Returns how many blocks a cache must have for these slots, at most 10."""
+    return next(blocks for blocks in range(11) if accepts(check_blocks, slots, blocks))
+
+
+def apart(slots: SlotMap) -> bool:
+    """Returns whether a large cache can be written by these slots."""
+    return accepts(check_blocks_apart, slots, 20)
+
+
+def accepts(check: Any, slots: SlotMap, blocks: int) -> bool:
+    try:
+        check(blocks, slots.block_tokens, slots.pages, slots.blocks, slots.skip)
+    except ValueError:
+        return False
+    return True
 
 
 @st.composite
@@ -51,7 +77,15 @@ def maps(draw: Any) -> tuple[SlotMap, list[tuple[int, int, int, int]]]:
 def test_tokens_are_where_the_table_says(case: tuple[SlotMap, list[tuple[int, int, int, int]]]) -> None:
     slots, wanted = case
     assert copied(slots) == wanted
-    assert sorted({int(slots.blocks[place]) for place in slots.used()}) == sorted({block for _, _, block, _ in wanted})
+    assert needed(slots) == max((block + 1 for _, _, block, _ in wanted), default=0)
+
+
+@settings(deadline=None)
+@given(maps())
+def test_a_block_at_two_copied_places_is_found(case: tuple[SlotMap, Any]) -> None:
+    slots, _ = case
+    blocks = slots.blocks[sorted(copied_places(slots))].tolist()
+    assert apart(slots) == (len(set(blocks)) == len(blocks))
 
 
 @settings(deadline=None)
@@ -94,7 +128,7 @@ def test_pages_that_begin_before_the_table() -> None:
 def test_no_tokens_are_an_empty_copy(tokens: range) -> None:
     slots = slot_map([5, 6], 2, 4, 3, position=-2, tokens=tokens)
     assert all(first == end for _, first, end in slots.pages.tolist())
-    assert not len(slots.used())
+    assert needed(slots) == 0
 
 
 def test_a_map_has_slices_of_pages() -> None:
@@ -117,8 +151,8 @@ def test_overlapping_pages_are_found(edges: list[tuple[int, int]]) -> None:
     pages = token_rows(starts - 1, 1, 1 + counts)
     slots = SlotMap(5, 1, np.arange(20, dtype=np.int32), pages)
     tokens = [token for start, count in edges for token in range(start, start + count)]
-    assert slots.overlap() == (len(set(tokens)) < len(tokens))
-    assert not slots.without([True] * len(edges)).overlap()
+    assert apart(slots) == (len(set(tokens)) == len(tokens))
+    assert apart(slots.without([True] * len(edges)))
 
 
 @pytest.mark.parametrize(
@@ -242,5 +276,21 @@ def test_pages_that_the_table_does_not_have(position: int) -> None:
     pages = token_rows([position], 1, 3)
     with pytest.raises(ValueError, match="tokens outside of 4 blocks of 2 tokens"):
         SlotMap(3, 2, np.zeros(4, np.int32), pages)
-    assert not len(SlotMap(3, 2, np.zeros(4, np.int32), pages, np.ones(1, np.uint8)).used())
-    assert len(SlotMap(3, 2, np.zeros(4, np.int32), token_rows([min(max(position, -1), 5)], 1, 3)).used())
+    assert needed(SlotMap(3, 2, np.zeros(4, np.int32), pages, np.ones(1, np.uint8))) == 0
+    assert needed(SlotMap(3, 2, np.zeros(4, np.int32), token_rows([min(max(position, -1), 5)], 1, 3))) == 1
+
+
+def test_tables_that_were_not_checked_before_are_rejected() -> None:
+    """Also by the checks of blocks, which read the table of blocks."""
+    blocks = np.arange(4, dtype=np.int32)
+    for check in (check_blocks, check_blocks_apart):
+        for page in ([-2, 1, 3], [6, 0, 3], [2**63 - 1, 1, 2**63 - 1], [-(2**63), 1, 2**63 - 1], [0, 2, 1]):
+            with pytest.raises(ValueError, match="tokens outside of the table of blocks"):
+                check(4, 2, np.array([tuple(page)], TOKENS), blocks, b"")
+        with pytest.raises(ValueError, match="block -1 does not exist: the cache has 4 blocks"):
+            check(4, 2, token_rows([0], 0, 3), np.array([0, -1], np.int32), b"")
+        with pytest.raises(ValueError, match="block_tokens: at least 1"):
+            check(4, 0, token_rows([0], 0, 3), blocks, b"")
+        with pytest.raises(ValueError, match="skip: 2 flags for 1 pages"):
+            check(4, 2, token_rows([0], 0, 3), blocks, bytes(2))
+        check(0, 2, token_rows([], 0, 0), blocks[:0], b"")

@@ -162,9 +162,9 @@ def test_blocks_that_are_not_copied_are_not_validated(way: Any, paged: PagedCach
 
 def test_a_block_twice_in_a_load(paged: PagedCache) -> None:
     twice = slot_map([0, 1, 5, 1], 3, 4, 3)
-    with pytest.raises(ValueError, match="block 1 would be loaded 2 times"):
+    with pytest.raises(ValueError, match="block 1 would be loaded twice"):
         paged.loading(twice)
-    with pytest.raises(ValueError, match="block 1 would be loaded 2 times"):
+    with pytest.raises(ValueError, match="block 1 would be loaded twice"):
         paged.loading(twice.without([True, False, False]))
     assert len(paged.loading(twice.without([False, False, True])).slots) == 3
     assert len(paged.storing(twice)) == 1
@@ -172,7 +172,7 @@ def test_a_block_twice_in_a_load(paged: PagedCache) -> None:
 
 def test_a_block_of_two_requests_in_a_load(paged: PagedCache) -> None:
     one, other = slot_map([0, 1], 1, 4, 3), slot_map([2, 0], 1, 4, 3)
-    with pytest.raises(ValueError, match="block 0 would be loaded 2 times"):
+    with pytest.raises(ValueError, match="block 0 would be loaded twice"):
         paged.loading(joined_slots(one, other))
     assert len(paged.loading(joined_slots(one, other.without([True]))).slots) == 2
     assert len(paged.loading(joined_slots(one, slot_map([2, 3, 0], 1, 4, 3))).slots) == 2

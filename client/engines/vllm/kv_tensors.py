@@ -6,7 +6,7 @@ The layout depends on vLLM's version and the attention backend; it is recognised
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.cache_layout import CacheLayout, Plane
 from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.slot_map import SlotMap
-from pagetier.kernels.layout.tables import token_rows
 from pagetier.kernels.layout.transfer import PagedCache
 
 LayerCache: TypeAlias = Any
 """The cache of one layer: a tensor, or several tensors for recurrent state."""
+
+_NO_SKIP: Final = np.zeros(0, np.uint8)
 
 
 def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_heads: int) -> PagedCache:
@@ -51,12 +52,11 @@ def paged_cache(layers: Sequence[LayerCache], spec: Any, shard: Shard, model_hea
 
 def slots_of(cache: PagedCache, blocks: Sequence[int]) -> SlotMap:
     """Returns one page for each block, in this order. Block 0 is vLLM's null block and is skipped."""
-    ids: npt.NDArray[np.int32] = np.asarray(blocks, np.int32)
-    tokens, smaller = cache.page.tokens, cache.cache.block_tokens
-    ratio = tokens // smaller
-    table: npt.NDArray[np.int32] = np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
-    pages = token_rows(np.arange(0, len(ids) * tokens, tokens), 0, tokens)
-    return SlotMap(tokens, smaller, table, pages, np.equal(ids, 0).astype(np.uint8))
+    ids: npt.NDArray[np.int32] = np.array(blocks, np.int32)
+    ratio = cache.page.tokens // cache.cache.block_tokens
+    table = ids if ratio == 1 else np.add.outer(ids * np.int32(ratio), np.arange(ratio, dtype=np.int32)).reshape(-1)
+    skip = np.equal(ids, 0).astype(np.uint8) if 0 in blocks else _NO_SKIP
+    return cache.in_a_row(table, skip)
 
 
 def _check_heads(cache: CacheLayout, spec: Any) -> None:
