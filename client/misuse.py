@@ -68,10 +68,12 @@ def require_timeout(value: object) -> None:
         raise ValueError(f"Client() takes a timeout of 0 seconds or more, not {value}")
 
 
-def require_match(value: object) -> None:
-    """Raises TypeError if load() is called without a match."""
+def require_match(value: object, start_page: int) -> None:
+    """Raises TypeError if load() is called without a match, ValueError if its first page is negative."""
     if not isinstance(value, Match):
         raise TypeError(f"load() takes the Match that match() returns, not {type(value).__name__}")
+    if start_page < 0:
+        raise ValueError(f"start_page must be 0 or more, not {start_page}")
 
 
 def require_namespace(value: object) -> None:

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.futures import (
-    RESPONSE_S,
-    PendingReservation,
-    packed_sizes,
-    request_flush,
-    request_prefetch,
-    request_reservation,
-)
+from pagetier.client.futures import PendingReservation, packed_sizes, request_flush, request_reservation
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, unpinned_prefix_of
@@ -59,25 +52,14 @@ class PageClient(PrefetchingClient):
             ValueError: `start_page` is negative, a buffer is empty, or the blocks cannot be loaded or have another
                 layout than the pages. Nothing is copied.
         """
-        require_match(match)
-        if start_page < 0:
-            raise ValueError(f"start_page must be 0 or more, not {start_page}")
+        require_match(match, start_page)
         destination = destination_of(match, out, start_page, self.threads)
         unpinned = unpinned_prefix_of(match, destination)
         seconds = self._seconds(timeout)
         if unpinned is None or (not unpinned.on_disk and not seconds):
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         ends = time.monotonic() + seconds
-        # The disk works while pages in memory are copied. It gets a little less time than the caller has, so that a
-        # response that does not come in time is the daemon's fault and not the disk's.
-        attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
-        fleet = self._locate_rest(attachment, unpinned, ends)
-        left = max(0.0, ends - time.monotonic())
-        pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
-        prefetch = request_prefetch(
-            attachment, unpinned.rest[:pages].data, left - min(RESPONSE_S, left / 8), left, fleet
-        )
+        prefetch = self._prefetch_rest(unpinned, ends)  # the disk works while pages in memory are copied
         try:
             done = destination.copy(match, 0)
             if done < len(match) - start_page:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.futures import FleetPages, Prefetch, request_prefetch
+from pagetier.client.futures import RESPONSE_S, FleetPages, Prefetch, request_prefetch
 from pagetier.client.group_location import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Keys
@@ -13,6 +13,7 @@ from pagetier.client.load import UnpinnedPrefix
 from pagetier.client.location import Location, request_location, space_of
 from pagetier.client.matching_client import MatchingClient
 from pagetier.client.misuse import require_keys
+from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import KEY_BYTES
 
 
@@ -104,6 +105,21 @@ class PrefetchingClient(MatchingClient):
         if located is None:
             return self._prefetch(match.missing(), timeout)
         return self._prefetch(located.keys, timeout, located.fleet)
+
+    def _prefetch_rest(self, unpinned: UnpinnedPrefix, ends: float) -> PendingRequest[int]:
+        """Returns a request to read the pages after the pinned ones that are on disk or that the fleet has.
+
+        Waits for an attachment in progress and for the answer of the fleet, at most until `ends`.
+        """
+        attachment = self._own_attachment()
+        attachment.wait_linked(max(0.0, ends - time.monotonic()))
+        fleet = self._locate_rest(attachment, unpinned, ends)
+        left = max(0.0, ends - time.monotonic())
+        # The disk gets a little less time than the caller has, so that a response that does not come in time is the
+        # daemon's fault and not the disk's.
+        disk_timeout = left - min(RESPONSE_S, left / 8)
+        pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
+        return request_prefetch(attachment, unpinned.rest[:pages].data, disk_timeout, left, fleet)
 
     def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, ends: float) -> FleetPages | None:
         """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""

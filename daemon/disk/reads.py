@@ -9,11 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-import msgspec
-
 from pagetier.daemon.common.log_throttle import FaultLog
+from pagetier.daemon.disk.pending_reads import DeviceReads, PageRead, ReadJob, WaitingFetch
 from pagetier.daemon.disk.status import Busy
-from pagetier.daemon.disk.waiting_fetch import WaitingFetch
 from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
@@ -35,8 +33,6 @@ _MOST_FROM_FLEET = 0.5
 FLEET: Final = DISK_DEVICES  # in place of a device's number
 _BEING_READ: Final = (ReserveOutcome.GRANTED, ReserveOutcome.GRANTED_TO_FLEET, ReserveOutcome.PENDING)
 NO_LIMIT: Final = 1 << 62  # of the frames of a request
-# A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
-_STALLED_S = 2.0
 
 
 class ReadPages(NamedTuple):
@@ -45,41 +41,6 @@ class ReadPages(NamedTuple):
     read: int
     nbytes: int
     unread: int
-
-
-class _Job(msgspec.Struct, frozen=True):
-    """The pages of one read command to a worker."""
-
-    serials: array[int]
-    sizes: array[int]
-
-
-class _PageRead(msgspec.Struct, frozen=True, eq=False):
-    """A page that is being read from a device, and the requests that wait for it."""
-
-    device: int
-    waiting: dict[WaitingFetch, None] = {}
-
-
-class _DeviceReads(msgspec.Struct, eq=False):
-    """The read commands of one device.
-
-    Attributes:
-        slot: The slot of its worker.
-        send: Sends its worker a command.
-        frames: The frames of the pages that are being read.
-        read_at: When it last completed a read, or was idle.
-    """
-
-    slot: int
-    send: CommandSender
-    jobs: dict[int, _Job] = {}
-    frames: int = 0
-    read_at: float = 0.0
-
-    def stalled(self, now: float) -> bool:
-        """Returns whether the device has completed no read for long."""
-        return bool(self.jobs) and now - self.read_at > _STALLED_S
 
 
 class DiskReads:
@@ -94,8 +55,8 @@ class DiskReads:
         self._ttl_ns = ttl_ns
         self._loop = loop
         self._numbers = itertools.count(1)
-        self._devices: dict[int, _DeviceReads] = {}
-        self._reading: dict[int, _PageRead] = {}
+        self._devices: dict[int, DeviceReads] = {}
+        self._reading: dict[int, PageRead] = {}
         header = owner.header()
         self._frame_bytes = header.frame_bytes
         self._most_frames = max(1, int(header.frames * _MOST_READING))
@@ -110,7 +71,7 @@ class DiskReads:
 
     def begin(self, device: int, slot: int, send: CommandSender) -> None:
         """Reserves frames for a device's worker in this slot and sends it the commands from now on."""
-        self._devices[device] = _DeviceReads(slot, send)
+        self._devices[device] = DeviceReads(slot, send)
 
     def ask(
         self, request: Fetch, reply: Callable[[Fetched], None], most_frames: int = NO_LIMIT, spaces: bytes = b""
@@ -186,7 +147,7 @@ class DiskReads:
         read = report.read.count(1)
         return ReadPages(read, came, len(report.read) - read)
 
-    def _require_job(self, number: int, report: HasRead) -> _Job:
+    def _require_job(self, number: int, report: HasRead) -> ReadJob:
         """Returns the read command of a report. Raises ProtocolError if there is none."""
         job = self._devices[number].jobs.get(report.number)
         if job is None or report.first + len(report.read) > len(job.serials):
@@ -241,11 +202,11 @@ class DiskReads:
         spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages) if number == FLEET else b""
         table = request.table if number == FLEET else ()
         command = Read(next(self._numbers), wanted, numbers, keys, sizes, spaces, table)
-        job = _Job(array("Q", numbers), array("Q", sizes))
+        job = ReadJob(array("Q", numbers), array("Q", sizes))
         if not device.jobs:
             device.read_at = self._loop.time()
         device.jobs[command.number] = job
-        self._reading |= {serial: _PageRead(number) for serial in job.serials}
+        self._reading |= {serial: PageRead(number) for serial in job.serials}
         frames = sum(map(self._frames_of, job.sizes))
         device.frames += frames
         device.send(command)

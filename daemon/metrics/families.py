@@ -15,10 +15,11 @@ import msgspec
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
 from pagetier.daemon.common.eviction_report import EvictionState
+from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.frame_advice import pages_that_fit
+from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.disk.status import HintReport, Phase
 from pagetier.daemon.metrics.disk_families import disk_families
-from pagetier.daemon.metrics.fleet_families import fleet_families
 from pagetier.daemon.metrics.instruments import (
     DISK,
     ENGINE,
@@ -61,6 +62,9 @@ def space_families(sample: Sample, most: int) -> Iterator[Metric]:
 
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000
+_FLEET_STANDINGS = ("none", "starting", "open", "down")
+_FLEET_RESULTS = ("found", "absent", "late", "refused")
+_FLEET_WAYS = ("read", "unread", "written", "present", "gone", "dropped", "failed", "damaged", "foreign")
 
 
 def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
@@ -74,7 +78,7 @@ def families(sample: Sample, most_spaces: int) -> Iterator[Metric]:
     yield from _hints(sample.hints)
     yield from prediction_families(sample)
     yield from disk_families(sample)
-    yield from fleet_families(sample.fleet, sample.question_seconds)
+    yield from _fleet(sample.fleet, sample.question_seconds)
     yield from space_families(sample, most_spaces)
     yield from quota_families(sample)
 
@@ -210,6 +214,24 @@ def _reservations(sample: Sample) -> Iterator[Metric]:
     yield counter("unpublished_pages", "Pages that were written but could not be published.", sample.counts.lost_pages)
     about = "From a request for room to its response; of this daemon."
     yield histogram("reserve_latency_seconds", about, sample.reserve_seconds)
+
+
+def _fleet(fleet: FleetStatus, question_seconds: Histogram) -> Iterator[Metric]:
+    standings = {standing: float(fleet.standing == standing) for standing in _FLEET_STANDINGS}
+    yield gauges("remote_standing", "The state of the fleet: 1 for one of these.", ["standing"], standings)
+    yield gauge("remote_breaker_open", "1 while the fleet does not answer and is not asked.", fleet.breaker_open)
+    yield counter("remote_breaker_openings", "How often the circuit breaker opened; of this daemon.", fleet.openings)
+    results = {result: getattr(fleet, result) for result in _FLEET_RESULTS}
+    yield counters("remote_questions", "Questions to the fleet; of this daemon.", ["result"], results)
+    about = "From a question to its answer, without late ones; of this daemon."
+    yield histogram("remote_question_latency_seconds", about, question_seconds)
+    pages = {way: getattr(fleet, way) for way in _FLEET_WAYS}
+    yield counters("remote_pages", "Pages by what became of them; of this daemon.", ["way"], pages)
+    nbytes = {"read": fleet.read_bytes, "written": fleet.written_bytes, "dropped": fleet.dropped_bytes}
+    yield counters("remote_bytes", "Bytes of pages that were moved or dropped; of this daemon.", ["way"], nbytes)
+    yield gauge("remote_queue_bytes", "Bytes that wait to be written to the fleet.", fleet.queued_bytes)
+    yield gauge("remote_lent_bytes", "Bytes of the worker's buffers that are in use.", fleet.lent_bytes)
+    yield counter("remote_worker_restarts", "Restarts of the fleet's worker.", fleet.restarts)
 
 
 def quota_families(sample: Sample) -> Iterator[Metric]:

@@ -249,6 +249,19 @@ static PyObject *owner_flush(Owner *self, PyObject *args)
     return record_of(FlushedPages, Py_BuildValue("(II)", done.dropped, done.kept));
 }
 
+/* forget(keys) -> FlushedPages: removes pages from all tiers and overwrites their bytes in memory. */
+static PyObject *owner_forget(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array keys;
+    pt_flushed done = {0, 0};
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, PT_KEY_BYTES, "keys", &keys))
+        return NULL;
+    bool able = pt_forget(&self->shared, keys.view.buf, (uint32_t)keys.count, pt_now_ns(), &done);
+    PyBuffer_Release(&keys.view);
+    return able ? record_of_numbers(FlushedPages, (uint64_t[]){done.dropped, done.kept}, 2) : PyErr_NoMemory();
+}
+
 /* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the table is full of namespaces with
  * pages. */
 static PyObject *owner_space(Owner *self, PyObject *args)

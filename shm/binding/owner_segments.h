@@ -309,3 +309,22 @@ static PyObject *owner_mappings(Owner *self, PyObject *unused)
     }
     return Py_BuildValue("((KK)(KK)(KK))", of[0][0], of[0][1], of[1][0], of[1][1], of[2][0], of[2][1]);
 }
+
+/* publish_status(text): publishes the status of the daemon for observers. Raises ValueError if the text is too long. */
+static PyObject *owner_publish_status(Owner *self, PyObject *args)
+{
+    const char *text;
+    Py_ssize_t bytes;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "y#", &text, &bytes))
+        return NULL;
+    pt_header *h = self->shared.view.header;
+    if (bytes > (Py_ssize_t)PT_STATUS_BYTES)
+        return PyErr_Format(PyExc_ValueError, "a text of %zd bytes is longer than %u", bytes, PT_STATUS_BYTES);
+    atomic_fetch_add_explicit(&h->status_version, 1, memory_order_acq_rel);
+    PT_POINT("status.odd");
+    memcpy(h->status, text, (size_t)bytes);
+    h->status_bytes = (uint32_t)bytes;
+    PT_POINT("status.written");
+    atomic_fetch_add_explicit(&h->status_version, 1, memory_order_release);
+    Py_RETURN_NONE;
+}

@@ -1,10 +1,10 @@
 /* owner_type.h - the type Owner: its table of methods. */
 #pragma once
 
-#include "owner_disk.h"
 #include "owner_hints.h"
 #include "owner_messages.h"
 #include "owner_quotas.h"
+#include "owner_transfers.h"
 
 static PyMethodDef owner_methods[] = {
     {"format", (PyCFunction)owner_format, METH_VARARGS, NULL},

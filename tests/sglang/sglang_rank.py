@@ -63,23 +63,7 @@ class Rank:
         )
         endpoint = arguments.extra.pop("publish", "")
         self._change(arguments.extra.pop("change", ""))
-        runner = SimpleNamespace(forward_stream=None)
-        worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
-        self.cache: Any = create_tree_cache(
-            TreeCacheBuildContext(
-                self.args,
-                self.params,
-                spec.kind == "swa",
-                spec.kind == "mamba",
-                self.hierarchical,
-                False,
-                worker,
-                None,
-                spec.ranks,
-                rank,
-                group,
-            )
-        )
+        self.cache: Any = self._make_cache(group)
         self.linker: Any = self.cache.linker
         self.publisher = SchedulerKvEventsPublisher(
             kv_events_config=json.dumps({"publisher": "zmq", "endpoint": endpoint}) if endpoint else None,
@@ -244,6 +228,26 @@ class Rank:
         """Closes the linker and leaves the group."""
         self.cache.release_host_resources()
         dist.destroy_process_group()
+
+    def _make_cache(self, group: Any) -> Any:
+        """Returns SGLang's tree over the pools. `group` is that of all ranks."""
+        runner = SimpleNamespace(forward_stream=None)
+        worker = SimpleNamespace(model_runner=runner, register_hicache_layer_transfer_counter=lambda counter: None)
+        return create_tree_cache(
+            TreeCacheBuildContext(
+                self.args,
+                self.params,
+                self.spec.kind == "swa",
+                self.spec.kind == "mamba",
+                self.hierarchical,
+                False,
+                worker,
+                None,
+                self.spec.ranks,
+                self.rank,
+                group,
+            )
+        )
 
     def _change(self, what: str) -> None:
         """Makes the engine one that pagetier does not support."""

@@ -4,6 +4,6 @@ A tier is a folder of several environments, each with a thread that writes it. L
 The store decides where the bytes lie: ``pagetier.tiers.lmdb`` or ``pagetier.tiers.frame_files``.
 """
 
-from pagetier.tiers.disk.distrust import doubt, give_up
+from pagetier.tiers.disk.recovery import doubt, give_up
 
 __all__ = ["doubt", "give_up"]

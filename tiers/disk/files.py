@@ -1,4 +1,4 @@
-"""Files below LMDB: their owner, atomic writes, and the length that a data file needs."""
+"""Files below LMDB: their owner, their errors, atomic writes, and the length that a data file needs."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ _META: Final = struct.Struct("<I20x4xH42x4xH42xQ")
 _META_AT: Final = 16
 _FLAGS: Final = (8, 0)  # of the trees: integer keys, and none. LMDB aborts on other values
 _IO: Final = "/proc/thread-self/io"
+_READ_ONLY: Final = (
+    "; if the kernel made it read-only after errors (dmesg), repair and mount it again; a service may write to its own"
+    " folder below /var/lib alone: `systemctl edit` it, [Service] ReadWritePaths="
+)
+
+
+@contextlib.contextmanager
+def converted_errors(folder: Path) -> Iterator[None]:
+    """Converts errors of the system and of LMDB to TierError."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise TierError(f"{folder} cannot be the disk tier's folder: it or one of its parents is a file") from error
+    except OSError as error:
+        hint = _READ_ONLY if error.errno == errno.EROFS else ""
+        raise TierError(f"{folder} cannot be used by the disk tier: {error.strerror or error}{hint}") from error
+    except lmdb.Error as error:
+        raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
 
 
 def own(folder: Path) -> int:

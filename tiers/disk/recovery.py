@@ -2,7 +2,7 @@
 
 Commits are not synced. While the host runs, its page cache keeps them, whatever happens to processes. After a power
 loss the disk has only some of what was written since the last sync. The state file tells whether anything was, and then
-the environments are verified or discarded.
+the environments are verified or discarded. After its workers failed, a folder is marked or discarded as a whole.
 """
 
 from __future__ import annotations
@@ -124,6 +124,42 @@ class Journal:
         self._written = False
         files.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
         self.state, self._written = state, True
+
+
+def doubt(folder: Path) -> None:
+    """Requires the next process that opens the folder to verify it first.
+
+    Raises TierError, also if a process has the folder open.
+    """
+    with (
+        _owned(folder),
+        contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError),
+    ):  # an unreadable state file causes a rebuild anyway
+        state = read_state(folder)
+        if state is not None:
+            Journal(folder, state).doubt()
+
+
+def give_up(folder: Path) -> None:
+    """Deletes the folder's content, so that the next process starts with an empty tier.
+
+    Raises TierError, also if a process has the folder open.
+    """
+    with _owned(folder):
+        for path in list(files.numbered_folders(folder)):
+            files.remove_environment(path)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Locks the folder, creating it if it is missing, since it is about to be opened."""
+    with files.converted_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = files.own(folder)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def shortened(folder: Path) -> str:

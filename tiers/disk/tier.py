@@ -34,7 +34,7 @@ from pagetier.tiers.disk import writer as placement
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.read_priority import Turns
 from pagetier.tiers.disk.reports import ReadReport
-from pagetier.tiers.disk.tier_folder import Options, converted_errors, open_folder, prepare
+from pagetier.tiers.disk.tier_folder import Options, open_folder, prepare
 from pagetier.tiers.disk.writer import Applied, Share
 
 _T = TypeVar("_T")
@@ -206,7 +206,7 @@ class LocalTier:
     def _doubting(self) -> Iterator[None]:
         """Turns any failure inside the block into DoubtError."""
         try:
-            with converted_errors(self._options.folder):
+            with files.converted_errors(self._options.folder):
                 yield
         except Exception as error:
             self.distrust()
@@ -232,7 +232,7 @@ class LocalTier:
         """
         with self._doubting():
             self._check_files()
-        with converted_errors(self._options.folder):
+        with files.converted_errors(self._options.folder):
             disk = shutil.disk_usage(self._options.folder)
             file_bytes = sum(environment.file_bytes for environment in self._environments)
         return TierState(

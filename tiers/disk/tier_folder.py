@@ -6,7 +6,7 @@ import contextlib
 import errno
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -55,26 +55,6 @@ class OpenedFolder(msgspec.Struct, frozen=True):
     note: str
 
 
-_READ_ONLY = (
-    "; if the kernel made it read-only after errors (dmesg), repair and mount it again; a service may write to its own"
-    " folder below /var/lib alone: `systemctl edit` it, [Service] ReadWritePaths="
-)
-
-
-@contextlib.contextmanager
-def converted_errors(folder: Path) -> Iterator[None]:
-    """Converts errors of the system and of LMDB to TierError."""
-    try:
-        yield
-    except (FileExistsError, NotADirectoryError) as error:
-        raise TierError(f"{folder} cannot be the disk tier's folder: it or one of its parents is a file") from error
-    except OSError as error:
-        hint = _READ_ONLY if error.errno == errno.EROFS else ""
-        raise TierError(f"{folder} cannot be used by the disk tier: {error.strerror or error}{hint}") from error
-    except lmdb.Error as error:
-        raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
-
-
 def prepare(options: Options) -> int:
     """Returns a descriptor that keeps the folder locked while it is open; creates the folder.
 
@@ -85,14 +65,14 @@ def prepare(options: Options) -> int:
         raise TierError(
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
         )
-    with converted_errors(options.folder):
+    with files.converted_errors(options.folder):
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return files.own(options.folder)
 
 
 def open_folder(options: Options) -> OpenedFolder:
     """Opens the folder, which the caller has locked with prepare(). Raises TierError."""
-    with converted_errors(options.folder):
+    with files.converted_errors(options.folder):
         state, why = _read_valid_state(options)
         if state is None or why:
             return _rebuild_empty(options, f"rebuilt empty: {why}" if why else "new")

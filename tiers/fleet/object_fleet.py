@@ -22,7 +22,6 @@ from pagetier.tiers.base import (
     Written,
 )
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffer, BounceBuffers
-from pagetier.tiers.fleet.late_reads import LateReads
 from pagetier.tiers.fleet.object_store import ABSENT, ObjectStore
 from pagetier.tiers.fleet.objects import (
     HEADER_BYTES,
@@ -37,7 +36,7 @@ from pagetier.tiers.fleet.objects import (
     unpack_header,
     wrong_header,
 )
-from pagetier.tiers.fleet.store_calls import LateError, StoreCalls
+from pagetier.tiers.fleet.store_calls import LateError, LateReads, StoreCalls
 
 _T = TypeVar("_T")
 _PUTS_AT_ONCE: Final = 4

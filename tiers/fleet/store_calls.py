@@ -1,15 +1,16 @@
 """Calls of a store's library, each on a thread of its own so that its caller can give it up.
 
 No timeout of a library is relied on: some hang for minutes. A call that was given up keeps its thread and its bounce
-buffer until it returns.
+buffer until it returns. Reads go first: writes wait while a read is late.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from pagetier.tiers.base import TierError
@@ -17,6 +18,8 @@ from pagetier.tiers.fleet.bounce_buffers import BounceBuffer
 
 _T = TypeVar("_T")
 MOST_CALLS: Final = 48
+LATE_READ_S: Final = 0.1
+_POLL_S: Final = 0.01
 
 
 class LateError(TierError):
@@ -169,6 +172,40 @@ class StoreCalls:
                 self._running -= 1
                 self._since = time.monotonic()
             del call  # it refers to its bounce buffer
+
+
+class LateReads:
+    """Knows the reads that are running, so that writes wait while one is late. Thread-safe.
+
+    An engine waits for a read, and nothing waits for a write.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._began: dict[int, float] = {}
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Counts a read for the time of a block; at most one a thread."""
+        me = threading.get_ident()
+        with self._lock:
+            self._began[me] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._began[me]
+
+    def wait(self, most: float) -> None:
+        """Returns when no read has been running for LATE_READ_S, or after `most` seconds."""
+        until = time.monotonic() + most
+        while self._is_late() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def _is_late(self) -> bool:
+        with self._lock:
+            oldest = min(self._began.values(), default=time.monotonic())
+        return time.monotonic() - oldest > LATE_READ_S
 
 
 def _converted(function: Callable[[], _T]) -> _T:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from secrets import token_hex
 from typing import Any, Final
+
+import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
@@ -40,7 +42,6 @@ from pagetier.client.engines.sglang.transfers import RankServices, ServedGroups,
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
-from pagetier.client.keys import Namespace
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registration import paged_cache_of
 from pagetier.kernels.config.file import load_settings
@@ -53,6 +54,26 @@ _ATTACH_S: Final = 1.0
 _IDENTIFY_S: Final = 5.0
 _LINKER_OPTION: Final = "linker_extra_config"
 _STORAGE_OPTION: Final = "--hicache-storage-backend-extra-config"
+
+
+class _Engine(msgspec.Struct, frozen=True, eq=False):
+    """The engine's facts, its pools, and the paged cache of each pool."""
+
+    facts: EngineFacts
+    pools: Sequence[DevicePool]
+    paged: Sequence[PagedCache]
+
+    def groups(self, client: Client, identity: ModelIdentity, salt: str) -> tuple[EngineGroup, ...]:
+        """Returns the group of each pool, with the namespace that the model's identity and the salt give it."""
+        return tuple(
+            self._group(client, pool, own, identity, salt) for pool, own in zip(self.pools, self.paged, strict=True)
+        )
+
+    def _group(
+        self, client: Client, pool: DevicePool, own: PagedCache, identity: ModelIdentity, salt: str
+    ) -> EngineGroup:
+        name = namespace_of(self.facts, pool, own, identity, salt)
+        return EngineGroup(pool.name, RegisteredCache(client, own, name), pool.layers, pool.page_slots)
 
 
 def open_transfers(
@@ -82,12 +103,11 @@ def open_transfers(
     require_no_draft(params)
     ranks, facts = Ranks(params), engine_facts(server)
     pools = device_pools(params, heads_of(facts.model))
-    paged = [paged_cache_of(pool.group, ranks.shard) for pool in pools]
-    source = weights_source(facts, settings.weights, started_ns())
-    weights = WeightsThread([source], FileDigests(user_memory()), log, _LINKER_OPTION)
+    engine = _Engine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
+    weights = _weights_thread(facts, settings, _LINKER_OPTION)
     own_salt = ranks.of_first(token_hex(16))
     attachment_log = AttachmentLog(log, _LINKER_OPTION)
-    client = _client(settings, attachment_log.on_rejected if ranks.shard.rank else attachment_log.on_link)
+    client = _client(settings, attachment_log, ranks.shard.rank)
     prefetch = PrefetchThread(client)
     reading = None if ranks.shard.rank else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
     if facts.adapters:
@@ -96,17 +116,14 @@ def open_transfers(
     def opened(flushes: int) -> ServedGroups | None:
         if not weights.ended:
             return None
-        identity = weights.identity
-        shared = identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
-        salt = settings.salt if shared else f"{own_salt} {flushes}"
-        names = [namespace_of(facts, pool, own, identity, salt) for pool, own in zip(pools, paged, strict=True)]
-        groups = _groups(client, pools, paged, names)
+        shared = weights.identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
+        groups = engine.groups(client, weights.identity, settings.salt if shared else f"{own_salt} {flushes}")
         if not flushes:
             attachment_log.opened(lambda: describe_cache(client.session, groups))
         return ServedGroups(groups, Lookups(client, groups, reading, settings, several_ranks=ranks.several))
 
     weights.wait(_IDENTIFY_S)
-    streams = _streams(paged[0].cache.device, forward_stream)
+    streams = _streams(engine.paged[0].cache.device, forward_stream)
     services = _services(ranks.shard.rank, facts, params, client, settings, prefetch)
     return Transfers(client, opened, services, counter, ranks, streams), pools
 
@@ -134,18 +151,14 @@ def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
             "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
         )
     pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
-    paged = [paged_cache_of(pool.group, _storage_shard(config, pool)) for pool in pools]
-    source = weights_source(facts, settings.weights, started_ns())
-    weights = WeightsThread([source], FileDigests(user_memory()), log, _STORAGE_OPTION)
+    engine = _Engine(facts, pools, [paged_cache_of(pool.group, _storage_shard(config, pool)) for pool in pools])
+    weights = _weights_thread(facts, settings, _STORAGE_OPTION)
     attachment_log = AttachmentLog(log, _STORAGE_OPTION)
-    client = _client(settings, attachment_log.on_rejected if config.tp_rank else attachment_log.on_link)
+    client = _client(settings, attachment_log, config.tp_rank)
 
     @cache
     def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
-        names = [
-            namespace_of(facts, pool, own, identity, settings.salt) for pool, own in zip(pools, paged, strict=True)
-        ]
-        groups = _groups(client, pools, paged, names)
+        groups = engine.groups(client, identity, settings.salt)
         attachment_log.opened(lambda: describe_cache(client.session, groups))
         return {group.name: group for group in groups}
 
@@ -179,16 +192,14 @@ def _storage_shard(config: Any, pool: DevicePool) -> Shard:
     return Shard() if config.is_mla_model and pool.name != STATE else Shard(config.tp_rank, config.tp_size)
 
 
-def _groups(
-    client: Client, pools: Sequence[DevicePool], paged: Sequence[PagedCache], namespaces: Sequence[Namespace]
-) -> tuple[EngineGroup, ...]:
-    caches = (RegisteredCache(client, own, name) for own, name in zip(paged, namespaces, strict=True))
-    return tuple(
-        EngineGroup(pool.name, cache, pool.layers, pool.page_slots) for pool, cache in zip(pools, caches, strict=True)
-    )
+def _weights_thread(facts: EngineFacts, settings: LinkerSettings | StorageSettings, option: str) -> WeightsThread:
+    source = weights_source(facts, settings.weights, started_ns())
+    return WeightsThread([source], FileDigests(user_memory()), log, option)
 
 
-def _client(settings: LinkerSettings | StorageSettings, on_link: Callable[..., None]) -> Client:
+def _client(settings: LinkerSettings | StorageSettings, attachment_log: AttachmentLog, rank: int) -> Client:
+    """Returns the client of a rank. The first rank logs the connection for all, the others only their rejection."""
+    on_link = attachment_log.on_rejected if rank else attachment_log.on_link
     client = Client(settings.socket or None, name=settings.name, on_link=on_link)
     client.wait_attached(_ATTACH_S)
     return client

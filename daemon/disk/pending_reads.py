@@ -1,4 +1,4 @@
-"""A request of an engine that waits for pages which are being read."""
+"""The state of reads in progress: what each device reads, and the requests that wait for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import asyncio
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Final
 
+import msgspec
+
+from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+
+# A disk that has completed no read for this long is stalled: it gets no more frames, and requests do not wait for it.
+_STALLED_S: Final = 2.0
 
 
 class WaitingFetch:
@@ -40,3 +47,38 @@ class WaitingFetch:
         located = array("Q", self.sizes) if len(self.sizes) == 8 * len(self.outcomes) else ()
         absent = (page for page, outcome in enumerate(self.outcomes) if outcome != FetchOutcome.IN_MEMORY)
         return sum(1 for page in absent if not (located and located[page]))
+
+
+class ReadJob(msgspec.Struct, frozen=True):
+    """The pages of one read command to a worker."""
+
+    serials: array[int]
+    sizes: array[int]
+
+
+class PageRead(msgspec.Struct, frozen=True, eq=False):
+    """A page that is being read from a device, and the requests that wait for it."""
+
+    device: int
+    waiting: dict[WaitingFetch, None] = {}
+
+
+class DeviceReads(msgspec.Struct, eq=False):
+    """The read commands of one device.
+
+    Attributes:
+        slot: The slot of its worker.
+        send: Sends its worker a command.
+        frames: The frames of the pages that are being read.
+        read_at: When it last completed a read, or was idle.
+    """
+
+    slot: int
+    send: CommandSender
+    jobs: dict[int, ReadJob] = {}
+    frames: int = 0
+    read_at: float = 0.0
+
+    def stalled(self, now: float) -> bool:
+        """Returns whether the device has completed no read for long."""
+        return bool(self.jobs) and now - self.read_at > _STALLED_S

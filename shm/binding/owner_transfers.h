@@ -1,0 +1,224 @@
+/* owner_transfers.h - the type Owner: pages that are written to disk, or read from disk and the fleet. */
+#pragma once
+
+#include "owner_disk.h"
+
+#include "../core/daemon/fetch.h"
+
+/* frames_before_unwritten(enough, tenant = 0): frames that can become free for a tenant before the first unwritten page has to be evicted, counted up to about
+ * `enough`. */
+static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
+{
+    unsigned long long enough;
+    unsigned int tenant = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "K|I", &enough, &tenant) || !tenant_exists(self, tenant))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(pt_frames_before_unwritten(&self->shared, tenant, enough));
+}
+
+/* Fills in the fields. Clients may write ticks at any time, so each tick is validated when it is read. */
+static void describe_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now, char *fields[8])
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const pt_entry *e = &o->view.entries[entries[i]];
+        uint64_t tick = pt_true_tick(o, entries[i], now);
+        memcpy(fields[0] + 4 * i, &entries[i], 4);
+        memcpy(fields[1] + 8 * i, &e->serial, 8);
+        memcpy(fields[2] + PT_KEY_BYTES * i, e->key, PT_KEY_BYTES);
+        memcpy(fields[3] + 8 * i, &e->size, 8);
+        memcpy(fields[4] + 4 * i, &e->space, 4);
+        memcpy(fields[5] + 8 * i, &tick, 8);
+        memcpy(fields[6] + 4 * i, &e->chain, 4);
+        pt_disk_history history = pt_describe_history(&o->view, entries[i]);
+        memcpy(fields[7] + sizeof history * i, &history, sizeof history);
+    }
+}
+
+static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t count, uint64_t now)
+{
+    static const Py_ssize_t widths[8] = {4, 8, PT_KEY_BYTES, 8, 4, 8, 4, sizeof(pt_disk_history)};
+    char *fields[8];
+    PyObject *tuple = PyTuple_New(8);
+    for (int i = 0; tuple && i < 8; i++) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, widths[i] * count);
+        if (!bytes) {
+            Py_CLEAR(tuple);
+            break;
+        }
+        fields[i] = PyBytes_AsString(bytes);
+        PyTuple_SetItem(tuple, i, bytes);
+    }
+    if (tuple)
+        describe_ordered(o, entries, count, now, fields);
+    return record_of(PagesToWrite, tuple);
+}
+
+/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, chains, histories) of pages to
+ * write to a device. */
+static PyObject *owner_start_writes(Owner *self, PyObject *args)
+{
+    unsigned long long frames;
+    unsigned int limit, device = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KI|I", &frames, &limit, &device) || !device_exists(device))
+        return NULL;
+    uint32_t *entries = malloc((size_t)limit * sizeof *entries + 1);
+    if (!entries)
+        return PyErr_NoMemory();
+    uint64_t now = pt_now_ns();
+    uint32_t count = pt_start_writes(&self->shared, device, frames, limit, now, entries);
+    PyObject *packed = pack_ordered(&self->shared, entries, count, now);
+    free(entries);
+    return packed;
+}
+
+/* end_writes(entries, results): ends writes that were commanded; results has an enum pt_write_result for each. */
+static PyObject *owner_end_writes(Owner *self, PyObject *args)
+{
+    PyObject *entries, *results;
+    array of[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &entries, &results))
+        return NULL;
+    if (!arrays_open((array_wanted[]){{entries, 4, "entries"}, {results, 1, "results"}}, 2, of))
+        return NULL;
+    uint64_t now = pt_now_ns();
+    for (Py_ssize_t i = 0; i < of[0].count; i++)
+        pt_end_write(&self->shared, ((uint32_t *)of[0].view.buf)[i],
+                     (enum pt_write_result)((uint8_t *)of[1].view.buf)[i], now, (uint32_t)i);
+    arrays_close(of, 2);
+    Py_RETURN_NONE;
+}
+
+/* Reads what was located in the fleet: the sizes and namespaces of `pages` pages, which may be without any. Returns false with an
+ * exception set. */
+static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssize_t pages, array *in, pt_located *located)
+{
+    if (!arrays_open((array_wanted[]){{sizes, 8, "sizes"}, {spaces, 4, "spaces"}}, 2, in))
+        return false;
+    bool valid = in[0].count == pages && located->reader.slot < PT_SLOTS;
+    for (Py_ssize_t i = 0; valid && i < pages; i++)
+        valid = space_exists(self, ((uint32_t *)in[1].view.buf)[i]);
+    located->sizes = in[0].view.buf;
+    located->spaces = in[1].view.buf;
+    if (!valid) {
+        PyErr_SetString(PyExc_ValueError, "there is no such slot or namespace, or there are not as many sizes as keys");
+        arrays_close(in, 2);
+    }
+    return valid;
+}
+
+static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located, const array *keys)
+{
+    PyObject *packed = NULL;
+    pt_answer *answers = malloc((size_t)keys->count * sizeof *answers + 1);
+    if (answers) {
+        pt_fetch(&self->shared, r, readers, located, keys->view.buf, (uint32_t)keys->count, answers);
+        packed = answers_pack(answers, keys->count);
+    } else {
+        PyErr_NoMemory();
+    }
+    free(answers);
+    return packed;
+}
+
+/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> (outcomes, entries, serials): grants frames
+ * for pages on disk to the slot of their device's worker (u32 for each device), at most most_frames for each device (u64). Pages
+ * that no tier of this host has, but that have a size, are granted to the fleet's worker, at most fleet_frames. */
+static PyObject *owner_fetch(Owner *self, PyObject *args)
+{
+    pt_request r = {.now = pt_now_ns(), .parts = 1};
+    pt_reader readers[PT_DEVICES] = {{0}};
+    unsigned long long ttl;
+    unsigned long long fleet_frames = 0;
+    PyObject *slots, *given, *most, *sizes = NULL, *spaces = NULL, *packed = NULL;
+    pt_located located = {{0}, NULL, NULL};
+    array of[3], in[2];
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO|IKOO", &slots, &ttl, &given, &most, &located.reader.slot, &fleet_frames,
+                                                &sizes, &spaces))
+        return NULL;
+    located.reader.most_frames = fleet_frames;
+    if (!arrays_open((array_wanted[]){{slots, 4, "slots"}, {most, 8, "most_frames"}}, 2, of))
+        return NULL;
+    bool valid = of[0].count <= PT_DEVICES;
+    for (Py_ssize_t i = 0; valid && i < of[0].count; i++) {
+        readers[i] = (pt_reader){((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], 0};
+        valid = readers[i].slot < PT_SLOTS;
+    }
+    arrays_close(of, 2);
+    if (!valid)
+        return PyErr_Format(PyExc_ValueError, "there is no such slot or device");
+    r.expires_ns = r.now + ttl;
+    if (!array_open(given, PT_KEY_BYTES, "keys", &of[2]))
+        return NULL;
+    if (!spaces) {
+        packed = fetch_pages(self, &r, readers, NULL, &of[2]);
+    } else if (located_open(self, sizes, spaces, of[2].count, in, &located)) {
+        packed = fetch_pages(self, &r, readers, &located, &of[2]);
+        arrays_close(in, 2);
+    }
+    PyBuffer_Release(&of[2].view);
+    return packed;
+}
+
+/* devices(entries) -> the device that each page is on, u8. */
+static PyObject *owner_devices(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *devices = PyBytes_FromStringAndSize(NULL, entries.count);
+    for (Py_ssize_t i = 0; devices && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        bool exists = entry < self->shared.view.entry_count;
+        PyBytes_AsString(devices)[i] = (char)(exists ? pt_device_of(&self->shared, entry) - self->shared.disk.devices : 0);
+    }
+    PyBuffer_Release(&entries.view);
+    return devices;
+}
+
+/* sizes(entries) -> bytes of each page, u64; 0 for an entry that does not exist. */
+static PyObject *owner_sizes(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *sizes = PyBytes_FromStringAndSize(NULL, 8 * entries.count);
+    for (Py_ssize_t i = 0; sizes && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        uint64_t size = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].size : 0;
+        memcpy(PyBytes_AsString(sizes) + 8 * i, &size, 8);
+    }
+    PyBuffer_Release(&entries.view);
+    return sizes;
+}
+
+/* chains(entries) -> u32 each: the run of pages with which a page was granted; 0 if unknown. */
+static PyObject *owner_chains(Owner *self, PyObject *args)
+{
+    PyObject *given;
+    array entries;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "O", &given) || !array_open(given, 4, "entries", &entries))
+        return NULL;
+    PyObject *chains = PyBytes_FromStringAndSize(NULL, 4 * entries.count);
+    for (Py_ssize_t i = 0; chains && i < entries.count; i++) {
+        uint32_t entry = ((uint32_t *)entries.view.buf)[i];
+        uint32_t chain = entry < self->shared.view.entry_count ? self->shared.view.entries[entry].chain : 0;
+        memcpy(PyBytes_AsString(chains) + 4 * i, &chain, 4);
+    }
+    PyBuffer_Release(&entries.view);
+    return chains;
+}
+
+/* count_fetched(pages, bytes, missed): counts the results of requests for pages on disk. */
+static PyObject *owner_count_fetched(Owner *self, PyObject *args)
+{
+    unsigned long long pages, bytes, missed;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "KKK", &pages, &bytes, &missed))
+        return NULL;
+    pt_daemon_counts *counters = &self->shared.view.header->counters;
+    counters->disk_read += pages;
+    counters->disk_read_bytes += bytes;
+    counters->disk_missed += missed;
+    Py_RETURN_NONE;
+}
