@@ -20,7 +20,6 @@ from pagetier.client.engines.sglang.tier_counts import by_tier
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
-from pagetier.client.match import Match
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -147,25 +146,13 @@ class StoragePages:
         self._client.prefetch_groups(found, timeout, hit)
         return hit.tokens // found.groups[0].group.page_tokens
 
-    def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
-        """Loads pages with full attention, and returns how many, from the first on. It does not count as a lookup."""
-        groups = self._opened()
-        if groups is None:
-            return 0
-        group, began = groups[FULL], time.monotonic()
-        return self._load(group, self._client.find(_keys(group, keys, extra)), indices, began)
-
-    def load_pool(self, name: str, keys: Sequence[str], indices: Any) -> int:
-        """Loads pages of any pool, and returns how many, from the first on. It does not count as a lookup."""
+    def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
+        """Loads pages of a pool, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
         if groups is None or not keys:
             return 0
         group, began = groups[name], time.monotonic()
-        return self._load(group, self._found(group.keys(hashes_of(keys))), indices, began)
-
-    def _load(self, group: EngineGroup, match: Match, indices: Any, began: float) -> int:
-        """Copies the pages of a match, and releases it."""
-        with match:
+        with self._client.find(_keys(group, keys, extra)) as match:
             pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
@@ -211,16 +198,6 @@ class StoragePages:
             keys = groups[transfer.name.value].keys(hashes[-needed:])
             if not (self._located(keys) & TierFlag.MEMORY).all():
                 self._client.prefetch(keys, self._timeout)
-
-    def _found(self, keys: Keys) -> Match:
-        """Returns the pages in memory, pinned, after the others were read. It does not count as a lookup."""
-        asked = (_whole(keys),)
-        found = self._client.find_groups(asked)
-        if found.tokens < found.asked:
-            found.release()
-            self._client.prefetch(keys, self._timeout).wait(self._timeout)
-            found = self._client.find_groups(asked)
-        return found.matches[0]
 
 
 def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
