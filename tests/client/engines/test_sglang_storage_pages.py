@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.storage_pages import StoragePages
 
@@ -36,11 +38,12 @@ def daemon() -> Iterator[DiskDaemon]:
         yield daemon
 
 
-def pages_of(client: Client, tensors: npt.NDArray[np.uint16], pool: str = FULL) -> StoragePages:
-    """Returns the pages of a pool with these tensors."""
-    planes = [list(part) for part in tensors]
-    cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
-    groups = {pool: EngineGroup(pool, cache, {}, TOKENS)}
+def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str) -> StoragePages:
+    """Returns the pages of pools with these tensors, by default that with full attention."""
+    planes, groups = [list(part) for part in tensors], {}
+    for pool in pools or (FULL,):
+        cache = client.register(planes, layout="separate_blocks", model=f"test {pool}", page_tokens=TOKENS)
+        groups[pool] = EngineGroup(pool, cache, {}, TOKENS)
     return StoragePages(client, lambda: groups, FleetLimits(10.0))
 
 
@@ -76,6 +79,24 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
         assert tokens_by_tier(daemon) == (tokens // 2, tokens, 0, 2 * tokens)
         assert pages.restorable(HASHES, (), None).lengths == tuple(range(1, PAGES + 1))
         assert tokens_by_tier(daemon) == (tokens // 2 + tokens, tokens, 0, 2 * tokens)
+
+
+def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:
+    """The answer says how far each pool goes. A prefix needs the last two pages of its window only."""
+    tensors = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    window = SimpleNamespace(name=SimpleNamespace(value=WINDOW), keys=HASHES[:2], hit_policy="trailing_pages")
+    with daemon.client(timeout=10.0) as client:
+        pages = pages_of(client, tensors, FULL, WINDOW)
+        assert all(pages.store(FULL, HASHES, SLOTS, None))
+        assert all(pages.store(WINDOW, HASHES[:3], SLOTS[: 3 * TOKENS], None))
+        for tier in ("memory", "disk"):
+            with patch.object(client, "find_groups", wraps=client.find_groups) as find:
+                found = pages.restorable(HASHES, [window], None)
+            assert find.call_count == 1
+            assert found.lengths == (1, 2, 3) and found.by_pool == {FULL: PAGES, WINDOW: 3}
+            assert tier == "disk" or not daemon.save().trouble
+            daemon.flush("memory")
+        assert tokens_by_tier(daemon) == (3 * TOKENS, 3 * TOKENS, 0, 2 * TOKENS)
 
 
 @pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
