@@ -43,13 +43,15 @@ class GroupKeys(msgspec.Struct, frozen=True):
 class Lookup(msgspec.Struct, frozen=True):
     """The counts that one request adds to the statistics, once.
 
+    The tokens are those that its lookup has found. An engine that knows it later may count only those that it loaded.
+
     Attributes:
         hit_pages: Pages that the first match of the request found in memory and needed.
         miss_pages: Further pages that the longest hit with keys would have needed.
-        memory_tokens: Tokens that were loaded, up to the first page that was on disk.
-        disk_tokens: Tokens that were loaded from that page on, except for those of the fleet.
-        missed_tokens: Tokens of full pages that no tier had.
-        remote_tokens: Tokens that were loaded from the first page on that came from the fleet.
+        memory_tokens: Tokens that were found, up to the first page that was on disk.
+        disk_tokens: Tokens that were found from that page on, except for those of the fleet.
+        missed_tokens: Tokens of full pages that were not found.
+        remote_tokens: Tokens that were found from the first page on that came from the fleet.
     """
 
     hit_pages: int

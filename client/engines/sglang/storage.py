@@ -67,7 +67,7 @@ class PagetierStorage(HiCacheStorage):
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
         """Loads pages into the host pool, and returns which were loaded."""
         pages = self._pages
-        loaded = self._safely(0, pages.load, keys, host_indices, extra_info) if pages else 0
+        loaded = self._safely(0, pages.load, PoolName.KV.value, keys, host_indices, extra_info) if pages else 0
         return [True] * loaded + [False] * (len(keys) - loaded)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
@@ -87,7 +87,7 @@ class PagetierStorage(HiCacheStorage):
 
     def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """Loads pages into the host pools, and returns which were loaded."""
-        return {transfer.name: self._load_pool(transfer) for transfer in transfers}
+        return {transfer.name: self._load_pool(transfer, extra_info) for transfer in transfers}
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
         """Stores pages of the host pools, and returns which are stored, or are being stored by another process."""
@@ -145,9 +145,10 @@ class PagetierStorage(HiCacheStorage):
         if pages is not None:
             self._safely(None, pages.close)
 
-    def _load_pool(self, transfer: Any) -> list[bool]:
+    def _load_pool(self, transfer: Any, extra: Any) -> list[bool]:
         pages, keys = self._pages, transfer.keys or []
-        loaded = self._safely(0, pages.load_pool, transfer.name.value, keys, transfer.host_indices) if pages else 0
+        wanted = (transfer.name.value, keys, transfer.host_indices, extra)
+        loaded = self._safely(0, pages.load, *wanted) if pages else 0
         return [True] * loaded + [False] * (len(keys) - loaded)
 
     def _store_pool(self, transfer: Any, extra: Any) -> list[bool]:

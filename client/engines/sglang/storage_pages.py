@@ -20,7 +20,6 @@ from pagetier.client.engines.sglang.tier_counts import by_tier
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
-from pagetier.client.match import Match
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm._core import KEY_BYTES, TierFlag
@@ -28,6 +27,7 @@ from pagetier.shm.protocol import Prompt
 
 _STORED: Final = frozenset((Outcome.STORED, Outcome.PRESENT, Outcome.PENDING))
 _TRAILING: Final = "trailing_pages"
+_MEMORY: Final = np.uint8(TierFlag.MEMORY)
 _MOST_BATCHES: Final = 4096  # between two reports
 
 Groups = Mapping[str, EngineGroup]
@@ -104,28 +104,30 @@ class StoragePages:
         asked = _keys(groups[FULL], keys, extra)
         prompt = _group_keys(groups, asked, hashes_of(keys), transfers)
         with self._client.find_groups(prompt) as found:
-            here = self._here(groups, asked, keys, transfers)
+            here = self._here(groups, found, keys, transfers)
             longest, fleet = max(here.lengths, default=0), self._from_fleet(found)
             self._count_lookup(found, max(longest, fleet), asked)
         if fleet > longest:
             return Restorable((*here.lengths, fleet), dict.fromkeys(here.by_pool, fleet))
         return here
 
-    def _here(self, groups: Groups, asked: Keys, keys: Sequence[str], transfers: Sequence[Any]) -> Restorable:
+    def _here(self, groups: Groups, found: GroupMatch, keys: Sequence[str], transfers: Sequence[Any]) -> Restorable:
         """Returns the prefixes that memory and disk have, and begins to read what is on disk only."""
-        with self._client.find_groups((_whole(asked),)) as found:
-            memory, pages = _pages(found, asked)
+        asked = found.groups[0].keys
+        located = self._located(asked)
+        pages = _leading(located)
         hashes, by_pool = hashes_of(keys[:pages]), {FULL: pages}
-        legal = np.ones(pages, bool)
+        # The tiers of the match are counted, so that no prefix may be longer if pages have come since.
+        legal = np.arange(pages) < found.available_tokens // asked.namespace.page_tokens
         for transfer in transfers:
-            located = self._located(groups[transfer.name.value].keys(hashes))
+            there = self._located(groups[transfer.name.value].keys(hashes)) != 0
             needed = max(1, len(transfer.keys or ())) if transfer.hit_policy == _TRAILING else pages
-            own = _whole_windows(located != 0, needed)
+            own = _whole_windows(there, needed)
             by_pool[transfer.name.value] = int(np.flatnonzero(own)[-1]) + 1 if own.any() else 0
             legal &= own
         lengths = (np.flatnonzero(legal) + 1).tolist()
         if lengths:
-            self._read(asked[: lengths[-1]], memory)
+            self._read(asked[: lengths[-1]], _leading(located & _MEMORY))
             self._read_windows(groups, hashes[: lengths[-1] * KEY_BYTES], transfers)
         return Restorable(tuple(lengths), by_pool)
 
@@ -147,25 +149,13 @@ class StoragePages:
         self._client.prefetch_groups(found, timeout, hit)
         return hit.tokens // found.groups[0].group.page_tokens
 
-    def load(self, keys: Sequence[str], indices: Any, extra: Any) -> int:
-        """Loads pages with full attention, and returns how many, from the first on. It does not count as a lookup."""
-        groups = self._opened()
-        if groups is None:
-            return 0
-        group, began = groups[FULL], time.monotonic()
-        return self._load(group, self._client.find(_keys(group, keys, extra)), indices, began)
-
-    def load_pool(self, name: str, keys: Sequence[str], indices: Any) -> int:
-        """Loads pages of any pool, and returns how many, from the first on. It does not count as a lookup."""
+    def load(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> int:
+        """Loads pages of a pool, and returns how many, from the first on. It does not count as a lookup."""
         groups = self._opened()
         if groups is None or not keys:
             return 0
         group, began = groups[name], time.monotonic()
-        return self._load(group, self._found(group.keys(hashes_of(keys))), indices, began)
-
-    def _load(self, group: EngineGroup, match: Match, indices: Any, began: float) -> int:
-        """Copies the pages of a match, and releases it."""
-        with match:
+        with self._client.find(_keys(group, keys, extra)) as match:
             pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
 
@@ -209,18 +199,8 @@ class StoragePages:
         for transfer in transfers:
             needed = len(transfer.keys or ()) * KEY_BYTES if transfer.hit_policy == _TRAILING else 0
             keys = groups[transfer.name.value].keys(hashes[-needed:])
-            if not (self._located(keys) & TierFlag.MEMORY).all():
+            if not (self._located(keys) & _MEMORY).all():
                 self._client.prefetch(keys, self._timeout)
-
-    def _found(self, keys: Keys) -> Match:
-        """Returns the pages in memory, pinned, after the others were read. It does not count as a lookup."""
-        asked = (_whole(keys),)
-        found = self._client.find_groups(asked)
-        if found.tokens < found.asked:
-            found.release()
-            self._client.prefetch(keys, self._timeout).wait(self._timeout)
-            found = self._client.find_groups(asked)
-        return found.matches[0]
 
 
 def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began: float) -> int:
@@ -230,6 +210,11 @@ def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began:
         nbytes = pages * paged.page.nbytes / paged.shard.parts
         batches.append(CopiedBatch(pages, nbytes / max(1e-9, time.monotonic() - began) / 1e9))
     return pages
+
+
+def _leading(flags: npt.NDArray[np.uint8]) -> int:
+    """Returns how many pages, from the first on, have a flag."""
+    return len(flags) if flags.all() else int((flags == 0).argmax())
 
 
 def _whole_windows(there: npt.NDArray[np.bool_], needed: int) -> npt.NDArray[np.bool_]:

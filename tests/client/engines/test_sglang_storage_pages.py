@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +18,18 @@ import pytest
 import torch
 
 from disk_daemon import DiskDaemon
+from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.engines.sglang.device_pools import FULL
+from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.storage_pages import StoragePages
 
 LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4
 HASHES = [sha256(b"%d" % page).hexdigest() for page in range(PAGES)]
 SLOTS = torch.arange(PAGES * TOKENS)
+LONG_S, SOON_S = 20.0, 5.0
 
 
 @pytest.fixture
@@ -31,11 +38,12 @@ def daemon() -> Iterator[DiskDaemon]:
         yield daemon
 
 
-def pages_of(client: Client, tensors: npt.NDArray[np.uint16], pool: str = FULL) -> StoragePages:
-    """Returns the pages of a pool with these tensors."""
-    planes = [list(part) for part in tensors]
-    cache = client.register(planes, layout="separate_blocks", model="test", page_tokens=TOKENS)
-    groups = {pool: EngineGroup(pool, cache, {}, TOKENS)}
+def pages_of(client: Client, tensors: npt.NDArray[np.uint16], *pools: str) -> StoragePages:
+    """Returns the pages of pools with these tensors, by default that with full attention."""
+    planes, groups = [list(part) for part in tensors], {}
+    for pool in pools or (FULL,):
+        cache = client.register(planes, layout="separate_blocks", model=f"test {pool}", page_tokens=TOKENS)
+        groups[pool] = EngineGroup(pool, cache, {}, TOKENS)
     return StoragePages(client, lambda: groups, FleetLimits(10.0))
 
 
@@ -48,6 +56,11 @@ def tokens_by_tier(daemon: DiskDaemon) -> tuple[int, int, int, int]:
     return memory, disk, remote, missed
 
 
+def pins(daemon: DiskDaemon) -> int:
+    """Returns the number of pages that are pinned."""
+    return sum(slot.pins for slot in daemon.slots())
+
+
 def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemon) -> None:
     """SGLang asks before it loads; what it loads counts no second time."""
     tensors, tokens = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16), PAGES * TOKENS
@@ -58,27 +71,46 @@ def test_a_question_counts_once_in_the_tier_that_has_the_pages(daemon: DiskDaemo
         assert tokens_by_tier(daemon) == (0, 0, 0, tokens)
         assert all(pages.store(FULL, HASHES, SLOTS, None))
         assert pages.count(HASHES[:2] + unknown, None) == 2
-        assert pages.load(HASHES[:2], SLOTS[: 2 * TOKENS], None) == 2
+        assert pages.load(FULL, HASHES[:2], SLOTS[: 2 * TOKENS], None) == 2
         assert tokens_by_tier(daemon) == (tokens // 2, 0, 0, 2 * tokens)
         assert not daemon.save().trouble
         daemon.flush("memory")
-        assert pages.count(HASHES, None) == PAGES and pages.load(HASHES, SLOTS, None) == PAGES
+        assert pages.count(HASHES, None) == PAGES and pages.load(FULL, HASHES, SLOTS, None) == PAGES
         assert tokens_by_tier(daemon) == (tokens // 2, tokens, 0, 2 * tokens)
         assert pages.restorable(HASHES, (), None).lengths == tuple(range(1, PAGES + 1))
         assert tokens_by_tier(daemon) == (tokens // 2 + tokens, tokens, 0, 2 * tokens)
 
 
-def test_a_load_goes_on_to_the_fleet_also_if_nothing_was_asked_before(tmp_path: Path) -> None:
+def test_a_question_of_several_pools_matches_once(daemon: DiskDaemon) -> None:
+    """The answer says how far each pool goes. A prefix needs the last two pages of its window only."""
+    tensors = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    window = SimpleNamespace(name=SimpleNamespace(value=WINDOW), keys=HASHES[:2], hit_policy="trailing_pages")
+    with daemon.client(timeout=10.0) as client:
+        pages = pages_of(client, tensors, FULL, WINDOW)
+        assert all(pages.store(FULL, HASHES, SLOTS, None))
+        assert all(pages.store(WINDOW, HASHES[:3], SLOTS[: 3 * TOKENS], None))
+        for tier in ("memory", "disk"):
+            with patch.object(client, "find_groups", wraps=client.find_groups) as find:
+                found = pages.restorable(HASHES, [window], None)
+            assert find.call_count == 1
+            assert found.lengths == (1, 2, 3) and found.by_pool == {FULL: PAGES, WINDOW: 3}
+            assert tier == "disk" or not daemon.save().trouble
+            daemon.flush("memory")
+        assert tokens_by_tier(daemon) == (3 * TOKENS, 3 * TOKENS, 0, 2 * TOKENS)
+
+
+@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+def test_a_load_goes_on_to_the_fleet_also_if_nothing_was_asked_before(tmp_path: Path, pool: str) -> None:
     tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
     content = tensors.copy()
     url = f"file://{tmp_path}"
     with ExitStack() as stack:
         here, there = (FleetHost(url, stack, *PATIENT) for _ in range(2))
-        near, far = (pages_of(host.client, tensors) for host in (here, there))
-        assert all(near.store(FULL, HASHES, SLOTS, None))
+        near, far = (pages_of(host.client, tensors, pool) for host in (here, there))
+        assert all(near.store(pool, HASHES, SLOTS, None))
         here.wait_shared(PAGES)
         tensors[:, :, :PAGES] = 0
-        assert far.load(HASHES, SLOTS, None) == PAGES
+        assert far.load(pool, HASHES, SLOTS, None) == PAGES
         assert np.array_equal(tensors, content)
         counts = there.daemon.slots()
         assert sum(slot.counts.memory_tokens + slot.counts.missed_tokens for slot in counts) == 0
@@ -95,5 +127,41 @@ def test_a_load_reads_pages_that_are_on_disk(daemon: DiskDaemon, pool: str) -> N
         assert not daemon.save().trouble
         daemon.flush("memory")
         tensors[:] = 0
-        assert pages.load_pool(pool, HASHES, SLOTS) == PAGES
+        assert pages.load(pool, HASHES, SLOTS, None) == PAGES
         assert np.array_equal(tensors, content)
+
+
+@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+def test_a_load_of_pages_that_are_nowhere_does_not_ask_the_daemon(daemon: DiskDaemon, pool: str) -> None:
+    tensors = np.ones((2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    with daemon.client(timeout=10.0) as client:
+        pages = pages_of(client, tensors, pool)
+        assert all(pages.store(pool, HASHES[:2], SLOTS[: 2 * TOKENS], None))
+        daemon.signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            assert pages.load(pool, HASHES, SLOTS, None) == 2
+            assert pages.load(pool, HASHES[2:], SLOTS[2 * TOKENS :], None) == 0
+            assert time.monotonic() - began < SOON_S, "a load waited for the daemon"
+        finally:
+            daemon.signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("pool", ["kv", "swa", "mamba"])
+def test_pages_in_memory_stay_while_a_load_waits_for_others(daemon: DiskDaemon, pool: str) -> None:
+    tensors = np.random.default_rng(1).integers(1, 1 << 16, (2, LAYERS, BLOCKS, TOKENS, 2, 8), np.uint16)
+    content = tensors.copy()
+    with daemon.client(timeout=LONG_S) as client, ThreadPoolExecutor(1) as thread:
+        pages = pages_of(client, tensors, pool)
+        assert all(pages.store(pool, HASHES, SLOTS, None))
+        assert not daemon.save().trouble
+        daemon.flush("memory")
+        assert pages.load(pool, HASHES[:2], SLOTS[: 2 * TOKENS], None) == 2
+        tensors[:, :, :PAGES] = 0
+        with daemon.stopped_worker():
+            load = thread.submit(pages.load, pool, HASHES, SLOTS, None)
+            assert eventually(lambda: pins(daemon) == 2, LONG_S), "pages may be evicted while others are read"
+            daemon.flush("memory")
+        assert load.result(LONG_S) == PAGES
+        assert np.array_equal(tensors, content)
+        assert pins(daemon) == 0
