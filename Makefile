@@ -180,7 +180,7 @@ demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
 	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
 
 # Most tests wait much of the time: mypy and a compiler of the lowest priority, which builds the C drivers, run beside
-# them. The drivers then run alone.
+# them. The drivers then run alone. An error of types ends the run, but after pytest: `make lint` is the quick check.
 test: venv
 	@$(MAKE) --no-print-directory style
 	@$(MAKE) --no-print-directory -j2 pytest beside

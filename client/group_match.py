@@ -43,7 +43,8 @@ class GroupKeys(msgspec.Struct, frozen=True):
 class Lookup(msgspec.Struct, frozen=True):
     """The counts that one request adds to the statistics, once.
 
-    The tokens are those that its lookup has found. An engine that knows it later may count only those that it loaded.
+    The tokens are those that its lookup has found. An engine that learns only later how many it
+    has loaded may count those instead.
 
     Attributes:
         hit_pages: Pages that the first match of the request found in memory and needed.

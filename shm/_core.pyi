@@ -494,7 +494,8 @@ def check_blocks_apart(cache_blocks: int, block_tokens: int, pages: Array, block
     """Checks the same as check_blocks(), and that no token of the cache would be written twice.
 
     Raises:
-        ValueError: As for check_blocks(), or two pages have a token in common, or a block is at two places of the table.
+        ValueError: As for check_blocks(), or two pages have a token in common, or a block is at two places that are
+            copied.
     """
 
 class Pins:

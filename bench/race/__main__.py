@@ -140,8 +140,10 @@ def _isolated(command: list[str]) -> list[str]:
 
 
 def _have_huge_pages() -> None:
-    """Continues with a /dev/shm of its own that offers huge pages, as docs/sizing.md says; not without root."""
-    if os.geteuid() == 0 and shutil.which("unshare") and _OWN_SHM not in os.environ:
+    """Continues with a /dev/shm of its own that offers huge pages, as docs/sizing.md says, where that is possible."""
+    if _OWN_SHM in os.environ or os.geteuid() != 0 or not shutil.which("unshare"):
+        return
+    if subprocess.run(with_shm("huge=advise", "true"), capture_output=True, check=False).returncode == 0:
         command = with_shm("huge=advise", sys.executable, "-m", "race", *sys.argv[1:])
         os.execvpe(command[0], command, os.environ | {_OWN_SHM: "1"})
 

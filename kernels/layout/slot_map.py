@@ -127,7 +127,7 @@ def slot_map(
     tokens = range(position, ends) if tokens is None else tokens
     if min(count, page_tokens - 1, block_tokens - 1) < 0 or tokens.step != 1:
         raise ValueError("pages and blocks have at least one token, and a range of tokens has step 1")
-    if max(abs(position), abs(ends), page_tokens, len(table) * block_tokens) >= _FARTHEST:
+    if max(abs(position), abs(ends), page_tokens, block_tokens, len(table) * block_tokens) >= _FARTHEST:
         raise ValueError(f"tokens {position} to {ends} of {len(table)} blocks of {block_tokens}: more than 62 bits")
     tokens = tokens or range(position, position)
     if len(tokens) and not (max(0, position) <= tokens.start and tokens.stop <= min(ends, len(table) * block_tokens)):

@@ -23,7 +23,7 @@ from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.tables import PLANE, TOKENS, TableRows, row_bytes, token_rows
 from pagetier.shm._core import check_blocks, check_blocks_apart
 
-_FEW: Final = 64  # pages of one copy, of most
+_USUAL_PAGES: Final = 64  # most copies have at most so many
 
 
 class Transfer(msgspec.Struct, frozen=True, eq=False):
@@ -87,7 +87,7 @@ class PagedCache:
                 layers.append(plane.layer)
         self._all = _planes(rows, layers, range(page.tokens))
         self._shares = tuple(_shares(rows, layers, [its.tokens(page.tokens) for its in heads]))
-        self._in_a_row = _whole_pages(_FEW, page.tokens)
+        self._in_a_row = _whole_pages(_USUAL_PAGES, page.tokens)
 
     def in_a_row(self, blocks: npt.NDArray[np.int32], skip: npt.NDArray[np.uint8]) -> SlotMap:
         """Returns the slots of whole pages that are in the blocks one after the other.

@@ -35,22 +35,13 @@ static PyObject *check_slots(PyObject *module, PyObject *args)
     return flaw == PT_SLOTS_SOUND ? Py_NewRef(Py_None) : NULL;
 }
 
-static bool blocks_exist(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, long long blocks)
-{
-    int64_t block;
-    bool exist = pt_blocks_exist(t, ranges, count, blocks, &block);
-    if (!exist)
-        PyErr_Format(PyExc_ValueError, "block %lld does not exist: the cache has %lld blocks", (long long)block, blocks);
-    return exist;
-}
-
-static bool blocks_apart(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, long long blocks)
+static bool blocks_apart(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, int64_t highest)
 {
     if (pt_ranges_overlap(ranges, count)) {
         PyErr_SetString(PyExc_ValueError, "two pages would be loaded to the same tokens");
         return false;
     }
-    uint8_t *seen = PyMem_Calloc((size_t)blocks / 8 + 1, 1);
+    uint8_t *seen = PyMem_Calloc((size_t)(highest + 1) / 8 + 1, 1);
     if (!seen) {
         PyErr_NoMemory();
         return false;
@@ -62,7 +53,8 @@ static bool blocks_apart(const pt_transfer *t, const pt_slot_range *ranges, int6
     return block < 0;
 }
 
-typedef bool blocks_check(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, long long blocks);
+/* Checks blocks that exist, of which `highest` is the highest. */
+typedef bool blocks_check(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, int64_t highest);
 
 static bool blocks_pass(const pt_transfer *t, long long blocks, blocks_check *check)
 {
@@ -71,8 +63,11 @@ static bool blocks_pass(const pt_transfer *t, long long blocks, blocks_check *ch
         PyErr_NoMemory();
         return false;
     }
-    int64_t count = pt_slot_ranges(t, ranges);
-    bool passed = blocks_exist(t, ranges, count, blocks) && (!check || check(t, ranges, count, blocks));
+    int64_t count = pt_slot_ranges(t, ranges), block;
+    bool passed = pt_blocks_exist(t, ranges, count, blocks, &block);
+    if (!passed)
+        PyErr_Format(PyExc_ValueError, "block %lld does not exist: the cache has %lld blocks", (long long)block, blocks);
+    passed = passed && (!check || check(t, ranges, count, block));
     PyMem_Free(ranges);
     return passed;
 }

@@ -244,7 +244,7 @@ def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: r
 
 
 @pytest.mark.parametrize(
-    ("position", "count", "page", "block"), [(2**62, 0, 1, 1), (-(2**62), 1, 1, 1), (0, 2, 2**61, 1), (0, 0, 1, 2**62)]
+    ("position", "count", "page", "block"), [(2**62, 0, 1, 1), (-(2**62), 1, 1, 1), (0, 2, 2**61, 1), (0, 0, 1, 2**63)]
 )
 def test_positions_over_62_bits_are_rejected(position: int, count: int, page: int, block: int) -> None:
     with pytest.raises(ValueError, match="more than 62 bits"):
@@ -294,3 +294,6 @@ def test_tables_that_were_not_checked_before_are_rejected() -> None:
         with pytest.raises(ValueError, match="skip: 2 flags for 1 pages"):
             check(4, 2, token_rows([0], 0, 3), blocks, bytes(2))
         check(0, 2, token_rows([], 0, 0), blocks[:0], b"")
+        check(2**62, 2, token_rows([0], 0, 3), blocks, b"")
+        with pytest.raises(ValueError, match="block 0 does not exist: the cache has -1 blocks"):
+            check(-1, 2, token_rows([0], 0, 3), blocks, b"")

@@ -53,15 +53,19 @@ static inline int64_t pt_slot_ranges(const pt_transfer *t, pt_slot_range *ranges
     return count;
 }
 
-/* Returns whether all blocks that the pages use are less than `blocks`; otherwise *block is one that is not. */
+/* Returns whether all blocks that the pages use are in 0 .. blocks-1. *block is the highest of them, -1 if there is none;
+ * after false it is one that does not exist. */
 static inline bool pt_blocks_exist(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, int64_t blocks, int64_t *block)
 {
+    int64_t highest = *block = -1;
     for (int64_t i = 0; i < count; i++)
         for (int64_t at = ranges[i].from / t->block_tokens; at <= (ranges[i].to - 1) / t->block_tokens; at++) {
             *block = t->blocks[at];
             if (*block < 0 || *block >= blocks)
                 return false;
+            highest = *block > highest ? *block : highest;
         }
+    *block = highest;
     return true;
 }
 
@@ -75,7 +79,8 @@ static inline bool pt_ranges_overlap(const pt_slot_range *ranges, int64_t count)
 }
 
 /* Returns a block that is at two places of the table which the pages use, -1 if there is none. The pages do not overlap,
- * but two may share a place, and all blocks exist. `seen` has a bit for each block of the cache, all clear. */
+ * but two may share a place, and all blocks exist. `seen` has a bit for each block up to the
+ * highest, all clear. */
 static inline int64_t pt_repeated_block(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, uint8_t *seen)
 {
     int64_t last = -1;
