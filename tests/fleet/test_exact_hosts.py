@@ -142,15 +142,17 @@ def test_damaged_objects_are_misses_and_counted(fleet: Fleet) -> None:
         loaded = fleet.second.load(f"damaged {name}", 1, SMALL)
         assert loaded.pages == 1 and np.array_equal(loaded.out[0], pages[name][0]), name
 
+    absent = {"version", "1 bytes", "127 bytes", "128 bytes"}
+
     def counted() -> bool:
+        """The worker reports what it found wrong a little later than what it read."""
         now = fleet.second.report
         misses = now.unread - before.unread + now.absent - before.absent
-        return misses == len(lost) and now.read == before.read + len(exact)
+        wrong = now.damaged + now.foreign - before.damaged - before.foreign
+        read = now.read - before.read
+        return (misses, wrong, read) == (len(lost), len(lost) - len(absent), len(exact))
 
     assert eventually(counted), (before, fleet.second.report)
-    wrong = fleet.second.report.damaged + fleet.second.report.foreign - before.damaged - before.foreign
-    absent = {"version", "1 bytes", "127 bytes", "128 bytes"}
-    assert wrong == len(lost) - len(absent), fleet.second.report
     assert fleet.second.report.restarts == before.restarts and not fleet.second.report.breaker_open
 
 

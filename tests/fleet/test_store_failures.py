@@ -71,7 +71,7 @@ def recovers(opened: OpenedFleet, page: Outgoing) -> bool:
 
 def test_s3_is_stopped_and_continued(own_s3: S3Server) -> None:
     opened = filled(own_s3.url)
-    own_s3.process.send(signal.SIGSTOP)
+    own_s3.process.stop()
     assert_misses_in_time(opened)
     own_s3.process.send(signal.SIGCONT)
     assert recovers(opened, PAGES[0])
@@ -119,7 +119,7 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
 def test_mooncake_is_stopped_and_continued(own_mooncake: MooncakeServers, role: str) -> None:
     opened = filled(own_mooncake.url)
     process: ServerProcess = getattr(own_mooncake, role)
-    process.send(signal.SIGSTOP)
+    process.stop()
     with lasts(2 * TIMEOUT_S + SLACK_S):
         outcome = opened.outcome(PAGES[0])
     assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -47,6 +48,11 @@ class ServerProcess:
 
     def send(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
+
+    def stop(self) -> None:
+        """Stops the server by SIGSTOP. Returns when all threads have stopped, which go on until one of them sees it."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         self._child.kill()
