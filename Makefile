@@ -179,17 +179,14 @@ demo: $(VENV)/.demo core
 demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
 	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
 
-# Most tests wait much of the time: mypy and a compiler of the lowest priority, which builds the C drivers, run beside
-# them. The drivers then run alone. An error of types ends the run, but after pytest: `make lint` is the quick check.
-test: venv
-	@$(MAKE) --no-print-directory style
-	@$(MAKE) --no-print-directory -j2 pytest beside
+# Most tests wait most of the time: a compiler of the lowest priority builds the C drivers beside them, which then run alone.
+test: lint
+	@$(MAKE) --no-print-directory -j2 pytest drivers
 	@$(MAKE) --no-print-directory stress
 	@$(MAKE) --no-print-directory fuzz
 
-.PHONY: beside
-beside:
-	@nice -n 19 $(MAKE) --no-print-directory types
+.PHONY: drivers
+drivers:
 	@$(if $(STRESS),nice -n 19 $(MAKE) --no-print-directory -C $(dir $(STRESS)) built)
 	@nice -n 19 $(MAKE) --no-print-directory -C tests/shm/fuzz built
 
