@@ -178,7 +178,8 @@ def test_a_short_soak_finds_no_violation_and_no_growth(tmp_path: Path) -> None:
 
 def test_a_daemon_that_leaks_is_found(tmp_path: Path) -> None:
     run = Run(tmp_path, *SOAK, "--churn", broken=LEAK)  # one daemon, since growth is judged within a life
-    assert run.code == 1 and run.kinds == {Kind.GREW}, run.output
+    # On a busy machine the daemon also becomes slower.
+    assert run.code == 1 and Kind.GREW in run.kinds and run.kinds <= {Kind.GREW, Kind.SLOWER}, run.output
     grown = {growth.name for growth in run.report.results.growths if not growth.flat}
     assert {"descriptors, daemon", "RssAnon, daemon"} & grown, run.output
 
