@@ -20,6 +20,7 @@ from oracle.samples import Caps, Sample, end_of, segments_bytes
 from oracle.witness import PromptPage, Witness
 from pagetier.client import Client, Keys
 from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.daemon.disk.disk_report import Standing
 from pagetier.shm._core import TierFlag
 from pagetier.shm.protocol import Save, Saved
 from simulator.chapters import Verdict, responses
@@ -173,10 +174,20 @@ class FinalAudit:
         eventually(lambda: not self._daemon.header().open_entries, self._scene.expiry + 2.0)
         eventually(lambda: all(slot.name in WORKER_NAMES for slot in self._daemon.slots()), 2.0)
         if self._scene.disk:
+            self._await_all_disks()  # the pages of one that is not open yet are found by no match
             eventually(self._saved, _PATIENCE_S)
         if self._scene.fleet and not eventually(self._fleet_rests, _FLEET_RESTS_S):
             status = self._daemon.snapshot().fleet
             self._cluster.violation(Kind.GREW, f"pages of the fleet at rest: {status}")
+
+    def _await_all_disks(self) -> None:
+        def opened() -> bool:
+            time.sleep(_TICK_S)
+            standings = [device.standing for device in self._daemon.snapshot().disk.devices]
+            return standings == [Standing.OPEN] * self._scene.devices
+
+        if not eventually(opened, _PATIENCE_S):
+            raise RuntimeError(f"the disk tier did not open: {self._daemon.last_output()}")
 
     def _fleet_rests(self) -> bool:
         """Returns whether no page waits to be written or is being written, and no bounce buffer is lent."""
@@ -192,7 +203,7 @@ class FinalAudit:
 
     def _replace_daemon(self) -> None:
         """Kills the daemon at rest with SIGKILL and starts the next one; its worker dies with it."""
-        child, opened = self._daemon.serving, self._daemon.disks_opened()
+        child = self._daemon.serving
         if child is not None:
             self._processes.kill(child)
             self._processes.wait(child)
@@ -200,8 +211,6 @@ class FinalAudit:
         self._daemon.poll()
         self._daemon.start_daemon()
         self._daemon.await_serving()
-        if self._scene.disk:
-            self._daemon.await_disk(opened + self._scene.devices - 1)  # a daemon serves before its devices are open
         self._settle()
 
     def _lose_worker(self) -> None:
