@@ -249,6 +249,8 @@ def test_tokens_that_the_table_or_the_pages_do_not_have(position: int, tokens: r
 def test_positions_over_62_bits_are_rejected(position: int, count: int, page: int, block: int) -> None:
     with pytest.raises(ValueError, match="more than 62 bits"):
         slot_map([0], count, page, block, position, range(0))
+    with pytest.raises(ValueError, match="more than 62 bits"):
+        slot_map([], 0, 1, 2**62)
 
 
 @pytest.mark.parametrize("skip", [[], [True], [True] * 3, [[True, False]]], ids=str)

@@ -160,6 +160,17 @@ def test_blocks_that_are_not_copied_are_not_validated(way: Any, paged: PagedCach
     way(paged, slot_map([0, 1, 99, 99], 3, 4, 3).without([False, True, True]))
 
 
+@pytest.mark.parametrize("pages", [0, 1, 63, 65, 64, 500])
+def test_whole_pages_in_a_row(paged: PagedCache, pages: int) -> None:
+    """Four blocks of three tokens have three pages of four."""
+    ids, skip = np.arange(12 * pages, dtype=np.int32) // 3, np.zeros(0, np.uint8)
+    its, expected = paged.in_a_row(ids, skip), slot_map(ids, 9 * pages, 4, 3)
+    assert its.pages.tolist() == expected.pages.tolist() and its.blocks.tolist() == expected.blocks.tolist()
+    assert not its.pages.flags.writeable
+    with pytest.raises(ValueError, match=f"{len(ids) + 1} blocks end with 3 tokens of a page of 4"):
+        paged.in_a_row(np.append(ids, np.int32(0)), skip)
+
+
 def test_a_block_twice_in_a_load(paged: PagedCache) -> None:
     twice = slot_map([0, 1, 5, 1], 3, 4, 3)
     with pytest.raises(ValueError, match="block 1 would be loaded twice"):

@@ -79,8 +79,7 @@ static inline bool pt_ranges_overlap(const pt_slot_range *ranges, int64_t count)
 }
 
 /* Returns a block that is at two places of the table which the pages use, -1 if there is none. The pages do not overlap,
- * but two may share a place, and all blocks exist. `seen` has a bit for each block up to the
- * highest, all clear. */
+ * but two may share a place, and all blocks exist. `seen` has a bit for each block up to the highest, all clear. */
 static inline int64_t pt_repeated_block(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, uint8_t *seen)
 {
     int64_t last = -1;
