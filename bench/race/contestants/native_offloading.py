@@ -38,52 +38,49 @@ class NativeEngine:
         digest, step, hashes = b"", self._sizes.page_tokens, []
         for at in range(0, len(tokens) - step + 1, step):
             digest = hashlib.sha256(digest + tokens[at : at + step].tobytes()).digest()
-            hashes.append(self._key(digest, 0))
+            hashes.append(digest)
         return hashes
 
     def lookup(self, prompt: list[bytes]) -> int:
-        context = self._request()
-        found = next(
-            (at for at, key in enumerate(prompt) if self._manager.lookup(key, context) != self._hit), len(prompt)
-        )
-        return found + sum(path.exists() for path in self._paths(prompt[found:])) if self._folder else found
+        context, keys = self._request(), self._keys(prompt)
+        found = next((at for at, key in enumerate(keys) if self._manager.lookup(key, context) != self._hit), len(keys))
+        return found + sum(path.exists() for path in self._paths(keys[found:])) if self._folder else found
 
     def store(self, prompt: list[bytes], pages: Pages) -> int:
-        context = self._request()
-        prepared = self._manager.prepare_store(prompt, context)
+        context, keys = self._request(), self._keys(prompt)
+        prepared = self._manager.prepare_store(keys, context)
         if prepared is None:
             return 0
-        rows = {key: at for at, key in enumerate(prompt)}
+        rows = {key: at for at, key in enumerate(keys)}
         for key, block in zip(prepared.keys_to_store, prepared.store_spec.block_ids.tolist(), strict=True):
             self._memory[block] = pages[rows[key]]
         self._manager.complete_store(prepared.keys_to_store, context)
-        self._write(prompt, pages)
-        return len(prompt)
+        self._write(keys, pages)
+        return len(keys)
 
     def load(self, prompt: list[bytes], out: Pages) -> int:
-        context = self._request()
-        found = next(
-            (at for at, key in enumerate(prompt) if self._manager.lookup(key, context) != self._hit), len(prompt)
-        )
+        context, keys = self._request(), self._keys(prompt)
+        found = next((at for at, key in enumerate(keys) if self._manager.lookup(key, context) != self._hit), len(keys))
         if found:
-            spec = self._manager.prepare_load(prompt[:found], context)
+            spec = self._manager.prepare_load(keys[:found], context)
             for at, block in enumerate(spec.block_ids.tolist()):
                 out[at] = self._memory[block]
-            self._manager.complete_load(prompt[:found], context)
-        return found + self._read(prompt[found:], out[found:])
+            self._manager.complete_load(keys[:found], context)
+        return found + self._read(keys[found:], out[found:])
 
     def begin_store(self, prompt: list[bytes], pages: Pages) -> int:
-        prepared = self._manager.prepare_store(prompt, self._request())
+        keys = self._keys(prompt)
+        prepared = self._manager.prepare_store(keys, self._request())
         for at, block in enumerate(prepared.store_spec.block_ids.tolist()):
             self._memory[block][: self._sizes.page // 2] = pages[at][: self._sizes.page // 2]
-        for path, page in zip(self._paths(prompt), pages, strict=bool(self._folder)):
+        for path, page in zip(self._paths(keys), pages, strict=bool(self._folder)):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".tmp").write_bytes(page.tobytes()[: self._sizes.page // 2])
-        return len(prompt)
+        return len(keys)
 
     def begin_load(self, prompt: list[bytes]) -> int:
-        context = self._request()
-        found = [key for key in prompt if self._manager.lookup(key, context) == self._hit]
+        context, keys = self._request(), self._keys(prompt)
+        found = [key for key in keys if self._manager.lookup(key, context) == self._hit]
         if found:
             self._manager.prepare_load(found, context)
         return len(found)
@@ -96,27 +93,31 @@ class NativeEngine:
         self._manager.on_new_request(context)
         return context
 
-    def _paths(self, prompt: list[bytes]) -> list[Path]:
+    def _keys(self, prompt: list[bytes]) -> list[bytes]:
+        """Makes a key of each block hash, as vLLM's scheduler does for each request before it asks the manager."""
+        return [self._key(digest, 0) for digest in prompt]
+
+    def _paths(self, keys: list[bytes]) -> list[Path]:
         if self._folder is None:
             return []
-        names = [key[:-4].hex() for key in prompt]
+        names = [key[:-4].hex() for key in keys]
         return [self._folder / name[:3] / name[3:5] / f"{name}.bin" for name in names]
 
-    def _write(self, prompt: list[bytes], pages: Pages) -> None:
+    def _write(self, keys: list[bytes], pages: Pages) -> None:
         from vllm.v1.kv_offload.tiering.fs.io import batch_store_block
 
         if self._folder:
-            paths = [str(path) for path in self._paths(prompt)]
+            paths = [str(path) for path in self._paths(keys)]
             offsets = [at * self._sizes.page for at in range(len(paths))]
             with suppress(OSError):  # the tier logs a failed job; the pages stay in memory
                 for path in paths:
                     Path(path).parent.mkdir(parents=True, exist_ok=True)
                 batch_store_block(paths, pages.reshape(-1).data, offsets, self._sizes.page, self._direct)
 
-    def _read(self, prompt: list[bytes], out: Pages) -> int:
+    def _read(self, keys: list[bytes], out: Pages) -> int:
         from vllm.v1.kv_offload.tiering.fs.io import batch_load_block
 
-        paths = [str(path) for path in self._paths(prompt) if path.exists()]
+        paths = [str(path) for path in self._paths(keys) if path.exists()]
         offsets = [at * self._sizes.page for at in range(len(paths))]
         try:
             if paths:
