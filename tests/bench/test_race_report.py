@@ -46,6 +46,17 @@ def test_the_report_begins_with_what_pagetier_loses() -> None:
     assert "a load | x memcpy | 2 (2 to 2)" in rest
 
 
+def test_each_loss_has_its_reason_once_or_none_is_known() -> None:
+    lengths = [case_of(f"first token of {tokens} tokens, computed", 2.0) for tokens in (260, 1030)]
+    lost = document(race_of(SLOWER, *lengths)).split("Why:")[1].split("Of 3 comparisons")[0]
+    assert lost.count("- First tokens, computed (vLLM native): pagetier begins") == 1
+    assert "- a hit (files): the reason is not known." in lost and "warm reads" not in lost
+
+
+def test_without_a_loss_there_is_no_reason() -> None:
+    assert "Why:" not in document(race_of(FASTER))
+
+
 def test_more_right_pages_of_another_system_are_a_loss() -> None:
     seen = [("pagetier", 254), ("files", 256), ("LMCache", 200)]
     lines = [Observed(Observation("burst", name, "1", Served(right, 0, 512 - right))) for name, right in seen]

@@ -9,6 +9,7 @@ from race.contests.trust.failures import FAILURES
 from race.contests.trust.observation import Observation
 from race.report.cells import milliseconds, ratio_of, served_text, value_of
 from race.report.ratios import Comparison, Verdict, all_ratios
+from race.report.reasons import reasons_for
 from race.report.titles import TITLES
 from race.results import Observed, Race
 
@@ -23,6 +24,10 @@ def losses_section(race: Race) -> Iterator[str]:
         yield "| what | rival | pagetier | rival | ratio |"
         yield "| -- | -- | -: | -: | -: |"
         yield from map(_loss, behind)
+        yield ""
+        yield "Why:"
+        yield ""
+        yield from reasons_for(behind)
     elif ratios:
         yield "In no case of this run is the whole interval of a ratio below 1."
     yield ""

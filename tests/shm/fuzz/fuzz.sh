@@ -1,6 +1,6 @@
-# usage: sh fuzz.sh BINARY FUZZER SEED SECONDS: runs a fuzzer from its corpus on and prints one line. A finding is left
-# beside the binary, and printed in a form that can be pasted.
-binary=$1 fuzzer=$2 seed=$3 seconds=$4
+# usage: sh fuzz.sh BINARY FUZZER SEED SECONDS [MOST]: runs a fuzzer from its corpus on and prints one line. A finding is left
+# beside the binary, and printed in a form that can be pasted. An input that takes MOST seconds (10) is one, too.
+binary=$1 fuzzer=$2 seed=$3 seconds=$4 most=${5:-10}
 log=$binary.log
 
 python3 corpus.py unpack corpora/"$fuzzer".txt "$binary".corpus
@@ -10,7 +10,7 @@ if [ "$fuzzer" = messages ]; then export ASAN_OPTIONS=detect_leaks=0; fi
 PYTHONPATH=$PWD/$(dirname "$binary")/rooms:$PWD
 export PYTHONPATH
 
-"$binary" -seed="$seed" -max_total_time="$seconds" -timeout=10 -max_len=400 -len_control=0 -rss_limit_mb=2000 \
+"$binary" -seed="$seed" -max_total_time="$seconds" -timeout="$most" -max_len=400 -len_control=0 -rss_limit_mb=2000 \
     -artifact_prefix="$binary"- -print_final_stats=1 "$binary".corpus >"$log" 2>&1
 status=$?
 rm -f /dev/shm/"$FUZZ_SEGMENTS".*

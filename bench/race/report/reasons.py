@@ -1,0 +1,104 @@
+"""Why pagetier is behind where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from race.contestants.registry import FILES, NATIVE
+from race.report.ratios import Comparison
+
+VLLM = "vLLM"
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a rival is better in all cases whose names have one of these words.
+
+    Attributes:
+        contest: The contest of the cases.
+        words: Words of which the name of a case has one.
+        rivals: The rivals.
+        title: What the report calls these cases.
+        sentences: The reason.
+    """
+
+    contest: str
+    words: tuple[str, ...]
+    rivals: tuple[str, ...]
+    title: str
+    sentences: str
+
+    def explains(self, one: Comparison) -> bool:
+        """Returns whether a comparison belongs to these cases."""
+        figures = one.figures
+        return (
+            figures.contest == self.contest
+            and one.rival in self.rivals
+            and any(word in figures.case for word in self.words)
+        )
+
+
+_COMPUTED = (
+    "pagetier begins to copy what a request has computed when the model has run, before the first token is chosen:"
+    " 0.3 to 0.4 ms of the engine's thread, and the copy then shares the two cores with the engine."
+)
+REASONS = (
+    Reason(
+        "serving",
+        ("computed",),
+        (NATIVE,),
+        "first tokens, computed",
+        f"{_COMPUTED} Native's copy begins in the next step, after the token. It takes that step's time instead,"
+        " which these one-token requests do not show.",
+    ),
+    Reason(
+        "serving",
+        ("computed", "nothing cached"),
+        (VLLM,),
+        "requests that find nothing",
+        f"{_COMPUTED} vLLM alone keeps nothing.",
+    ),
+    Reason(
+        "router",
+        ("first turns",),
+        (NATIVE, VLLM),
+        "first turns of chats",
+        f"these are computed first tokens. {_COMPUTED}",
+    ),
+    Reason(
+        "router",
+        ("memory",),
+        (VLLM,),
+        "memory of four engines",
+        "vLLM alone has no memory beside that of its engines.",
+    ),
+    Reason(
+        "disk",
+        ("warm read",),
+        (FILES,),
+        "warm reads",
+        "the kernel's page cache has what was just written, and files read that. pagetier writes and reads past the"
+        " page cache, because its own memory is the cache, and this contest empties it.",
+    ),
+    Reason(
+        "disk",
+        ("read", "mixed"),
+        (NATIVE, FILES),
+        "reads from disk",
+        "pagetier reads a page into shared memory, checks every byte, and then copies it to the engine. These two read"
+        " straight into the engine's memory and check nothing.",
+    ),
+)
+
+
+def reasons_for(behind: Sequence[Comparison]) -> Iterator[str]:
+    """Yields the reasons of these comparisons, and the cases that have none."""
+    told = dict[Reason, None]()
+    for one in behind:
+        reason = next((each for each in REASONS if each.explains(one)), None)
+        if reason:
+            told[reason] = None
+        else:
+            yield f"- {one.figures.case} ({one.rival}): the reason is not known."
+    yield from (f"- {reason.title.capitalize()} ({', '.join(reason.rivals)}): {reason.sentences}" for reason in told)
