@@ -94,11 +94,11 @@ REASONS = (
 
 def reasons_for(behind: Sequence[Comparison]) -> Iterator[str]:
     """Yields the reasons of these comparisons, and the cases that have none."""
-    told = dict[Reason, None]()
+    given = dict[Reason, None]()
     for one in behind:
         reason = next((each for each in REASONS if each.explains(one)), None)
         if reason:
-            told[reason] = None
+            given[reason] = None
         else:
             yield f"- {one.figures.case} ({one.rival}): the reason is not known."
-    yield from (f"- {reason.title.capitalize()} ({', '.join(reason.rivals)}): {reason.sentences}" for reason in told)
+    yield from (f"- {reason.title.capitalize()} ({', '.join(reason.rivals)}): {reason.sentences}" for reason in given)
