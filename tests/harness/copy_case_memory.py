@@ -29,6 +29,12 @@ def moved_bytes(target: int, source: int, nbytes: int) -> None:
     ctypes.memmove(int(target), int(source), int(nbytes))
 
 
+class PlacedCopy(Copy, frozen=True, eq=False):
+    """A copy that keeps its memory as long as it exists."""
+
+    placed: Placed
+
+
 class Placed:
     """The cache and the arena of a case. expect() may be called after copies by another path."""
 
@@ -42,7 +48,7 @@ class Placed:
 
     def copy(self, direction: Direction) -> Copy:
         """Returns the case's copy in this direction."""
-        return Copy(direction, self.transfer, self.frames, self.planes)
+        return PlacedCopy(direction, self.transfer, self.frames, self.planes, self)
 
     def contents(self) -> tuple[Any, Any]:
         """Returns copies of cache and arena."""

@@ -112,6 +112,7 @@ class Scene:
         self.daemon.signal(signal.SIGUSR1)
         self.daemon.wait()
         self.daemon.start()
+        self._served_before = self.daemon.times_ready()  # the next one is another
         self.until_attached()
         self.until_disk_is_open()
 
