@@ -139,7 +139,7 @@ class AsyncCopier:
             job = LoadingJob(None, job.layers, self._loaded)
         return LoadHandle(job, gate)
 
-    def store(self, keys: Keys, slots: SlotMap, after: object = None) -> StoreHandle:
+    def store(self, keys: Keys, slots: SlotMap, after: object = None, delay: float = 0.0) -> StoreHandle:
         """Starts to store this rank's part of a page for each key, except for skipped pages.
 
         Pages become readable chunk by chunk, from the first page on. If the copies cannot keep up with the stores, the
@@ -151,6 +151,8 @@ class AsyncCopier:
             slots: The blocks of each key. Their content must not change until the store is ready or cancelled.
             after: An event of the engine that completes before the first byte is read; None to start at once. Later
                 stores wait for it too. If the event fails and the device reports it, only this store is cancelled.
+            delay: Seconds until the store begins, unless its handle is waited for before: the work of its thread then
+                does not compete with what the engine does next.
 
         Returns:
             The store.
@@ -160,7 +162,7 @@ class AsyncCopier:
         require_named(keys.namespace, self._cache.page)
         slots.require_whole(len(keys))
         gate = None if after is None else EngineEvent(after)
-        job = StoringJob(self._store_resources, keys, self._cache.storing(slots), gate)
+        job = StoringJob(self._store_resources, keys, self._cache.storing(slots), gate, delay)
         if gate is not None:
             gate.lost = job.cancel
         reason = "the copier was created in another process" if self._foreign else self._stores.broken

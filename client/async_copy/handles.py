@@ -33,6 +33,8 @@ class StoreHandle:
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
             return StoreResult(refused, "the store was started in another process")
+        if timeout > 0:
+            self._job.begin_now()
         self._job.wait_until(lambda: self._job.decided, timeout)
         return self._job.result
 
@@ -43,6 +45,8 @@ class StoreHandle:
 
     def wait_ended(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until the store has ended, and returns whether it has."""
+        if timeout > 0:
+            self._job.begin_now()
         return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def cancel(self) -> None:

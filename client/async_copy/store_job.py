@@ -96,15 +96,24 @@ class StoringJob(CopyJob):
     has_work_after_each_piece = True  # its pages become readable
 
     def __init__(
-        self, resources: StoreResources, keys: Keys, transfers: tuple[Transfer, ...], after: object = None
+        self,
+        resources: StoreResources,
+        keys: Keys,
+        transfers: tuple[Transfer, ...],
+        after: object = None,
+        delay: float = 0.0,
     ) -> None:
-        """Makes a store of the pages of these keys; each of the transfers is of all pages."""
+        """Makes a store of the pages of these keys; each of the transfers is of all pages.
+
+        `delay`: seconds from the first prepare() until the store starts, unless begin_now() is called before.
+        """
         super().__init__(after)
         self.result = StoreResult(bytes([Outcome.PENDING]) * len(keys), "the store is in progress")
         self.decided = False
         self._resources, self._keys, self._transfers = resources, keys, transfers
         self._backlog, self._settings, self._counts = resources.backlog, resources.settings, resources.counts
         self._sizes = bytes_of_pages(transfers, len(keys))
+        self._delay, self._begins_at = delay, math.inf
         self._pending: PendingReservation | None = None
         self._give_up_at = math.inf
         self._reservation: Reservation | None = None
@@ -114,6 +123,12 @@ class StoringJob(CopyJob):
         self._failed = False
         self._began_ns = 0
 
+    def begin_now(self) -> None:
+        """Ends the delay: somebody waits for the store. Thread-safe; has no effect in a forked child."""
+        if self._delay and not self.foreign:
+            self._delay = 0.0
+            self._wake()
+
     def reject(self, reason: str) -> None:
         """Ends the store before it started: all pages are rejected."""
         if self._pending is not None:
@@ -122,6 +137,8 @@ class StoringJob(CopyJob):
 
     def prepare(self, now: float) -> bool:
         """Implements CopyJob.prepare(). The store starts when the daemon has answered, or its time is over."""
+        if self._is_delayed(now):
+            return False
         if self._pending is None and not self._cancelled:
             # The time starts with the first attempt to send: the daemon has no part in a delay by the device.
             self._give_up_at = min(self._give_up_at, now + self._settings.reserve_timeout)
@@ -139,8 +156,14 @@ class StoringJob(CopyJob):
             self.reject(_NO_RESPONSE)
         return self._reservation is not None or self.decided
 
+    def _is_delayed(self, now: float) -> bool:
+        self._begins_at = min(self._begins_at, now + self._delay)
+        return bool(self._delay) and now < self._begins_at and not self._cancelled
+
     def retry_after(self, now: float) -> float:
-        """Implements CopyJob.retry_after(): the response and a cancel wake the queue."""
+        """Implements CopyJob.retry_after(): the response, a cancel and begin_now() wake the queue."""
+        if self._is_delayed(now):
+            return self._begins_at - now
         ends = self._give_up_at if self._pending is not None else min(self._give_up_at, self._resources.next_attempt)
         return max(0.0, ends - now)
 

@@ -49,7 +49,7 @@ def test_the_report_begins_with_what_pagetier_loses() -> None:
 def test_each_loss_has_its_reason_once_or_none_is_known() -> None:
     lengths = [case_of(f"first token of {tokens} tokens, computed", 2.0) for tokens in (260, 1030)]
     lost = document(race_of(SLOWER, *lengths)).split("Why:")[1].split("Of 3 comparisons")[0]
-    assert lost.count("- First tokens, computed (vLLM native): pagetier begins") == 1
+    assert lost.count("- First tokens, computed (vLLM native): pagetier prepares") == 1
     assert "- a hit (files): the reason is not known." in lost and "warm reads" not in lost
 
 

@@ -65,12 +65,14 @@ class EngineMachine(RuleBasedStateMachine):
     # ---- the engine
 
     @precondition(lambda self: len(self.free) >= MOST_PAGES * PAGE_BLOCKS)
-    @rule(prompt=prompts, pages=counts, waits=st.booleans(), hears=st.booleans())
-    def store(self, prompt: int, pages: int, waits: bool, hears: bool) -> None:
+    @rule(
+        prompt=prompts, pages=counts, waits=st.booleans(), hears=st.booleans(), delay=st.sampled_from([0.0, 0.0, 0.005])
+    )
+    def store(self, prompt: int, pages: int, waits: bool, hears: bool, delay: float) -> None:
         keys, blocks = Keys(SPACE, keys_of(prompt, pages).data), self.take(pages)
         after = EngineEvent() if waits else None
         copier = self.process.copier
-        one = Storing(copier, copier.store(keys, self.process.cache.slots(blocks), after), keys, blocks, after)
+        one = Storing(copier, copier.store(keys, self.process.cache.slots(blocks), after, delay), keys, blocks, after)
         if after is None:
             self.compute(one)
         else:

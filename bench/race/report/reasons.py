@@ -40,8 +40,8 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 _COMPUTED = (
-    "pagetier begins to copy what a request has computed when the model has run, before the first token is chosen:"
-    " 0.3 to 0.4 ms of the engine's thread, and the copy then shares the two cores with the engine."
+    "pagetier prepares the store of what a request has computed when the model has run, before the first token is"
+    " chosen: about 0.3 ms of the engine's thread. The copy begins 3 ms later."
 )
 REASONS = (
     Reason(
@@ -49,7 +49,7 @@ REASONS = (
         ("computed",),
         (NATIVE,),
         "first tokens, computed",
-        f"{_COMPUTED} Native's copy begins in the next step, after the token. It takes that step's time instead,"
+        f"{_COMPUTED} Native prepares and copies in the next step, after the token. It takes that step's time instead,"
         " which these one-token requests do not show.",
     ),
     Reason(

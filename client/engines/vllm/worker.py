@@ -24,6 +24,7 @@ _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other co
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
+_STORE_DELAY_S: Final = 0.003  # until then the engine chooses the token of the step, and should not share the GIL
 _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 
 
@@ -161,7 +162,7 @@ class WorkerHalf:
             rank_group = self._groups[first.group]
             data = b"".join(command.keys for command in commands)
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
-            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), after=event)
+            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, _STORE_DELAY_S)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
         if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:
             self._wait_or_cancel(self._storing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -185,6 +185,61 @@ def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: Worl
     process.answer()
     world.owner.settle()
     assert world.owner.open_entries == 0
+
+
+def delayed(process: Process, prompt: int) -> StoreHandle:
+    """Starts to store two pages after half a second. Its queue has taken it."""
+    keys, blocks = keys_of(prompt, 2), blocks_of(2)
+    process.cache.fill(blocks, pages_of(keys, PAGE))
+    store = process.copier.store(keys, process.cache.slots(blocks), delay=0.5)
+    process.step()
+    return store
+
+
+def test_a_delayed_store_asks_the_daemon_after_its_delay(world: World, process: Process) -> None:
+    store, queue = delayed(process, 1), process.lanes[0]
+    world.now += 0.4
+    assert queue.step() == pytest.approx(0.1) and not process.wire.sent
+    assert store.wait(0).pending == 2 and not store.wait_ended(0)  # polling does not end the delay
+    assert queue.step() == pytest.approx(0.1) and not process.wire.sent
+    world.now += 0.11
+    hear(process)
+    carried_out(process)
+    assert store.ended and store.wait(0).stored == 2
+
+
+def test_a_delayed_store_begins_when_it_is_waited_for(process: Process) -> None:
+    waits: list[Callable[[StoreHandle], object]] = [lambda one: one.wait(1e-6), lambda one: one.wait_ended(1e-6)]
+    for at, wait in enumerate(waits):
+        store = delayed(process, 1 + at)
+        wait(store)
+        process.lanes[0].wait_for_work(60.0)  # it is awake
+        hear(process)
+        carried_out(process)
+        assert store.ended and store.wait(0).stored == 2
+
+
+def test_a_delayed_store_that_is_cancelled_ends_at_once(process: Process) -> None:
+    store = delayed(process, 1)
+    store.cancel()
+    process.step()
+    assert store.ended and store.wait(0).refused == 2 and not process.wire.sent
+    assert process.copier.counts.cancelled == 2
+
+
+def test_a_delayed_store_does_not_delay_another_one(process: Process) -> None:
+    later, now = delayed(process, 1), granted(process, 2, 2)
+    carried_out(process)
+    assert now.ended and not later.ended
+
+
+def test_a_copier_that_closes_finishes_delayed_stores(process: Process) -> None:
+    store = delayed(process, 1)
+    assert not process.copier.close(0)
+    process.world.now += 0.6
+    hear(process)
+    carried_out(process)
+    assert store.wait(0).stored == 2 and process.copier.close(0)
 
 
 def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World, process: Process) -> None:
