@@ -7,7 +7,7 @@ PIP  := $(BIN)/pip --quiet --disable-pip-version-check
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
 CORE := shm/_core.abi3.so
-JOBS ?= 3
+JOBS ?= 4
 # Each process takes a row of tests, so that most modules start their daemon once, and helps the others at the end.
 PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 # Tests start hundreds of processes: without kept bytecode each compiles all modules again.

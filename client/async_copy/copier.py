@@ -150,10 +150,11 @@ class AsyncCopier:
         Args:
             keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order.
             slots: The blocks of each key. Their content must not change until the store is ready or cancelled.
-            after: An event of the engine that completes before the first byte is read; None to start at once. Later
-                stores wait for it too. If the event fails and the device reports it, only this store is cancelled.
-            delay: Seconds until the store begins, unless its handle is waited for before: the work of its thread then
-                does not compete with what the engine does next.
+            after: An event of the engine that completes before the first byte is read; None to start at once. Stores
+                that begin later wait for it too. If the event fails and the device reports it, only this store is
+                cancelled.
+            delay: Seconds until the store begins, unless its handle's begin() is called or it is waited for before: the
+                work of the copier's thread then does not compete with what the engine does next.
 
         Returns:
             The store.

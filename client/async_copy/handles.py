@@ -28,15 +28,20 @@ class StoreHandle:
     def wait(self, timeout: float) -> StoreResult:
         """Returns what became of each page, after waiting at most `timeout` seconds for the final result.
 
-        Pages that are not finished by then are pending. May be called again. In a forked child all pages are rejected.
+        Pages that are not finished by then are pending. May be called again. A timeout above 0 begins a delayed store.
+        In a forked child all pages are rejected.
         """
         if self._job.foreign:
             refused = bytes([Outcome.REFUSED]) * len(self._job.result)
             return StoreResult(refused, "the store was started in another process")
         if timeout > 0:
-            self._job.begin_now()
+            self.begin()
         self._job.wait_until(lambda: self._job.decided, timeout)
         return self._job.result
+
+    def begin(self) -> None:
+        """Begins a delayed store. Never waits, and has no effect on one that has begun."""
+        self._job.begin_now()
 
     @property
     def ended(self) -> bool:
@@ -44,9 +49,12 @@ class StoreHandle:
         return self._job.ended
 
     def wait_ended(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds until the store has ended, and returns whether it has."""
+        """Returns whether the store has ended, after waiting for it at most `timeout` seconds.
+
+        A timeout above 0 begins a delayed store.
+        """
         if timeout > 0:
-            self._job.begin_now()
+            self.begin()
         return self._job.ended or self._job.wait_until(lambda: self._job.ended, timeout)
 
     def cancel(self) -> None:

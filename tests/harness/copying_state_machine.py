@@ -118,6 +118,12 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.storing)
     @rule(pick=picks)
+    def begin_store(self, pick: int) -> None:
+        """Ends the delay of a store."""
+        self.storing[pick % len(self.storing)].store.begin()
+
+    @precondition(lambda self: self.storing)
+    @rule(pick=picks)
     def cancel_store(self, pick: int) -> None:
         """Cancels a store. Its blocks may have other content from then on."""
         one = self.storing[pick % len(self.storing)]

@@ -45,7 +45,7 @@ class Kit:
                 return [one.label for one in windows]
             case "read_the_rest_of_a_window":
                 return [one.label for one in windows if one.sliding_window_size > one.page_size]
-        return [one.label for one in configs if case == "read_prompt" or not one.has_mamba]
+        return [one.label for one in configs if case in ("read_prompt", "read_after_a_miss") or not one.has_mamba]
 
     def run(self, label: str, case: str) -> str:
         """Runs one case in a configuration, and returns "passed", or why it failed or was skipped."""
@@ -67,13 +67,27 @@ class _Case(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignor
     folder = Path()
 
     def _init_hicache(self, cache: Any, **options: Any) -> None:
-        with patch.object(mixins, "ServerArgs", partial(self._published, options["storage_dir"])):
+        folder = options.get("storage_dir", "")
+        with patch.object(mixins, "ServerArgs", partial(self._published, folder)):
             super()._init_hicache(cache, **options)
-        self.addCleanup(cache.cache_controller.storage_backend.close)
+        if folder:
+            self.addCleanup(cache.cache_controller.storage_backend.close)
 
     def _published(self, folder: str, **given: Any) -> Any:
-        """Returns SGLang's configuration of a tree with pagetier's storage."""
-        config = {
+        """Returns SGLang's configuration of a tree, with pagetier's storage if there is a folder."""
+        model = {
+            "device": "cpu",
+            "model_path": str(write_config(self.folder / self.cfg.label, Spec(heads=self.cfg.head_num))),
+        }
+        storage = {
+            "hicache_storage_backend": "dynamic",
+            "hicache_storage_backend_extra_config": json.dumps(self._config(folder)),
+        }
+        return get_context().override_server_args(**(given | model | (storage if folder else {}))).install()
+
+    def _config(self, folder: str) -> dict[str, Any]:
+        """Returns the configuration of pagetier's storage."""
+        return {
             "backend_name": "pagetier",
             "module_path": "pagetier.client.engines.sglang",
             "class_name": "PagetierStorage",
@@ -84,19 +98,24 @@ class _Case(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignor
             "salt": folder,
             "timeout": 10.0,
         }
-        storage = {
-            "device": "cpu",
-            "model_path": str(write_config(self.folder / self.cfg.label, Spec(heads=self.cfg.head_num))),
-            "hicache_storage_backend": "dynamic",
-            "hicache_storage_backend_extra_config": json.dumps(config),
-        }
-        return get_context().override_server_args(**(given | storage)).install()
 
     def read_prompt(self) -> None:
         """One tree stores a prompt, another one reads it and loads it back."""
         folder, seq = self._make_storage_dir(), self._buffer_swa_seq()
         expected = self._l3_produce(folder, seq, marker=_MARKER)
         tree, allocator, _ = self._l3_consumer(folder)
+        self._read(tree, allocator, seq, expected)
+
+    def read_after_a_miss(self) -> None:
+        """A tree asks for a prompt before another one stores it, and again afterwards."""
+        folder, seq = self._make_storage_dir(), self._buffer_swa_seq()
+        tree, allocator, _ = self._l3_consumer(folder)
+        self._consume_prefetch(tree, seq, CacheRequestHandle("early", 0))
+        self.assertEqual(match_prefix(tree, seq).host_hit_length, 0)
+        self._read(tree, allocator, seq, self._l3_produce(folder, seq, marker=_MARKER))
+
+    def _read(self, tree: Any, allocator: Any, seq: list[int], expected: Any) -> None:
+        """Reads a prompt from the store, loads it back, and compares its bytes."""
         self._consume_prefetch(tree, seq, CacheRequestHandle("read", 0))
         leaf = match_prefix(tree, seq).last_host_node
         self._load_back_node(tree, leaf)
@@ -104,6 +123,23 @@ class _Case(UnifiedRadixCacheStorageFixtures, unittest.TestCase):  # type: ignor
         self.assertEqual(len(slots), len(seq))
         for found, wanted in zip(self._snapshot_full_kv(allocator, slots), expected, strict=True):
             self.assertTrue(torch.equal(found, wanted))
+
+    def attach_again(self) -> None:
+        """A tree gets the store at run time, loses it and gets it again: both times it stores, and finds all pages."""
+        tree, allocator, requests = self._build_hicache_fixture()
+        config, seq = json.dumps(self._config(self._make_storage_dir())), self._make_seq(1, 4)
+        self._insert(tree, allocator, requests, seq)
+        for _ in range(2):
+            self.assertTrue(*tree.attach_storage_backend("dynamic", storage_backend_extra_config_json=config))
+            leaf = match_prefix(tree, seq).last_device_node
+            if not tree.tree_core.is_backuped(leaf):
+                self._backup_node(tree, leaf)
+            self._write_path_to_l3(tree, leaf)
+            self._flush_l3_backups(tree)
+            hashes = self._all_page_hashes(tree, leaf)
+            self.assertEqual(len(hashes), 4)
+            self.assertEqual(tree.cache_controller.storage_backend.batch_exists(hashes), 4)
+            self.assertTrue(*tree.detach_storage_backend())
 
     def read_into_a_tree_that_grows(self) -> None:
         """A tree without a host pool reads a prompt, of which another request computes the first page in between."""

@@ -15,6 +15,8 @@ pytest_plugins = ("sglang_daemon",)
     ("case", "configurations"),
     [
         ("read_prompt", 17),
+        ("read_after_a_miss", 17),
+        ("attach_again", 13),
         ("read_into_a_tree_that_grows", 13),
         ("read_a_window", 8),
         ("read_the_rest_of_a_window", 2),

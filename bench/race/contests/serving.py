@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -87,7 +88,7 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
         if stage.server is None:
             yield Absent("serving", LMCACHE, stage.reason)
         for number in range(ROUNDS[form] + 1):
-            for case, unit, name, value in _round(stage, form):
+            for case, unit, name, value in _medians(_round(stage, form)):
                 if number:
                     one = figures.setdefault(case, Figures("serving", case, unit, _best(unit), {}))
                     one.rounds.setdefault(NAMES[name], []).append(value)
@@ -136,6 +137,14 @@ def lmcache_transfer(port: int) -> dict[str, Any]:
     }
 
 
+def _medians(values: Values) -> Values:
+    """Yields one value for each case and engine of a round: the median of its repeats."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for case, unit, name, value in values:
+        found.setdefault((case, unit, name), []).append(value)
+    yield from ((*key, statistics.median(some)) for key, some in found.items())
+
+
 def _round(stage: Stage, form: Form) -> Values:
     prompts = {tokens: stage.contest.prompt(tokens) for tokens in LENGTHS[form]}
     yield from _first_tokens(stage, "computed", prompts)
@@ -165,6 +174,7 @@ def _first_tokens(stage: Stage, source: str, prompts: dict[int, list[int]], *lef
     for tokens, prompt in prompts.items():
         for name, engine in stage.in_turn(*left_out):
             answer = engine.run([prompt])
+            engine.settle()
             if source == "computed" or _hit(answer, tokens):
                 yield f"first token of {tokens} tokens, {source}", "ms", name, 1e3 * answer.seconds
 
@@ -194,6 +204,7 @@ def _convoy(stage: Stage, prompts: Sequence[list[int]]) -> Values:
     for name, engine in stage.in_turn():
         before = scene.loaded_bytes()
         answer = engine.run(prompts)
+        engine.settle()
         if name != ALONE and not _hit(answer, PREFIX):
             continue
         yield f"{what}, requests", "requests a second", name, len(prompts) / answer.seconds

@@ -63,8 +63,8 @@ def _goals(race: Race) -> Iterator[str]:
         return
     yield "## Goals"
     yield ""
-    yield "A goal is met if the whole interval of every case is above 1, missed if that of any case is below 1 (the"
-    yield "reasons are above), and undecided otherwise."
+    yield "A goal is met if the whole interval of every case is above 1, missed if that of any case is below 1,"
+    yield "and undecided otherwise."
     yield ""
     yield from (f"- {goal.sentence}: {verdict}." for goal, verdict in found)
     yield ""

@@ -49,23 +49,10 @@ REASONS = (
         ("computed",),
         (NATIVE,),
         "first tokens, computed",
-        f"{_COMPUTED} Native prepares and copies in the next step, after the token. It takes that step's time instead,"
-        " which these one-token requests do not show.",
+        f"{_COMPUTED} Native prepares its store before the model runs, and copies in the next step, after the token.",
     ),
-    Reason(
-        "serving",
-        ("computed", "nothing cached"),
-        (VLLM,),
-        "requests that find nothing",
-        f"{_COMPUTED} vLLM alone keeps nothing.",
-    ),
-    Reason(
-        "router",
-        ("first turns",),
-        (NATIVE, VLLM),
-        "first turns of chats",
-        f"these are computed first tokens. {_COMPUTED}",
-    ),
+    Reason("serving", ("computed",), (VLLM,), "first tokens, computed", f"{_COMPUTED} vLLM alone keeps nothing."),
+    Reason("router", ("first turns",), (NATIVE, VLLM), "first turns of chats", f"these are computed. {_COMPUTED}"),
     Reason(
         "router",
         ("memory",),
@@ -85,20 +72,21 @@ REASONS = (
         "disk",
         ("read", "mixed"),
         (NATIVE, FILES),
-        "reads from disk",
-        "pagetier reads a page into shared memory, checks every byte, and then copies it to the engine. These two read"
-        " straight into the engine's memory and check nothing.",
+        "disk",
+        "pagetier reads a page into shared memory, checks every byte, and then copies it to the engine. These two"
+        " check nothing, and native's functions read straight into the engine's memory.",
     ),
 )
 
 
 def reasons_for(behind: Sequence[Comparison]) -> Iterator[str]:
     """Yields the reasons of these comparisons, and the cases that have none."""
-    given = dict[Reason, None]()
+    given = dict[Reason, dict[str, None]]()
     for one in behind:
         reason = next((each for each in REASONS if each.explains(one)), None)
         if reason:
-            given[reason] = None
+            given.setdefault(reason, {})[one.rival] = None
         else:
             yield f"- {one.figures.case} ({one.rival}): the reason is not known."
-    yield from (f"- {reason.title.capitalize()} ({', '.join(reason.rivals)}): {reason.sentences}" for reason in given)
+    for reason, rivals in given.items():
+        yield f"- {reason.title.capitalize()} ({', '.join(rivals)}): {reason.sentences}"

@@ -22,7 +22,12 @@ from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, Sto
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
 from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PagedGroup, PinnedHit, Tracked
-from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
+from pagetier.client.engines.vllm.store_planner import (
+    blocks_of_others,
+    late_store_commands,
+    store_commands,
+    take_blocks,
+)
 from pagetier.client.engines.vllm.tier_reads import TierReads
 from pagetier.client.keys import Namespace
 
@@ -64,6 +69,7 @@ class SchedulerHalf:
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadCommand] = []
         self._written: set[int] = set()
+        self._given: dict[str, Sequence[Sequence[Any]]] = {}  # blocks of this step's requests that load nothing of ours
         self._late: list[StoreCommand] = []
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
@@ -131,17 +137,18 @@ class SchedulerHalf:
                 self._arriving.add(tracked, found.tokens)
         elif not external:
             self._lookups.count(tracked, NO_TOKENS)
+            self._given[request.request_id] = blocks
 
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
-        self._written.update(take_blocks(self._tracked, output))
+        self._written.update(take_blocks(self._tracked, output), blocks_of_others(self._tracked, self._given, output))
         gpu, tracked = self.gpu_pages, self._tracked
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
         stores = (*planned, *self._late)
         if self.announcer is not None:
             self.announcer.scheduled(map(tracked.get, output.num_scheduled_tokens), stores)
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
-        self._loads, self._late, self._written = [], [], set()
+        self._loads, self._late, self._written, self._given = [], [], set(), {}
         self._arriving.end_step()
         self._release_expired(time.monotonic())
         return commands

@@ -32,6 +32,25 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
     return written - {0}
 
 
+def blocks_of_others(
+    tracked: Mapping[str, Tracked], given: Mapping[str, Sequence[Sequence[Any]]], output: Any
+) -> Iterator[int]:
+    """Yields the blocks into which another connector loads in this step, beside which pagetier may be.
+
+    Args:
+        tracked: The requests.
+        given: By request, rows of vLLM's blocks for each group. They were allocated in this step.
+        output: vLLM's SchedulerOutput.
+    """
+    for name, rows in given.items():
+        one = tracked.get(name)
+        if one is None or (name in output.num_scheduled_tokens and one.request.num_computed_tokens <= one.computed):
+            continue
+        for group, row in zip(one.groups, rows, strict=False):
+            first = one.computed // group.kind.page_tokens
+            yield from (int(block.block_id) for block in row[first:] if not block.is_null)
+
+
 def _stop_unproven_stores(tracked: Mapping[str, Tracked], output: Any) -> None:
     """Stops storing requests for which another connector loads tokens in the step that computes others of them.
 

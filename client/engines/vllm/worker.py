@@ -24,7 +24,7 @@ _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other co
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
 _SYNC_LOAD_BYTES: Final = 256 << 20  # bytes per step that a CPU copies sooner than it wakes another thread to copy them
 _CLOSING_S: Final = 5.0
-_STORE_DELAY_S: Final = 0.003  # until then the engine chooses the token of the step, and should not share the GIL
+_STORE_DELAY_S: Final = 0.003  # an engine on the host has chosen the token of the step by then, with the GIL to itself
 _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 
 
@@ -124,6 +124,7 @@ class WorkerHalf:
         numbers = range(first, first + len(self.rank_groups))
         self._groups = dict(zip(numbers, self.rank_groups, strict=True))
         self._namespaces = {number: group.namespace for number, group in self._groups.items()}
+        self._store_delay = _STORE_DELAY_S if zeroing is Zeroing.AFTER_MAKE_ROOM else 0.0
         self.counters = ConnectorCounters()
         self._storing: list[_Storing] = []
         self._loading: dict[str, _Loading] = {}
@@ -162,7 +163,7 @@ class WorkerHalf:
             rank_group = self._groups[first.group]
             data = b"".join(command.keys for command in commands)
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
-            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, _STORE_DELAY_S)
+            store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, self._store_delay)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
         if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:
             self._wait_or_cancel(self._storing)
@@ -170,11 +171,12 @@ class WorkerHalf:
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001
         """Returns what has ended since the last call.
 
-        `idle`: the step computes nothing, so this waits briefly for loads.
+        `idle`: the step computes nothing, so stores begin at once, and this waits briefly for loads.
         """
         if not self._loading and not self._storing:
             return _NOTHING  # as in most steps
         if idle:
+            self._begin(self._storing)
             self._wait_a_moment()
         loaded = {request for request, loading in self._loading.items() if loading.ended}
         ended = {request: self._loading.pop(request) for request in loaded}
@@ -202,11 +204,18 @@ class WorkerHalf:
 
     def _wait_or_cancel(self, stores: Iterable[_Storing]) -> None:
         """Gives all stores together some time to end, then cancels the rest."""
-        ends = time.monotonic() + _CANCEL_AFTER_S
-        for storing in stores:
+        waited, ends = list(stores), time.monotonic() + _CANCEL_AFTER_S
+        self._begin(waited)
+        for storing in waited:
             if not storing.cancelled and not storing.store.wait_ended(max(0.0, ends - time.monotonic())):
                 storing.store.cancel()
                 storing.cancelled = True
+
+    @staticmethod
+    def _begin(stores: Iterable[_Storing]) -> None:
+        """Ends the delay of stores."""
+        for storing in stores:
+            storing.store.begin()
 
     @property
     def _sync_load_bytes(self) -> int:

@@ -213,7 +213,9 @@ def test_a_delayed_store_begins_when_it_is_waited_for(process: Process) -> None:
     for at, wait in enumerate(waits):
         store = delayed(process, 1 + at)
         wait(store)
-        process.lanes[0].wait_for_work(60.0)  # it is awake
+        began = time.monotonic()
+        process.lanes[0].wait_for_work(60.0)
+        assert time.monotonic() - began < 30, "nothing woke the queue"
         hear(process)
         carried_out(process)
         assert store.ended and store.wait(0).stored == 2

@@ -97,7 +97,13 @@ def close(process: Process) -> Change:
     return process.lanes[0].close
 
 
-CHANGES = (event, event_of_a_new_piece, response, end_of_the_daemon, cancel, cancel_in_flight, new_job, close)
+def begin(process: Process) -> Change:
+    store = process.copier.store(keys_of(1, 2), process.cache.slots(list(range(2 * PAGE_BLOCKS))), delay=600.0)
+    process.lanes[0].step()
+    return store.begin
+
+
+CHANGES = (event, event_of_a_new_piece, response, end_of_the_daemon, cancel, cancel_in_flight, new_job, close, begin)
 
 
 def while_it_looks(queue: StreamQueue, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,15 @@ def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
     assert fake.pinned == 0
 
 
+def test_blocks_into_which_another_connector_loads_are_written_in_that_step() -> None:
+    """Stores that still read them must end first: pages were stored with the other connector's bytes."""
+    half, one = half_of(FakeClient()), request()
+    half.expect(one, 0)
+    half.allocated(one, [[SimpleNamespace(block_id=at, is_null=False) for at in (4, 5)]], 0)
+    assert half.build(nothing_scheduled()).written == {4, 5}
+    assert half.build(nothing_scheduled()).written == set()
+
+
 def test_without_a_daemon_nothing_is_found() -> None:
     half = half_of(Client("/nowhere/pagetier.sock"))
     assert half.matched(request(), 0) == 0

@@ -10,7 +10,12 @@ import pytest
 
 from pagetier.client.engines.vllm.messages import StoreCommand, prompts_of
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
-from pagetier.client.engines.vllm.store_planner import late_store_commands, store_commands, take_blocks
+from pagetier.client.engines.vllm.store_planner import (
+    blocks_of_others,
+    late_store_commands,
+    store_commands,
+    take_blocks,
+)
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys
 from pagetier.shm.protocol import Prompt
@@ -254,3 +259,20 @@ def test_pages_are_not_stored_in_the_step_in_which_another_connector_loads(
     take_blocks({"one": one}, output)
     assert sum(len(blocks) for _, blocks in planned_stores(one, output)) == stores
     assert one.is_stale == (not stores)
+
+
+def rows(*numbers: int) -> list[list[Any]]:
+    """Returns vLLM's blocks of one group; 0 is its null block."""
+    return [[SimpleNamespace(block_id=number, is_null=not number) for number in numbers]]
+
+
+def test_another_connector_loads_into_the_blocks_of_requests_that_are_not_computed() -> None:
+    one = tracked(FullAttention(PAGE), tokens=18, computed=0, table=[])
+    one.computed = PAGE
+    given = {"one": rows(3, 0, 5, 6), "unknown": rows(9)}
+    waiting, computed = SimpleNamespace(num_scheduled_tokens={}), step(10)
+    assert list(blocks_of_others({"one": one}, given, waiting)) == [5, 6]
+    one.request.num_computed_tokens = PAGE
+    assert list(blocks_of_others({"one": one}, given, computed)) == []
+    one.request.num_computed_tokens = 3 * PAGE  # the other connector loads in the step that computes the rest
+    assert list(blocks_of_others({"one": one}, given, computed)) == [5, 6]

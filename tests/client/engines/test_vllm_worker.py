@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from secrets import token_hex
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
-from pagetier.client.engines.vllm.worker import WorkerHalf, Zeroing
+from pagetier.client.engines.vllm.worker import Finished, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys
 from pagetier.kernels.layout.page_layout import Shard
 from running_daemon import RunningDaemon
@@ -236,6 +237,47 @@ def loads_one(worker: WorkerHalf, client: Client, key: Keys) -> bool:
     with client.match(key) as match:
         worker.load([LoadCommand("one", (GroupLoad(0, match.to_handle(), (1,)),))])
         return not ends(worker).failed
+
+
+def stored_pages(client: Client, worker: WorkerHalf, prompt: int) -> int:
+    with client.match(keys_of(worker, 0, len(BLOCKS_TO_STORE), prompt)) as match:
+        return len(match)
+
+
+def test_a_store_waits_for_its_delay_or_for_a_step_that_computes_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
+    worker = worker_of(client, heads_first(), salt=token_hex(8))
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
+    time.sleep(0.05)
+    assert worker.finished(False) == Finished(frozenset(), frozenset(), frozenset(), frozenset())
+    assert worker._storing and not stored_pages(client, worker, 0)
+    ends(worker)
+    assert stored_pages(client, worker, 0) == len(BLOCKS_TO_STORE)
+
+
+def test_a_delayed_store_is_not_lost_to_a_step_that_needs_its_blocks(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them begin before the first one is waited for."""
+    monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
+    monkeypatch.setattr(half, "_CANCEL_AFTER_S", 20.0)
+    worker = worker_of(client, heads_first(), salt=token_hex(8))
+    for prompt in range(2):
+        worker.store([store_command(worker, 0, BLOCKS_TO_STORE, prompt=prompt)])
+    worker.make_room(StepCommands(written=frozenset(BLOCKS_TO_STORE[:1])))
+    assert [stored_pages(client, worker, prompt) for prompt in range(2)] == [len(BLOCKS_TO_STORE)] * 2
+    ends(worker)
+
+
+def test_no_store_is_delayed_if_none_may_outlive_its_step(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
+    monkeypatch.setattr(half, "_CANCEL_AFTER_S", 20.0)
+    worker = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_MAKE_ROOM)
+    worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
+    assert stored_pages(client, worker, 0) == len(BLOCKS_TO_STORE)
+    ends(worker)
 
 
 def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> None:

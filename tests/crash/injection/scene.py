@@ -90,7 +90,7 @@ class Scene:
         return f"{observer.header()} {observer.attachments_with_pins()} {self.daemon.log.read_text()}"
 
     def served(self) -> bool:
-        """Returns whether a daemon that began in this case serves."""
+        """Returns whether a daemon serves that began in this case, and after the last renew()."""
         return self.daemon.times_ready() > self._served_before
 
     def until_attached(self) -> None:

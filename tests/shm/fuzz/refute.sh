@@ -1,5 +1,5 @@
 # usage: sh refute.sh SEED MUTANT  The mutant must be refuted by its fuzzer within the time, from the corpus on.
-seed=$1 name=$2 seconds=60 most=3
+seed=$1 name=$2 seconds=60 most=5
 began=$(date +%s%N)
 if output=$(sh fuzz.sh "build/mutants/$name/run" "$(dirname "$name")" "$seed" $seconds $most); then
     echo "mutant     $name SURVIVED $seconds s, seed $seed"
