@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ CHUNK, CHUNK_BYTES = 256, 1 << 20
 LENGTHS = {Form.QUICK: (260, 4100), Form.WHOLE: (260, 1030, 4100, 8190)}
 ROUNDS = {Form.QUICK: 3, Form.WHOLE: 36}
 REPEATS = 4
-"""How often a round measures what takes milliseconds: the systems differ by less than such a time varies."""
+"""How often a round measures short loads from memory, and tokens with nothing cached: they vary much."""
 SHORT = 1030
 """The longest prompt, in tokens, whose load from memory takes so little."""
 CONVOYS = {Form.QUICK: (16,), Form.WHOLE: (16, 50)}
@@ -88,10 +88,9 @@ def measure(form: Form, folder: Path) -> Iterator[Line]:
         if stage.server is None:
             yield Absent("serving", LMCACHE, stage.reason)
         for number in range(ROUNDS[form] + 1):
-            for case, unit, name, value in _medians(_round(stage, form)):
+            for (case, unit), values in _medians(_round(stage, form)).items():
                 if number:
-                    one = figures.setdefault(case, Figures("serving", case, unit, _best(unit), {}))
-                    one.rounds.setdefault(NAMES[name], []).append(value)
+                    _add(figures.setdefault(case, Figures("serving", case, unit, _best(unit), {})), values)
             yield from figures.values()
 
 
@@ -137,12 +136,21 @@ def lmcache_transfer(port: int) -> dict[str, Any]:
     }
 
 
-def _medians(values: Values) -> Values:
-    """Yields one value for each case and engine of a round: the median of its repeats."""
-    found: dict[tuple[str, str, str], list[float]] = {}
+def _medians(values: Values) -> dict[tuple[str, str], dict[str, float]]:
+    """Returns for each case and unit of a round the value of each system: the median of its repeats."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for case, unit, name, value in values:
-        found.setdefault((case, unit, name), []).append(value)
-    yield from ((*key, statistics.median(some)) for key, some in found.items())
+        found.setdefault((case, unit), {}).setdefault(NAMES[name], []).append(value)
+    return {case: {name: statistics.median(some) for name, some in of.items()} for case, of in found.items()}
+
+
+def _add(figures: Figures, values: Mapping[str, float]) -> None:
+    """Adds a round, unless a system is missing that had values before: ratios are of the same rounds."""
+    if values.keys() > figures.rounds.keys():
+        figures.rounds.clear()
+    if values.keys() >= figures.rounds.keys():
+        for name, value in values.items():
+            figures.rounds.setdefault(name, []).append(value)
 
 
 def _round(stage: Stage, form: Form) -> Values:

@@ -49,7 +49,8 @@ REASONS = (
         ("computed",),
         (NATIVE,),
         "first tokens, computed",
-        f"{_COMPUTED} Native prepares its store before the model runs, and copies in the next step, after the token.",
+        f"{_COMPUTED} Native prepares its store before the model runs, and copies in the next step, which has no part"
+        " in these times.",
     ),
     Reason("serving", ("computed",), (VLLM,), "first tokens, computed", f"{_COMPUTED} vLLM alone keeps nothing."),
     Reason("router", ("first turns",), (NATIVE, VLLM), "first turns of chats", f"these are computed. {_COMPUTED}"),

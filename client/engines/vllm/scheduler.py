@@ -69,7 +69,7 @@ class SchedulerHalf:
         self._tracked: dict[str, Tracked] = {}
         self._loads: list[LoadCommand] = []
         self._written: set[int] = set()
-        self._given: dict[str, Sequence[Sequence[Any]]] = {}  # blocks of this step's requests that load nothing of ours
+        self._given: dict[str, Sequence[Sequence[Any]]] = {}  # the blocks of new requests that load nothing of ours
         self._late: list[StoreCommand] = []
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
@@ -137,7 +137,8 @@ class SchedulerHalf:
                 self._arriving.add(tracked, found.tokens)
         elif not external:
             self._lookups.count(tracked, NO_TOKENS)
-            self._given[request.request_id] = blocks
+            if tracked.is_new:  # vLLM calls this again after a load
+                self._given[request.request_id] = blocks
 
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""

@@ -35,11 +35,13 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
 def blocks_of_others(
     tracked: Mapping[str, Tracked], given: Mapping[str, Sequence[Sequence[Any]]], output: Any
 ) -> Iterator[int]:
-    """Yields the blocks into which another connector loads in this step, beside which pagetier may be.
+    """Yields the blocks into which a connector beside pagetier may load from this step on.
+
+    They are those of requests that are not computed in this step, or that have more tokens than vLLM had itself.
 
     Args:
         tracked: The requests.
-        given: By request, rows of vLLM's blocks for each group. They were allocated in this step.
+        given: By request, rows of vLLM's blocks for each group: of requests that were not computed before.
         output: vLLM's SchedulerOutput.
     """
     for name, rows in given.items():
@@ -89,7 +91,7 @@ def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> li
         tables: For each group the blocks that it still has.
     """
     request = tracked.request
-    if tracked.loading:
+    if tracked.loading or tracked.is_new:  # nothing was computed, and another connector may not have ended its load
         return []
     ends = min(request.num_computed_tokens, request.num_tokens - 1)
     tracked.set_tables(tables)

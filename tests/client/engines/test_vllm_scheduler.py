@@ -178,6 +178,7 @@ def test_blocks_into_which_another_connector_loads_are_written_in_that_step() ->
     half.allocated(one, [[SimpleNamespace(block_id=at, is_null=False) for at in (4, 5)]], 0)
     assert half.build(nothing_scheduled()).written == {4, 5}
     assert half.build(nothing_scheduled()).written == set()
+    assert not half.finished(one, [[4, 5]]), "nothing of it was computed"
 
 
 def test_without_a_daemon_nothing_is_found() -> None:

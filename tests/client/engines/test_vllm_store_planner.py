@@ -276,3 +276,12 @@ def test_another_connector_loads_into_the_blocks_of_requests_that_are_not_comput
     assert list(blocks_of_others({"one": one}, given, computed)) == []
     one.request.num_computed_tokens = 3 * PAGE  # the other connector loads in the step that computes the rest
     assert list(blocks_of_others({"one": one}, given, computed)) == [5, 6]
+
+
+def test_a_request_that_ends_before_it_was_computed_stores_nothing() -> None:
+    """Another connector may still load its tokens, which vLLM counts as computed already."""
+    one = tracked(FullAttention(PAGE), tokens=18, computed=16, table=[])
+    one.is_new = True
+    assert late_store_commands(one, [[1, 2, 3, 4, 5]]) == []
+    one.is_new = False
+    assert late_store_commands(one, [[1, 2, 3, 4, 5]])
