@@ -260,7 +260,6 @@ def test_a_store_waits_for_its_delay_or_for_a_step_that_computes_nothing(
 def test_a_delayed_store_is_not_lost_to_a_step_that_needs_its_blocks(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them begin before the first one is waited for."""
     monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
     monkeypatch.setattr(half, "_CANCEL_AFTER_S", 20.0)
     worker = worker_of(client, heads_first(), salt=token_hex(8))
