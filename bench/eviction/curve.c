@@ -49,7 +49,7 @@ static void describe(const served *v, const double *sizes, uint32_t count, doubl
     for (uint32_t i = 0; i < PT_ABSENCES; i++)
         out->absent[i] = absent > 0 ? c->all.absences[i] / absent : 0;
     for (uint32_t size = 0; c->simulated.active && size < PT_SIMULATED_SIZES; size++)
-        out->simulated[size] = pt_curve_simulated_ratio(&c->all, size, v->owner.view.frame_count);
+        out->simulated[size] = pt_curve_simulated_ratio(&c->all, &c->all, size, v->owner.view.frame_count);
     out->simulated_share = c->simulated.threshold / 4294967296.0;
     out->record_seconds = v->seconds;
     out->store_seconds = v->stored.store_seconds;

@@ -53,7 +53,7 @@ static PyObject *describe_simulated(const pt_view *v, const pt_curve_sums *s)
     double ratios[PT_SIMULATED_SIZES];
     bool active = curve_of(v)->simulated.active && s->simulated > 0;
     for (uint32_t size = 0; size < PT_SIMULATED_SIZES; size++)
-        ratios[size] = pt_curve_simulated_ratio(s, size, v->frame_count);
+        ratios[size] = pt_curve_simulated_ratio(&curve_of(v)->all, s, size, v->frame_count);
     return floats_of(ratios, active ? PT_SIMULATED_SIZES : 0);
 }
 

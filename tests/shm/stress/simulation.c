@@ -12,6 +12,11 @@ typedef struct {
 static pt_simulation *simulation_of(const scene *s) { return s->owner.lookups->simulation; }
 static pt_curve_sums *all(const scene *s) { return &s->owner.lookups->order.curve->all; }
 
+static double simulated_ratio(const scene *s, uint32_t size)
+{
+    return pt_curve_simulated_ratio(all(s), all(s), size, s->owner.view.frame_count);
+}
+
 /* Writes a key that is as random as a digest. */
 static void key_of_number(uint64_t number, uint8_t *key)
 {
@@ -155,8 +160,22 @@ CASE(they_lead_lru_by_what_they_hit, 16, 16)
     EXPECT(simulation_of(s)->caches[3].frames > simulation_of(s)->caches[0].frames);
     serve(s, &a);
     EXPECT(all(s)->simulated > 0 && !all(s)->leads[3]);
-    double ratios[] = {pt_curve_simulated_ratio(all(s), 0, 16), pt_curve_simulated_ratio(all(s), 3, 16)};
+    double ratios[] = {simulated_ratio(s, 0), simulated_ratio(s, 3)};
     EXPECT(ratios[0] <= ratios[1] && ratios[1] <= pt_curve_ratio(all(s), HUGE_VAL));
+}
+
+CASE(where_they_find_less_than_lru_the_policy_steps_back, 16, 16)
+{
+    learn(s);
+    chain a = prompt_of(1 << 9 | 1);
+    for (uint32_t i = 0; i < 3; i++)
+        serve(s, &a);
+    double least_recently_used = pt_curve_ratio(all(s), 8);
+    EXPECT(least_recently_used > 0 && all(s)->simulated > 0);
+    all(s)->leads[0] = all(s)->simulated / 8;
+    EXPECT(simulated_ratio(s, 0) > least_recently_used);
+    all(s)->leads[0] = -all(s)->simulated / 8;
+    EXPECT(simulated_ratio(s, 0) == least_recently_used);
 }
 
 CASE(a_prompt_does_not_evict_itself, 16, 16)

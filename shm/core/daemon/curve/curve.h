@@ -106,12 +106,13 @@ static inline double pt_curve_ratio(const pt_curve_sums *s, double frames)
     return all > 0 && within > 0 ? within / all : 0;
 }
 
-/* Returns the share of tokens that cadence has at one of the simulated sizes. What it finds more or less than LRU is counted
- * on the same few keys, and so is nearly free of their chance. */
-static inline double pt_curve_simulated_ratio(const pt_curve_sums *s, uint32_t size, double arena_frames)
+/* Returns the share of tokens that cadence has at one of the simulated sizes, of all namespaces or of one. What it finds more
+ * or less than LRU is counted on the same few keys, and so is nearly free of their chance. At a size where all together find
+ * less, it would step back (cadence/shadow_lru.h), which is not simulated: then it is the share of LRU. */
+static inline double pt_curve_simulated_ratio(const pt_curve_sums *all, const pt_curve_sums *s, uint32_t size, double arena_frames)
 {
     double endless = pt_curve_ratio(s, HUGE_VAL), ratio = pt_curve_ratio(s, pt_simulated_factor(size) * arena_frames);
-    ratio += s->simulated > 0 ? s->leads[size] / s->simulated : 0;
+    ratio += all->leads[size] > 0 && s->simulated > 0 ? s->leads[size] / s->simulated : 0;
     return ratio < 0 ? 0 : ratio > endless ? endless : ratio;
 }
 
