@@ -13,7 +13,7 @@ import pytest
 from eventually import eventually
 from fleet_conformance import FIELDS, UNUSED_WITHOUT_KEY, changed
 from fleet_host import PATIENT, FleetHost, key_file, keys_of, pages_of
-from fleet_pages import OpenedFleet
+from fleet_pages import OpenedFleet, whole_object
 from hybrid_engine import TOKENS, HybridEngine, tables
 from model_ranks import GROUPS, MODELS, PAGE_TOKENS, PAGES, Group, keys_of_prompt, load_parts, store_part
 from pagetier.client import Client, Keys
@@ -40,9 +40,7 @@ class Fleet(NamedTuple):
         return object_name(self.objects.options.prefix, PageName(keys.namespace.digest, bytes(keys.data)))
 
     def object(self, keys: Keys) -> bytes:
-        memory = self.objects.fleet._buffers.memory[: HEADER_BYTES + SMALL]
-        assert self.objects.store.get(self.name(keys), memory) == len(memory)
-        return bytes(memory)
+        return whole_object(self.objects, self.name(keys), HEADER_BYTES + SMALL)
 
     def replace(self, keys: Keys, data: bytes) -> None:
         memory = self.objects.fleet._buffers.memory[: len(data)]

@@ -94,7 +94,7 @@ def test_what_a_peer_writes_to_the_worker_changes_no_page(opened: OpenedFleet, p
     (endpoint,) = [one for one in listening_endpoints() if peer.read(one, base, SAMPLE) is not None]
     get = opened.store.get
 
-    def got(name: str, into: memoryview) -> int:
+    def got(name: str, into: memoryview) -> int | memoryview:
         length = get(name, into)
         peer.write(endpoint, base + 50_000, b"?" * 4096)
         return length

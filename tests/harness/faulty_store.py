@@ -33,7 +33,7 @@ class DictStore:
     def put(self, name: str, data: memoryview) -> bool:
         return self.objects.setdefault(name, copy := bytes(data)) is copy
 
-    def get(self, name: str, into: memoryview) -> int:
+    def get(self, name: str, into: memoryview) -> int | memoryview:
         if (found := self.objects.get(name)) is None:
             return ABSENT
         count = min(len(found), len(into))
@@ -45,6 +45,16 @@ class DictStore:
 
     def close(self) -> None:
         return
+
+
+class OwnMemoryStore(DictStore):
+    """A store whose library has each object in memory of its own, as obstore has."""
+
+    def get(self, name: str, into: memoryview) -> int | memoryview:
+        found = self.objects.get(name)
+        if found is None or len(found) > len(into):
+            return ABSENT if found is None else len(found)
+        return memoryview(found)
 
 
 class FaultyStore(DictStore):
@@ -72,7 +82,7 @@ class FaultyStore(DictStore):
         self._at("put")
         return super().put(name, data)
 
-    def get(self, name: str, into: memoryview) -> int:
+    def get(self, name: str, into: memoryview) -> int | memoryview:
         self._at("get")
         return super().get(name, into)
 

@@ -19,6 +19,15 @@ from tier_pages import FRAME, SPACE, aligned, content_of
 BUFFERS = 160 << 20
 
 
+def whole_object(opened: OpenedFleet, name: str, length: int) -> bytes:
+    """Returns the bytes of an object that has this length."""
+    memory = opened.fleet._buffers.memory[:length]
+    got = opened.store.get(name, memory)
+    data = got if isinstance(got, memoryview) else memory[:got]
+    assert len(data) == length
+    return bytes(data)
+
+
 class OpenedFleet:
     """A fleet and its store. The store's own calls change objects as damage or another program would."""
 
@@ -32,9 +41,7 @@ class OpenedFleet:
 
     def object(self, page: Outgoing) -> bytes:
         """Returns the bytes of a page's object."""
-        memory = self.fleet._buffers.memory[: HEADER_BYTES + page.size]
-        assert self.store.get(self.name(page), memory) == len(memory)
-        return bytes(memory)
+        return whole_object(self, self.name(page), HEADER_BYTES + page.size)
 
     def replace(self, page: Outgoing, data: bytes) -> None:
         """Replaces the bytes of a page's object."""

@@ -39,3 +39,11 @@ class TestPython(StoreConformance):
         from faulty_store import DictStore
 
         DictStore.objects.clear()
+
+
+class TestOwnMemory(TestPython):
+    """A store that returns objects instead of copying them."""
+
+    @pytest.fixture
+    def options(self) -> FleetOptions:
+        return FleetOptions(url="python://faulty_store:OwnMemoryStore", buffers=BUFFERS, timeout_s=20)

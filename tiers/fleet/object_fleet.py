@@ -170,24 +170,25 @@ class ObjectFleet:
         return end
 
     def read(self, page: Incoming) -> ReadResult:
-        """Returns what became of a page, after filling its frames from a bounce buffer and verifying them there.
+        """Returns what became of a page, after filling its frames from what the store got and verifying them there.
 
         Waiting for a buffer, the call and its repetition take no longer together than one call may.
         """
         name, until = PageName(page.space, page.key), self._end_of_call()
         try:
             with self._reads.reading(), self._buffer(page.size, until) as buffer:
-                length = self._got(object_name(self._prefix, name), buffer, until)
+                got = self._got(object_name(self._prefix, name), buffer, until)
                 point("fleet.received")
-                result = self._judge(name, page, length, buffer.memory)
+                length, data = (len(got), got) if isinstance(got, memoryview) else (got, buffer.memory)
+                result = self._judge(name, page, length, data)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))
         if result.outcome is ReadOutcome.DAMAGED:
             self._remove(object_name(self._prefix, name), until)
         return result
 
-    def _got(self, name: str, buffer: BounceBuffer, until: float) -> int:
-        def get() -> int:
+    def _got(self, name: str, buffer: BounceBuffer, until: float) -> int | memoryview:
+        def get() -> int | memoryview:
             return self._store.get(name, buffer.memory)
 
         return self._calls.finish_or_repeat(self._calls.start(get, buffer, until), get, buffer)

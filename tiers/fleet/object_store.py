@@ -47,12 +47,13 @@ class ObjectStore(Protocol):
         A store that cannot see that returns True.
         """
 
-    def get(self, name: str, into: memoryview) -> int:
-        """Copies an object to the beginning of a buffer.
+    def get(self, name: str, into: memoryview) -> int | memoryview:
+        """Copies an object to the beginning of a buffer, or returns its bytes.
 
         Returns:
-            The object's length, ABSENT if there is none. If it is more than the buffer's the content of the buffer is
-            undefined.
+            The length of an object that was copied or is longer than the buffer, whose content is undefined then;
+            ABSENT if there is none. Or the object, if the library has it in memory of its own that nothing writes to
+            any more, so that it need not be copied; it is no longer than the buffer.
         """
 
     def remove(self, name: str) -> None:
