@@ -188,8 +188,8 @@ def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
     chance = random.Random(17)
     for _ in range(60):
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
         try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
             with Client(daemon.socket) as client:
                 client.wait_attached(START_S)
                 time.sleep(1.0)

@@ -76,12 +76,19 @@ def test_the_recorder_records_all_changes(tmp_path: Path, store: Store) -> None:
 
 @each_store
 def test_exact_bytes_or_a_miss(tmp_path: Path, store: Store) -> None:
-    tally = tried(recorded_stream(tmp_path.resolve(), store), store, STATES)
-    assert tally.violations == []
-    states, pages = tally.counts["states"], tally.counts["pages"]
-    assert sum(states.values()) == STATES
-    assert {"as it was left", "proven sound", "rebuilt", "rebuilt in part"} <= states.keys()
-    assert 0 < pages["must"] <= pages["exact"]
+    """Every kind of end occurs, the rarest about five times in 80 losses: it may take a few more."""
+    stream = recorded_stream(tmp_path.resolve(), store)
+    lacking = {"as it was left", "proven sound", "rebuilt", "rebuilt in part"}
+    for _ in range(10):
+        tally = tried(stream, store, STATES)
+        assert tally.violations == []
+        states, pages = tally.counts["states"], tally.counts["pages"]
+        assert sum(states.values()) == STATES
+        assert 0 < pages["must"] <= pages["exact"]
+        lacking -= states.keys()
+        if not lacking:
+            break
+    assert not lacking
 
 
 @pytest.mark.parametrize(("mistake", "store"), OF_WRITERS)

@@ -25,13 +25,19 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
 
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
 def test_exact_bytes_or_a_miss(lives: Lives, chunk: int) -> None:
+    """About half of the lives lose a page. It may take more than the first ones until one does."""
+    assert any(_loses_pages(lives) for _ in range(5)), "nothing was damaged"
+
+
+def _loses_pages(lives: Lives) -> bool:
+    """Returns whether pages were lost in one of some lives, all of which keep their promises."""
     seed = int(chance().integers(1 << 31))
     whole, *damaged = lives.trials(seed, _LIVES, _EACH)
     assert not whole.complaint(), whole
     assert whole.seen.hits > 100 and not whole.seen.hits + whole.seen.misses < 180, "the test needs more pages"
     wrong = {trial.complaint(): trial for trial in damaged if trial.complaint()}
     assert not wrong, (seed, wrong)
-    assert any(trial.seen.hits < whole.seen.hits for trial in damaged), "nothing was damaged"
+    return any(trial.seen.hits < whole.seen.hits for trial in damaged)
 
 
 def test_the_judgement_finds_each_broken_promise(lives: Lives) -> None:
