@@ -21,8 +21,10 @@ from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from running_daemon import RunningDaemon, namespace
 
 PAGE = 100_000
-ASK_S, TIMEOUT_S, LATE_S = 0.05, 0.5, 1.0
-PATIENT_S = 20.0  # for tests in which the fleet answers: a busy machine may take longer than the limits above
+ASK_S, TIMEOUT_S = 0.25, 0.5
+READ_S = 2.0  # the least limit of reads with which an answer to a question may take as long on a busy machine
+LATE_S = 5.0  # the delay that a busy machine may add to a limit; a call without a limit takes longer than both
+PATIENT_S = 20.0  # for what is to be answered: a busy machine may take longer than the limits above
 HARNESS = Path(__file__).parents[2] / "harness"
 
 
@@ -42,7 +44,7 @@ class Host:
         more = ("--remote-url", url, *limits)
         self.daemon = stack.enter_context(RunningDaemon("16MiB", "64KiB", *more))
         assert eventually(lambda: self.report.standing == "open", PATIENT_S), self.daemon.log.read_text()
-        self.client: Client = stack.enter_context(self.daemon.client(timeout=max(2.0, timeout)))
+        self.client: Client = stack.enter_context(self.daemon.client(timeout=PATIENT_S))
 
     @property
     def report(self) -> FleetStatus:
@@ -56,9 +58,9 @@ class Host:
         """Stores pages and waits until the fleet has them."""
         before = self.report.written
         assert self.client.store(keys_of(name, len(pages)), pages).stored == len(pages)
-        assert eventually(lambda: self.report.written == before + len(pages), 10.0), self.report
+        assert eventually(lambda: self.report.written == before + len(pages), PATIENT_S), self.report
 
-    def load(self, name: str, count: int, timeout: float = 2.0) -> tuple[int, npt.NDArray[np.uint8], float]:
+    def load(self, name: str, count: int, timeout: float = PATIENT_S) -> tuple[int, npt.NDArray[np.uint8], float]:
         """Returns how many pages were loaded, the memory, and how long it took."""
         out = np.zeros((count, PAGE), np.uint8)
         with self.client.match(keys_of(name, count)) as match:
@@ -75,7 +77,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def limits() -> tuple[float, float]:
-    """Returns how long the fleet may take to answer a question, and to read or write."""
+    """Returns how long the fleet may take to answer a question of the second host, and to read or write its pages."""
     return ASK_S, TIMEOUT_S
 
 
@@ -84,10 +86,11 @@ def hosts(store: Path, limits: tuple[float, float], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(HARNESS))
     with ExitStack() as stack:
         url = f"python://slow_folder_store:SlowFolder{store}"
-        yield Host(url, stack, *limits), Host(url, stack, *limits)
+        yield Host(url, stack, PATIENT_S, PATIENT_S), Host(url, stack, *limits)
 
 
 patient = pytest.mark.parametrize("limits", [(PATIENT_S, PATIENT_S)], ids=["patient"])
+patient_questions = pytest.mark.parametrize("limits", [(READ_S, READ_S)], ids=["patient questions"])
 
 
 def delay(store: Path, seconds: float) -> None:
@@ -128,15 +131,20 @@ def test_fifty_questions_at_once_are_all_answered(hosts: tuple[Host, Host], stor
     assert not second.report.openings, "a fleet that is asked much has not failed"
 
 
+@patient
 def test_the_read_rate_is_that_of_the_store_and_not_of_the_pauses(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     for name in "abc":
         first.share(name, pages_of(1))
     (store / "delay-get").write_text("0.05")
+    longest = 0.0
     for name in "abc":
-        assert second.load(name, 1)[0] == 1
-        time.sleep(0.5)
-    assert 0.3 * PAGE / 0.05 < second.report.rate < PAGE / 0.05, "a page in 50 ms"
+        loaded, _, seconds = second.load(name, 1)
+        assert loaded == 1
+        longest = max(longest, seconds)
+        time.sleep(10 * longest)
+    assert eventually(lambda: second.report.read == 3, PATIENT_S), second.report
+    assert PAGE / longest < second.report.rate < PAGE / 0.05, "a page in 50 ms or, on a busy machine, in a load"
 
 
 @patient
@@ -145,7 +153,7 @@ def test_a_page_that_the_fleet_has_is_not_written_again(hosts: tuple[Host, Host]
     pages = pages_of(3)
     first.share("twice", pages)
     second.client.store(keys_of("twice", 3), pages)
-    assert eventually(lambda: second.report.present == 3, 10.0), second.report
+    assert eventually(lambda: second.report.present == 3, PATIENT_S), second.report
 
 
 def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tuple[Host, Host], store: Path) -> None:
@@ -153,7 +161,7 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     pages = pages_of(4)
     first.share("far", pages)
     assert second.client.store(keys_of("near", 4), pages).stored == 4
-    assert eventually(lambda: second.report.written == 4, 10.0)
+    assert eventually(lambda: second.report.written == 4, PATIENT_S)
     delay(store, 60.0)
     for _ in range(3):
         loaded, _, seconds = second.load("far", 4)
@@ -170,13 +178,14 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     assert second.report.refused == 0, "nothing is asked while the breaker is open"
     assert 3 <= second.report.late < 20, "probes may be late, too, but not each of the 50 loads"
     (store / "delay").unlink()
-    assert eventually(lambda: session.asks_fleet, 10.0)
-    assert eventually(lambda: second.load("far", 4)[0] == 4, 10.0), "an answer may take more than 50 ms"
+    assert eventually(lambda: session.asks_fleet, PATIENT_S)
+    assert eventually(lambda: second.load("far", 4)[0] == 4, PATIENT_S), "an answer may be late on a busy machine"
     loaded, out, _ = second.load("far", 4)
     assert loaded == 4 and np.array_equal(out, pages)
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
 
 
+@patient_questions
 def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     first.share("hung", pages_of(1))
@@ -185,26 +194,26 @@ def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tu
     assert session is not None
     for reads in range(3):
         assert session.asks_fleet, f"the breaker opened after {reads} reads"
-        loaded, _, seconds = second.load("hung", 1, TIMEOUT_S + 0.3)
-        assert loaded == 0 and seconds < TIMEOUT_S + 0.3 + LATE_S
-    assert eventually(lambda: second.report.breaker_open, 0.5), second.report
+        loaded, _, seconds = second.load("hung", 1)
+        assert loaded == 0 and seconds < READ_S + LATE_S
+    assert eventually(lambda: second.report.openings == 1, READ_S + LATE_S), second.report  # a probe soon closes it
     (store / "delay-get").unlink()
-    assert eventually(lambda: session.asks_fleet and second.load("hung", 1)[0] == 1, 10.0)
+    assert eventually(lambda: session.asks_fleet and second.load("hung", 1)[0] == 1, PATIENT_S)
     assert not second.report.breaker_open and second.report.openings == 1
 
 
-@pytest.mark.parametrize("limits", [(TIMEOUT_S, TIMEOUT_S)], ids=["patient questions"])
+@patient_questions
 def test_a_store_that_hangs_while_it_is_read_ends_the_load_in_time(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     first.share("slow", pages_of(4))
     keys = keys_of("slow", 4)
     located = second.client.locate(keys)
-    assert located.wait(2.0) == 4
+    assert located.wait(PATIENT_S) == 4
     delay(store, 60.0)
     began = time.monotonic()
     assert second.client.prefetch(keys, 0.3, located).wait(0.3 + LATE_S) == 0
     assert time.monotonic() - began < 0.3 + LATE_S
-    assert eventually(lambda: second.report.unread == 4, TIMEOUT_S + 2.0), second.report
+    assert eventually(lambda: second.report.unread == 4, READ_S + LATE_S), second.report
     assert second.daemon.header().used_frames == 0
 
 
@@ -213,12 +222,12 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     pages = pages_of(4)
     first.share("kept", pages)
     os.kill(second.worker, signal.SIGKILL)
-    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", 10.0)
+    assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", PATIENT_S)
     os.kill(second.worker, signal.SIGSTOP)
     loaded, _, seconds = second.load("kept", 4)
     assert loaded == 0 and seconds < ASK_S + LATE_S
-    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", 15.0)
-    assert eventually(lambda: second.load("kept", 4)[0] == 4, 10.0), "a new worker may take more than 50 ms to answer"
+    assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", PATIENT_S)
+    assert eventually(lambda: second.load("kept", 4)[0] == 4, PATIENT_S), "a new worker may be late"
     loaded, out, _ = second.load("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
 
@@ -229,10 +238,10 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
     first.share("lost", pages_of(4))
     keys = keys_of("lost", 4)
     located = second.client.locate(keys)
-    assert located.wait(2.0) == 4
+    assert located.wait(PATIENT_S) == 4
     for path in [path for path in store.rglob("*") if path.is_file()]:
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert second.client.prefetch(keys, located=located).wait(2.0) == 0
+    assert second.client.prefetch(keys, located=located).wait(PATIENT_S) == 0
     with second.client.match(keys) as match:
         assert len(match) == 0
     shutil.rmtree(store)
