@@ -18,12 +18,14 @@ class FakeClient:
     Attributes:
         here: Tokens in memory.
         available_tokens: Tokens in memory and on disk.
+        asked: Whether a prefetch has begun, which waits until `takes` is set.
     """
 
     def __init__(self) -> None:
         self.here = self.available_tokens = 0
         self.matches = self.prefetches = self.pinned = 0
         self.answered = False
+        self.asked = threading.Event()
         self.takes = threading.Event()
         self.takes.set()
         self.session: Any = None
@@ -44,6 +46,7 @@ class FakeClient:
         pass
 
     def prefetch_groups(self, match: Any, timeout: float) -> Any:
+        self.asked.set()
         assert self.takes.wait(30)
         self.timeout = timeout
         self.prefetches += 1

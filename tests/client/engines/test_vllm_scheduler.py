@@ -108,7 +108,7 @@ def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock
     clock.now += 2.1
     assert half.matched(one, 0) == 8
     assert half.matched(request(name="two"), 0) is None
-    assert not fake.prefetches
+    assert fake.asked.wait(30) and not fake.prefetches
     half._prefetches.close()
     fake.takes.set()
     assert eventually(lambda: fake.prefetches == 1), "the first prefetch was not sent"
