@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 from click.testing import CliRunner, Result
 
 from disk_daemon import FRAME, DiskDaemon
@@ -15,8 +18,20 @@ from pagetier.daemon.cli import main
 from pagetier.shm.exit_codes import Exit
 from running_daemon import START_S, RunningDaemon, namespace
 
-SLOW = ("--arena-threads", "1")  # populates slowly enough to be watched
-ARENA = "2GiB"
+ARENA = "256MiB"
+_WAITS = """
+import time
+from pathlib import Path
+from pagetier.daemon.host import prefault
+
+def fill_later(work, offset, length):
+    while offset and Path(__file__).with_name("wait").exists():
+        time.sleep(0.01)
+    return fill(work, offset, length)
+
+fill, prefault._Work.fill = prefault._Work.fill, fill_later
+"""
+"""Lets a daemon populate no more than the first piece of the arena while the file `wait` exists."""
 
 
 def pagetier(command: str, socket: Path, *more: str) -> Result:
@@ -29,6 +44,16 @@ def daemon_stats(socket: Path) -> dict[str, Any]:
     return values
 
 
+@pytest.fixture
+def wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a file: daemons do not serve before it is removed."""
+    (tmp_path / "sitecustomize.py").write_text(_WAITS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    file = tmp_path / "wait"
+    file.touch()
+    return file
+
+
 class StartingDaemon(RunningDaemon):
     """A daemon that is still starting when the block begins."""
 
@@ -37,13 +62,14 @@ class StartingDaemon(RunningDaemon):
         return self
 
 
-def test_stats_shows_how_far_the_arena_is_populated_and_wait_waits_for_it() -> None:
-    with StartingDaemon(ARENA, "1MiB", *SLOW) as daemon:
+def test_stats_shows_how_far_the_arena_is_populated_and_wait_waits_for_it(wait: Path) -> None:
+    with StartingDaemon(ARENA, "1MiB") as daemon:
         assert eventually(lambda: bool(daemon_stats(daemon.socket)), START_S)
         first = daemon_stats(daemon.socket)
         assert first["phase"] == "starting" and 0 <= first["progress"] < 1
+        threading.Timer(0.5, wait.unlink).start()
         done = pagetier("wait", daemon.socket)
-        assert (done.exit_code, done.output) == (Exit.OK, "")
+        assert (done.exit_code, done.output) == (Exit.OK, "") and not wait.exists()
         last = daemon_stats(daemon.socket)
         assert (last["phase"], last["progress"]) == ("serving", 1.0)
         daemon.client().close()
@@ -58,16 +84,18 @@ def test_wait_says_why_engines_cannot_attach(tmp_path: Path) -> None:
 
 
 def test_a_stop_shows_what_is_left_to_write() -> None:
-    with DiskDaemon(64, "64MiB", "--disk-stop-timeout", "3s") as daemon:
+    with DiskDaemon(64, "64MiB", "--disk-stop-timeout", "20s") as daemon:
+        worker = daemon.kill_worker(signal.SIGSTOP)  # before the first page is stored, as it may be written at once
         with daemon.client() as client:
             client.store(namespace().keys(range(16 * 40)), [bytes(FRAME - 64)] * 40)
-        daemon.kill_worker(signal.SIGSTOP)
         daemon.signal(signal.SIGTERM)
-        assert eventually(lambda: daemon_stats(daemon.socket).get("phase") == "stopping", 2.0)
-        assert eventually(lambda: daemon_stats(daemon.socket).get("progress", 1) < 1, 2.0)
+        assert eventually(lambda: daemon_stats(daemon.socket).get("phase") == "stopping", 10.0)
+        assert eventually(lambda: daemon_stats(daemon.socket).get("progress", 1) < 1, 10.0)
+        assert eventually(lambda: bool(daemon.lines("event=progress")), 10.0)
+        os.kill(worker, signal.SIGCONT)
         daemon.wait()
         lines = daemon.log.read_text()
-    assert "stopping: 40 pages (2.5 MiB) to write, at most 3s" in lines
+    assert "stopping: 40 pages (2.5 MiB) to write, at most 20s" in lines
     assert "event=progress" in lines and 'what="unwritten pages"' in lines
 
 
