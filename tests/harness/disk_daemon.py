@@ -70,7 +70,9 @@ class DiskDaemon(RunningDaemon):
     @contextmanager
     def away(self) -> Iterator[None]:
         """Replaces the folder of the disk tier by a file for the duration of the block."""
-        restarts, away = self.report().restarts, self.disk.rename(self.disk.with_name("away"))
+        restarts = self.report().restarts
+        self.kill_worker(signal.SIGSTOP)  # else it may notice and end before it is killed
+        away = self.disk.rename(self.disk.with_name("away"))
         self.disk.write_text("a file")
         self.kill_worker()
         self.wait_down("is a file")

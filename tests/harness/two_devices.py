@@ -39,8 +39,8 @@ class TwoDevices(DiskDaemon):
         return f'[disk]\npath = [{folders}]\nsize = "{self._size}"\n'
 
     def wait_open(self, restarts: int = 0) -> None:
-        """Waits until both devices are open."""
-        assert self.until(self._all_open), self.reported()
+        """Waits until both devices are open after at least `restarts` restarts of their workers together."""
+        assert self.until(lambda disk: self._all_open(disk) and disk.restarts >= restarts), self.reported()
 
     def _all_open(self, disk: DiskReport) -> bool:
         open_ones = [device.folder for device in disk.devices if device.standing is Standing.OPEN]
@@ -76,6 +76,15 @@ class TwoDevices(DiskDaemon):
         pid = self.worker_of(number)
         os.kill(pid, signum)
         return pid
+
+    def replace_device(self, number: int, contents: str | None = None) -> Path:
+        """Replaces the folder of a device by an empty one or a file, kills its worker, and returns the old folder."""
+        folder = self.folders[number]
+        worker = self.kill_device(number, signal.SIGSTOP)  # else it may notice and end before it is killed
+        away = folder.rename(folder.with_name("away"))
+        folder.mkdir() if contents is None else folder.write_text(contents)
+        os.kill(worker, signal.SIGKILL)
+        return away
 
     @contextmanager
     def stopped_device(self, number: int) -> Iterator[None]:

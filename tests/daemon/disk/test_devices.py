@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -102,10 +100,7 @@ def test_a_device_that_dies_takes_its_own_pages_along(
     daemon: TwoDevices, engine: Engine, numbers: range, number: int
 ) -> None:
     lost, stays = daemon.folders[number], daemon.device(1 - number).pages
-    worker = daemon.worker_of(number)
-    away = lost.rename(lost.with_name("away"))
-    lost.write_text("a file")
-    os.kill(worker, signal.SIGKILL)
+    away = daemon.replace_device(number, "a file")
     daemon.until_device(number, Standing.DOWN, "is a file")
     assert eventually(lambda: daemon.header().disk_pages >= stays)
     in_memory = engine.places(numbers)["memory"]
@@ -146,12 +141,10 @@ def test_a_device_that_hangs(daemon: TwoDevices, engine: Engine, numbers: range)
 
 def test_a_replaced_device_starts_empty(daemon: TwoDevices, engine: Engine, numbers: range) -> None:
     first, second = daemon.device(0).pages, daemon.device(1).pages
-    worker = daemon.worker_of(0)
-    daemon.folders[0].rename(daemon.folders[0].with_name("away"))
-    daemon.folders[0].mkdir()
-    os.kill(worker, signal.SIGKILL)
-    daemon.until_device(0, Standing.DOWN)
-    daemon.wait_open()
+    restarts = daemon.report().restarts
+    daemon.replace_device(0)
+    daemon.wait_open(restarts + 1)
+    assert daemon.lines(f"the disk tier in {daemon.folders[0]} is down: "), daemon.reported()
     in_memory = engine.places(numbers)["memory"]
     assert second <= available(engine, numbers) <= second + in_memory
     daemon.save()
