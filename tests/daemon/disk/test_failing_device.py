@@ -54,9 +54,22 @@ _LATE = """
 import sys, time
 from pathlib import Path
 if "pagetier.tiers.worker" in sys.orig_argv:
-    first = Path(__file__).with_name("first")
+    first, wait = (Path(__file__).with_name(name) for name in ("first", "wait"))
+    while wait.exists():
+        time.sleep(0.02)
     time.sleep({seconds}) if first.exists() else first.touch()
 """
+
+
+@contextmanager
+def no_successor(folder: Path) -> Iterator[None]:
+    """Keeps new workers from starting until the end of the block, as one would not meet the errors of the first."""
+    wait = folder / "wait"
+    wait.touch()
+    try:
+        yield
+    finally:
+        wait.unlink()
 
 
 @pytest.mark.parametrize("late_s", [0, 4])
@@ -68,7 +81,7 @@ def test_failing_writes_are_reported_and_affect_only_the_disk_tier(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         daemon.store_through(engine, range(8))
-        with faults(daemon.worker(), of_files("error=EIO")):
+        with no_successor(tmp_path), faults(daemon.worker(), of_files("error=EIO")):
             engine.goes_on(100)
             assert daemon.until(lambda disk: "Input/output error" in disk.trouble), daemon.reported()
             assert "Input/output error" in daemon.doctor()
