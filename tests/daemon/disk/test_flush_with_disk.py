@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from bare_engine import SPACE, WAIT_S, Engine
 from disk_daemon import DiskDaemon
 from eventually import eventually
+from pagetier.daemon.cli import flush as flush_command
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import Answer, FetchOutcome, Flush, Flushed
@@ -68,7 +70,22 @@ def test_flushed_pages_are_not_back_after_a_restart(daemon: DiskDaemon, engine: 
     assert "8 on" not in daemon.pagetier("flush", "--all", "--yes").output
 
 
-def test_a_flush_to_disk_writes_and_syncs_all_pages(daemon: DiskDaemon, engine: Engine) -> None:
+def written_when_counted(daemon: DiskDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops the disk worker until a flush to disk has counted the pages, as it may write some of them before."""
+    worker = daemon.kill_worker(signal.SIGSTOP)
+    wait = flush_command._wait
+
+    def resume_and_wait(*arguments: Any) -> None:
+        os.kill(worker, signal.SIGCONT)
+        wait(*arguments)
+
+    monkeypatch.setattr(flush_command, "_wait", resume_and_wait)
+
+
+def test_a_flush_to_disk_writes_and_syncs_all_pages(
+    daemon: DiskDaemon, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_when_counted(daemon, monkeypatch)
     engine.store(range(10))
     result = daemon.pagetier("flush", "--to-disk")
     assert result.exit_code == 0
