@@ -13,7 +13,7 @@ from typing import Any
 
 import tiny_model
 from disk_daemon import DiskDaemon
-from eventually import eventually
+from eventually import CoreWaits, eventually
 from vllm_engine import VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()
@@ -75,18 +75,22 @@ class Scene:
         return hit_of(self.name, tokens)
 
     def settle(self) -> None:
-        """Waits until all stores have ended."""
-        asked, since = -1, 0.0
+        """Waits until all stores have ended. Threads that wait for a core have time to begin others."""
+        asked, since, waits = -1, 0.0, CoreWaits()
 
         def calm() -> bool:
-            nonlocal asked, since
+            nonlocal asked, since, waits
             header = self.daemon.header()
             now = header.granted + header.present + header.pending + header.refused
             if now != asked or header.open_entries:
-                asked, since = now, time.monotonic()
-            return time.monotonic() - since > _CALM_S
+                asked, since, waits = now, time.monotonic(), self._waits_for_cores()
+            return time.monotonic() - since > _CALM_S + max(waits.of_threads(), default=0.0)
 
         assert eventually(calm, _TIMEOUT_S), self.daemon.reported()
+
+    def _waits_for_cores(self) -> CoreWaits:
+        """Returns the waits of the daemon and of all processes that are attached to it."""
+        return CoreWaits(self.daemon.pid, *{slot.pid for slot in self.daemon.slots()})
 
     def is_clean(self) -> bool:
         """Returns whether no page is pinned or being written."""
@@ -106,13 +110,17 @@ class Scene:
         return eventually(there, _TIMEOUT_S)
 
     def evict_to_disk(self) -> None:
-        """Writes all pages to disk and evicts them from memory."""
+        """Writes all pages to disk and evicts them from memory, and so those that are stored or pinned meanwhile."""
+        assert eventually(self._is_on_disk_only, _TIMEOUT_S), self.daemon.reported()
+
+    def _is_on_disk_only(self) -> bool:
+        """Writes all pages to disk, evicts those that are not in use, and returns whether none is in memory."""
         self.settle()
         written = self.daemon.pagetier("flush", "--to-disk")
         assert written.exit_code == 0, written.output
         dropped = self.daemon.pagetier("flush", "--all", "--tier", "memory", "--yes")
         assert dropped.exit_code == 0, dropped.output
-        assert self.daemon.header().pages == 0
+        return self.daemon.header().pages == 0
 
 
 @contextmanager

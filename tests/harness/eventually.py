@@ -28,19 +28,39 @@ def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
     return True
 
 
+class CoreWaits:
+    """The time since now in which the threads of some processes were ready to run but did not run."""
+
+    def __init__(self, *processes: int) -> None:
+        self._processes = processes
+        self._before = self._nanoseconds()
+
+    def of_threads(self) -> list[float]:
+        """Returns the seconds of each thread."""
+        return [(wait - self._before.get(thread, 0)) / 1e9 for thread, wait in self._nanoseconds().items()]
+
+    def _nanoseconds(self) -> dict[Path, int]:
+        """Returns the nanoseconds of each thread since its start."""
+        waits = {}
+        for process in self._processes:
+            for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
+                with suppress(OSError):  # the thread has just ended
+                    waits[thread] = int(thread.read_text().split()[1])
+        return waits
+
+
 class Second:
     """A second that begins now, prolonged by the time that threads of this process and the daemon wait for a core."""
 
     def __init__(self, daemon: RunningDaemon) -> None:
-        self._processes = (os.getpid(), daemon.pid)
-        self._waits = self._waits_for_a_core()
+        self._waits = CoreWaits(os.getpid(), daemon.pid)
         self._began = time.monotonic()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the second has passed."""
         left = _SECOND_S + _OWN_STEPS_S + self._began - time.monotonic()
-        return left < 0 and left + self._starved() < 0
+        return left < 0 and left + sum(self._waits.of_threads()) < 0
 
     def sees(self, what: Callable[[], bool]) -> bool:
         """Returns whether a condition becomes true in time."""
@@ -49,15 +69,3 @@ class Second:
                 return True
             time.sleep(0.005)
         return False
-
-    def _starved(self) -> float:
-        return sum(wait - self._waits.get(thread, 0) for thread, wait in self._waits_for_a_core().items()) / 1e9
-
-    def _waits_for_a_core(self) -> dict[Path, int]:
-        """Returns the nanoseconds in which each thread was ready to run but did not run."""
-        waits = {}
-        for process in self._processes:
-            for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
-                with suppress(OSError):  # the thread has just ended
-                    waits[thread] = int(thread.read_text().split()[1])
-        return waits
