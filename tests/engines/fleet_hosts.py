@@ -12,7 +12,7 @@ from one_host import Scene, ask, ask_after_reset, distance, prompt, scene_of, te
 from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(90), prompt(91)]
-ASK_S, READ_S = 1.5, 3.0
+ASK_S, READ_S = 3.0, 6.0
 """The limits of the second engine: long enough for a busy machine where the store works."""
 
 LONG_S = 30.0
