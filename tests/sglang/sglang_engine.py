@@ -46,6 +46,7 @@ class SglangEngine:
         folder = Path(self.folder.name)
         model = write_config(folder / "model", spec)
         settings = {"socket": str(socket), "weights": "tiny", "flush": "keep", **extra}
+        settings["environment"] = {"PAGETIER_COPY_CONFIG": str(_long_timeouts(folder)), **extra.get("environment", {})}
         self._ranks = []
         for rank in range(spec.ranks):
             here, there = _context.Pipe()
@@ -118,6 +119,13 @@ class SglangEngine:
         if kind is not None:
             sys.stderr.write(self.log)
         self.close()
+
+
+def _long_timeouts(folder: Path) -> Path:
+    """Writes copy settings with which no page is rejected on a busy machine, and returns their path."""
+    settings = folder / "copy.toml"
+    settings.write_text('reserve_timeout = "5s"\nqueue_limit = "30s"\n')  # an offload may take 10 s in all
+    return settings
 
 
 @cache

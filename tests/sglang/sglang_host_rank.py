@@ -15,6 +15,7 @@ from sglang_model import RankArguments, Restored
 from sglang_rank import Rank, key_of, request_of
 
 _WAIT_S: Final = 60.0
+_TIMEOUT_S: Final = 20.0  # for a busy machine; timeouts have tests of their own
 
 
 class HostRank(Rank):
@@ -117,6 +118,7 @@ class HostRank(Rank):
             "class_name": "PagetierStorage",
             "interface_v1": 1,
             "prefetch_threshold": 1,
+            "timeout": _TIMEOUT_S,
             **{name: value for name, value in extra.items() if name != "flush"},
         }
         return {

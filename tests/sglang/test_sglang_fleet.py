@@ -11,7 +11,7 @@ import pytest
 
 import fleet_host
 from eventually import eventually
-from fleet_host import FleetHost
+from fleet_host import PATIENT, FleetHost
 from sglang_engine import SglangEngine
 from sglang_model import Restored, Spec, whole
 
@@ -20,7 +20,7 @@ SHORT = 3  # pages with less than 256 tokens
 KINDS = ("mha", "swa", "mamba")
 _WAIT_S = 60.0
 _HANG_S = 30.0
-_SOON_S = 5.0
+_SOON_S = 15.0
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fle
     with ExitStack() as stack:
         url = f"python://slow_folder_store:SlowFolder{tmp_path}"
         slow = ("--remote-ask-timeout", "2s")  # for a busy machine
-        yield FleetHost(url, stack, *slow, arena="64MiB"), FleetHost(url, stack, *slow, arena="64MiB")
+        yield FleetHost(url, stack, *PATIENT, arena="64MiB"), FleetHost(url, stack, *slow, arena="64MiB")
 
 
 def compute(host: FleetHost, spec: Spec) -> None:

@@ -132,7 +132,7 @@ def test_clearing_ends_if_the_daemon_does_not_answer(number: signal.Signals) -> 
 @pytest.mark.parametrize("kind", ["mha", "swa"])
 def test_a_daemon_that_ends_or_hangs_costs_pages_only(kind: str, step: str, number: signal.Signals) -> None:
     spec = Spec(kind, 16, ranks=2, layout="page_first")
-    with RunningDaemon("64MiB", "4KiB") as daemon, SglangEngine(spec, daemon.socket) as engine:
+    with RunningDaemon("64MiB", "4KiB") as daemon, SglangEngine(spec, daemon.socket, timeout=2.0) as engine:
         threads = engine.threads()
         engine.insert(1, 8)
         engine.reset()
