@@ -32,7 +32,7 @@ def empty_daemon(daemon: RunningDaemon) -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def client(request: pytest.FixtureRequest, daemon: RunningDaemon) -> Iterator[Client]:
-    """Yields a client of the module's daemon, or of its fake, with the module's TIMEOUT_S."""
-    with daemon.client(timeout=getattr(request.module, "TIMEOUT_S", 1.0)) as attached:
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    """Yields a client of the module's daemon, or of its fake."""
+    with daemon.client() as attached:
         yield attached

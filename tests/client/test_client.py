@@ -186,7 +186,7 @@ def test_a_namespace_is_flushed_and_no_other(client: Client) -> None:
 def test_a_first_flush_waits_for_the_attachment(daemon: RunningDaemon, client: Client) -> None:
     for _ in range(10):
         store(client, KEYS)
-        with Client(daemon.socket) as fresh:
+        with Client(daemon.socket, timeout=20.0) as fresh:
             assert fresh.flush(SPACE)
         assert in_memory(client, KEYS) == 0
 

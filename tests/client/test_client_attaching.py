@@ -254,10 +254,10 @@ def test_a_log_line_names_the_limit_on_the_address_space() -> None:
 
 def test_a_first_store_waits_for_the_attachment(daemon: RunningDaemon) -> None:
     for _ in range(5):
-        with Client(daemon.socket) as client:
+        with Client(daemon.socket, timeout=START_S) as client:
             result = client.store(KEYS, [bytes(8)] * 10)
             assert result.stored + result.present == 10, result
-    with Client(daemon.socket) as client, client.reserve(MORE, PAGE) as reservation:
+    with Client(daemon.socket, timeout=START_S) as client, client.reserve(MORE, PAGE) as reservation:
         assert reservation.granted.size == 10
 
 

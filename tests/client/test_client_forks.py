@@ -30,7 +30,7 @@ PAGES = np.ones((10, 1000), np.uint8)
 def keys(prompt):
     return space.keys(range(prompt << 16, (prompt << 16) + 160))
 
-client = Client(sys.argv[2])
+client = Client(sys.argv[2], timeout=30)
 assert client.wait_attached(30)
 engine = Engine(client, 1)
 blocks = Blocks(engine.paged, slots_of(2))

@@ -19,7 +19,7 @@ from running_daemon import RunningDaemon
 
 PAGE = 60_000
 PAGES = 10
-TIMEOUT_S = LONG_S = 20.0
+LONG_S = 20.0
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def test_what_is_found_with_find_is_not_counted(daemon: DiskDaemon, client: Clie
     before = counted(daemon)
     with client.find(on_disk) as match:
         assert len(match) == 0 and match.available_pages == PAGES
-        assert client.load(match, room(), timeout=TIMEOUT_S) == PAGES
+        assert client.load(match, room(), timeout=LONG_S) == PAGES
     with client.find(on_disk) as match, client.rematch(match) as longer:
         assert len(match) == len(longer) == PAGES and match.keys is on_disk
         assert client.load(match, room(), timeout=0) == PAGES

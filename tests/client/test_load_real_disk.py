@@ -17,7 +17,7 @@ from keyed_pages import assert_exact, in_memory, prompt, store
 from pagetier.client import Client, Keys
 
 PAGE = 60_000
-TIMEOUT_S = LONG_S = 20.0
+LONG_S = 20.0
 KEYS = prompt(0, 6)
 
 

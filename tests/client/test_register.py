@@ -20,7 +20,7 @@ from running_daemon import RunningDaemon
 ARENA = "64MiB"
 LAYERS, BLOCKS, BLOCK, HEADS, DIM, PAGE = 2, 64, 16, 4, 32, 32
 TOKENS = 3 * PAGE + 5
-TIMEOUT_S = LONG_S = 20.0
+LONG_S = 20.0
 WRITTEN, READ = np.arange(31, -1, -1), np.arange(63, 31, -1)
 
 

@@ -20,7 +20,7 @@ pytestmark = as_root
 
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
 _CLIENT = """
-with Client(*sys.argv[1:]) as client:
+with Client(*sys.argv[1:], timeout=10.0) as client:
     show = sys.stdout.write  # in one piece: the client logs to it in a thread of its own
     show("attached\\n" if client.wait_attached(10.0 if expected else 0.7) else "alone\\n")
     keys = Namespace(model=os.urandom(8).hex(), dtype="f", page_tokens=16).keys(range(16))

@@ -122,7 +122,7 @@ def attached(socket: Path, life: Callable[[Client, Connection], object]) -> Iter
     """Yields a child that is attached to the daemon."""
 
     def live(pipe: Connection) -> None:
-        client = Client(socket)
+        client = Client(socket, timeout=_WAIT_S)
         pipe.send(client.wait_attached(_WAIT_S))
         life(client, pipe)
 

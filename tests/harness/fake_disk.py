@@ -14,6 +14,7 @@ from numbered_pages import write_page
 from pagetier.client import Client, Keys
 from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, WriteResult, WriteRule
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Request, Reserve
+from running_daemon import CALL_S
 
 _FETCH_OUTCOME_OF = {
     ReserveOutcome.GRANTED: FetchOutcome.IN_MEMORY,
@@ -41,7 +42,7 @@ class DiskDaemon(FakeDaemon):
         self._worker = self.memory.session(self._slot)
         self.owner.disk_open(1000, WriteRule.THROUGH)
 
-    def client(self, timeout: float = 1.0) -> Client:
+    def client(self, timeout: float = CALL_S) -> Client:
         """Returns an attached client."""
         client = Client(self.socket, timeout=timeout)
         assert client.wait_attached(ANSWER_S)

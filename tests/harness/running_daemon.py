@@ -28,6 +28,8 @@ from pagetier.shm.protocol import BUILD, Check, Findings, Flush, Flushed, Observ
 from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
+CALL_S = 20.0
+"""The timeout of clients, for a busy machine. A test of what a client does without an answer passes a shorter one."""
 
 
 class RunningDaemon:
@@ -101,9 +103,9 @@ class RunningDaemon:
         assert self.process is not None
         return self.process.wait(START_S)
 
-    def client(self, **options: object) -> Client:
+    def client(self, *, timeout: float = CALL_S, name: str = "") -> Client:
         """Returns an attached client, which is closed with the daemon if the test does not close it."""
-        client = Client(self.socket, **options)  # type: ignore[arg-type]
+        client = Client(self.socket, timeout=timeout, name=name)
         self._clients.add(client)
         assert client.wait_attached(START_S), self.log.read_text()
         return client

@@ -190,11 +190,14 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_daemon_that_hangs_delays_the_first_requests_for_the_time_of_an_answer(fleet: Fleet) -> None:
+def test_a_daemon_that_hangs_delays_the_first_requests_for_the_time_of_an_answer(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = fleet.engine(FULL, ask=ASK_S)
     process = fleet.second.daemon.process
     assert process is not None
-    with stopped(process.pid):
+    with stopped(process.pid), monkeypatch.context() as patch:
+        patch.setattr(fleet.worker, "timeout", ASK_S)  # its stores wait for the daemon, too
         asked: list[bool] = []
         for name in (f"r{number}" for number in range(12)):
             engine.arrive(name, own(len(asked)))

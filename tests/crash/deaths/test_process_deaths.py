@@ -45,7 +45,7 @@ import os, sys, threading
 sys.path[:0] = sys.argv[2:]
 from keyed_pages import PAGE, page_of, prompt, store
 from pagetier.client import Client
-client = Client(sys.argv[1])
+client = Client(sys.argv[1], timeout=20.0)
 assert client.wait_attached(20)
 mine = int(sys.stdin.readline())
 assert store(client, prompt(mine)).stored == 8

@@ -53,7 +53,7 @@ def store(client: Client, prompt: int) -> int:
 
 def fill(socket: Path, result: Path, begin: int, end: int) -> None:
     """Stores prompts, and dies with pins and with unwritten reservations."""
-    client = Client(socket)
+    client = Client(socket, timeout=ATTACHED_S)
     assert client.wait_attached(ATTACHED_S)
     for prompt in range(begin, end):
         store(client, prompt)

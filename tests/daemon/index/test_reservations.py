@@ -155,7 +155,7 @@ def test_pages_that_may_exceed_the_quota_are_left_to_the_decoder(sizes: tuple[in
 def test_what_a_client_stores_is_read_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reservations, "ask", None)
     space = Namespace(model="org/model", dtype="bfloat16", page_tokens=16)
-    with serving(tmp_path) as socket, Client(socket) as client:
+    with serving(tmp_path) as socket, Client(socket, timeout=20.0) as client:
         assert client.wait_attached(5)
         keys = space.keys(range(64))
         assert client.store(keys, bytes(4 * FRAME)).stored == 4
