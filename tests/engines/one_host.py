@@ -110,7 +110,7 @@ class Scene:
         return eventually(there, _TIMEOUT_S)
 
     def evict_to_disk(self) -> None:
-        """Writes all pages to disk and evicts them from memory, and so those that are stored or pinned meanwhile."""
+        """Writes all pages to disk and evicts them from memory, also those that are stored or pinned until then."""
         assert eventually(self._is_on_disk_only, _TIMEOUT_S), self.daemon.reported()
 
     def _is_on_disk_only(self) -> bool:
