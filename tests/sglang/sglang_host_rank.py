@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle, InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 import sglang_host_copies
-from sglang_model import RankArguments, Restored
-from sglang_rank import Rank, key_of, request_of
+from sglang_model import AnyPrompt, RankArguments, Restored
+from sglang_pools import SLOTS
+from sglang_rank import Rank
+from sglang_requests import key_of, request_of
 
 _WAIT_S: Final = 60.0
 _TIMEOUT_S: Final = 20.0  # for a busy machine; timeouts have tests of their own
@@ -27,31 +30,44 @@ class HostRank(Rank):
         sglang_host_copies.install()
         super().__init__(arguments)
         self.controller: Any = self.cache.cache_controller
-        self.free_at_start = self.controller.mem_pool_host.available_size()
 
-    def restore(self, number: int, pages: int, request: str = "") -> Restored:
+    def served(self) -> tuple[Any, dict[str, Any]]:
+        """Returns pagetier's client, and its groups by the name of their pool."""
+        pages = self.controller.storage_backend._pages
+        return pages._client, pages._opened()
+
+    def find_at_most(self, rank: int, pages: int) -> None:
+        """Makes the lookups of one rank end after some pages."""
+        backend = self.controller.storage_backend
+        exists = backend.batch_exists_v2
+
+        def exists_at_most(*asked: Any) -> PoolTransferResult:
+            found = exists(*asked)
+            lengths = [length for length in found.restorable_prefix_pages if length <= pages]
+            return PoolTransferResult(max(lengths, default=0), found.extra_pool_hit_pages, lengths)
+
+        if self.rank == rank:
+            backend.batch_exists_v2 = exists_at_most
+
+    def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, reads what the host lacks from the store, loads it back, and compares."""
-        tokens = pages * self.spec.page
         handle = CacheRequestHandle(request or f"request-{time.monotonic_ns()}", 0)
-        req = request_of(handle.rid, number)
-        found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens)))
-        tail = key_of(number, tokens).token_ids[found.device_prefix_len + found.host_hit_length :]
-        self.cache.prefetch_from_storage(handle, found.last_host_node, tail, None, [], matched_prefix_tokens=[])
+        self._prefetch(handle, number, pages)
         assert self._until(lambda: self.cache.check_prefetch_progress(handle)), "a prefetch did not end"
         hit = int(self.cache.pop_prefetch_loaded_tokens(handle))
-        found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens)))
-        req.last_node, req.prefix_len = found.last_device_node, found.device_prefix_len
-        req.swa_host_hit_length, req.mamba_host_hit_length = found.swa_host_hit_length, found.mamba_host_hit_length
-        loaded = 0
-        if found.host_hit_length:
-            params = InitLoadBackParams(
-                best_match_node=found.best_match_node, host_hit_length=found.host_hit_length, req=req
-            )
-            loaded = self.cache.init_load_back(params)[0]
-            self.cache.ready_to_load_host_cache()
-            self._until(lambda: not self.cache.ongoing_load_back)
-        found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens)))
-        return Restored(hit, loaded, self._has(number, found.last_device_node), failed=False)
+        req = request_of(handle.rid, number)
+        loaded = self._load_back(req, self._match(number, pages))
+        equal = self._has(number, self._match(number, pages).last_device_node)
+        if req.kv.holds_mamba:
+            self.pools.requests.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(0))
+        return Restored(hit, loaded, equal, failed=False)
+
+    def prefetch(self, request: str, number: AnyPrompt, pages: int) -> int:
+        """Begins a prefetch, waits until it has memory of the host, and returns how many tokens are allocated."""
+        before = self.free_slots()["host kv"]
+        self._prefetch(CacheRequestHandle(request, 0), number, pages)
+        self._until(lambda: self.free_slots()["host kv"] < before)
+        return before - self.free_slots()["host kv"]
 
     def copied(self) -> tuple[int, int]:
         """Returns the pages that SGLang's metrics say were loaded, and those that were stored, since the last call."""
@@ -59,6 +75,11 @@ class HostRank(Rank):
         rates = (*stats.prefetch_bandwidth, *stats.backup_bandwidth)
         assert all(rate > 0 for rate in rates) and len(rates) == len(stats.prefetch_pgs) + len(stats.backup_pgs)
         return sum(stats.prefetch_pgs), sum(stats.backup_pgs)
+
+    def poll(self) -> int:
+        """Executes one step without a batch, and returns the number of writes to the host and to the store."""
+        self.cache.check_hicache_events()
+        return len(self.cache.ongoing_write_through) + len(self.cache.ongoing_backup)
 
     def pending(self) -> int:
         """Waits until nothing is being written to the host or to the store."""
@@ -76,18 +97,59 @@ class HostRank(Rank):
         names = ("prefetch_thread", "backup_thread", "prefetch_io_aux_thread")
         return sum(getattr(controller, name).is_alive() for name in names if hasattr(controller, name))
 
-    def leaked(self) -> int:
-        """Empties the tree, and returns the host's tokens that are still allocated when nothing is in progress."""
-        self.cache.reset()
-        host = self.controller.mem_pool_host
-        self._until(lambda: host.available_size() == self.free_at_start)
-        return int(self.free_at_start - host.available_size())
+    def free_slots(self) -> dict[str, int]:
+        """Returns the free slots of each pool of the GPU and of the host."""
+        host = self.cache.cache_controller.mem_pool_host.entry_map
+        return self.pools.free_slots() | {f"host {name}": one.host_pool.available_size() for name, one in host.items()}
+
+    def leaked(self) -> dict[str, int]:
+        """Evicts all that nothing uses, and returns the slots of each pool that stay allocated."""
+        self._until(lambda: not self._evict_all())
+        return self._evict_all()
 
     def close(self) -> None:
         """Closes the store."""
         self.controller.storage_backend.close()
 
-    def _has(self, number: int, node: Any) -> bool:
+    def _match(self, number: AnyPrompt, pages: int) -> Any:
+        return self.cache.match_prefix(MatchPrefixParams(key=key_of(number, pages * self.spec.page)))
+
+    def _prefetch(self, handle: CacheRequestHandle, number: AnyPrompt, pages: int) -> None:
+        """Begins to read what the host lacks, as SGLang's scheduler does."""
+        found, key = self._match(number, pages), key_of(number, pages * self.spec.page)
+        there, node = found.device_prefix_len + found.host_hit_length, found.last_host_node
+        self.cache.prefetch_from_storage(
+            handle,
+            node,
+            key.token_ids[there:],
+            self.cache.get_last_hash_value(node),
+            matched_prefix_tokens=key.token_ids[:there],
+            extra_key=key.extra_key,
+            cache_salt=key.cache_salt,
+        )
+
+    def _load_back(self, req: Any, found: Any) -> int:
+        """Loads what the host has to the GPU, and returns its tokens."""
+        req.last_node, req.prefix_len = found.last_device_node, found.device_prefix_len
+        req.swa_host_hit_length, req.mamba_host_hit_length = found.swa_host_hit_length, found.mamba_host_hit_length
+        if not found.host_hit_length:
+            return 0
+        params = InitLoadBackParams(
+            best_match_node=found.best_match_node, host_hit_length=found.host_hit_length, req=req
+        )
+        loaded = int(self.cache.init_load_back(params)[0])
+        self.cache.ready_to_load_host_cache()
+        self._until(lambda: not self.cache.ongoing_load_back)
+        return loaded
+
+    def _evict_all(self) -> dict[str, int]:
+        """Evicts the GPU and the host, and returns the slots of each pool that stay allocated."""
+        used = super().leaked()
+        for component in self.cache.tree_components if used else ():
+            self.cache.evict_host(2 * SLOTS, component)
+        return super().leaked()
+
+    def _has(self, number: AnyPrompt, node: Any) -> bool:
         """Returns whether the tree has the state of a prompt up to a node. False for the root."""
         slots = self.cache.path_device_indices(node)
         if not len(slots) or not self.pools.has(number, slots, len(slots)):

@@ -40,6 +40,23 @@ class Spec(msgspec.Struct, frozen=True):
         return "-".join(filter(None, [self.kind, str(self.page), f"tp{self.ranks}", self.layout]))
 
 
+class Salted(msgspec.Struct, frozen=True):
+    """A prompt of a request that shares nothing with requests of another salt. Its state is another one, too.
+
+    Attributes:
+        number: The number of the prompt, which determines its tokens.
+        extra_key: SGLang's extra key, which contains the LoRA adapter of a request.
+        cache_salt: The salt.
+    """
+
+    number: int
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
+AnyPrompt = int | Salted
+
+
 class RankArguments(msgspec.Struct, frozen=True):
     """What a rank is made of.
 
@@ -80,6 +97,11 @@ def whole(spec: Spec, pages: int) -> list[Restored]:
     return [Restored(tokens, tokens, equal=True, failed=False)] * spec.ranks
 
 
+def computed(spec: Spec) -> list[Restored]:
+    """Returns the result of each rank if nothing was found."""
+    return [Restored(0, 0, equal=False, failed=False)] * spec.ranks
+
+
 def write_config(folder: Path, spec: Spec) -> Path:
     """Writes the configuration of the model and returns its folder."""
     config = {
@@ -107,7 +129,12 @@ def prompt(number: int, tokens: int) -> array[int]:
     return array("q", (numbers.randrange(1 << 20) for _ in range(tokens)))
 
 
-def state(number: int, plane: str, shape: tuple[int, int, int]) -> torch.Tensor:
+def salted(number: AnyPrompt) -> Salted:
+    """Returns a prompt with its salt, which a mere number does not have."""
+    return number if isinstance(number, Salted) else Salted(number)
+
+
+def state(number: AnyPrompt, plane: str, shape: tuple[int, int, int]) -> torch.Tensor:
     """Returns one plane of a prompt's state, [tokens, heads of the model, width]."""
     generator = torch.Generator().manual_seed(random.Random(f"{number} {plane}").randrange(1 << 60))
     return torch.randn(*shape, generator=generator).to(torch.bfloat16)

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool import (
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-from sglang_model import DIM, FULL_LAYERS, LATENT, OTHER_LAYERS, WINDOW, Spec, share, state
+from sglang_model import DIM, FULL_LAYERS, LATENT, OTHER_LAYERS, WINDOW, AnyPrompt, Spec, share, state
 
 SLOTS: Final = 1024
 _STATES: Final = 8
@@ -70,6 +70,17 @@ class Pools:
             slots = slots[-windowed:]
         self.allocator.free(slots)
 
+    def free_slots(self) -> dict[str, int]:
+        """Returns the free slots of each pool."""
+        match self._spec.kind:
+            case "swa":
+                return {"kv": self.allocator.full_available_size(), "swa": self.allocator.swa_available_size()}
+            case "mamba":
+                states = self.requests.mamba_allocator.available_size()
+                return {"kv": self.allocator.available_size(), "mamba": states}
+            case _:
+                return {"kv": self.allocator.available_size()}
+
     def clear(self) -> None:
         """Frees and zeroes everything."""
         self.allocator.clear()
@@ -80,13 +91,13 @@ class Pools:
         for _, tensor in self._states():
             tensor.zero_()
 
-    def write(self, number: int, slots: torch.Tensor) -> None:
+    def write(self, number: AnyPrompt, slots: torch.Tensor) -> None:
         """Writes the state of all tokens of a prompt, as a forward pass does."""
         for plane, tensor, windowed in self._planes():
             where = self.allocator.translate_loc_from_full_to_swa(slots) if windowed else slots
             tensor[where] = self._expected(number, plane, tensor, len(slots))
 
-    def write_snapshot(self, number: int, tokens: int) -> torch.Tensor | None:
+    def write_snapshot(self, number: AnyPrompt, tokens: int) -> torch.Tensor | None:
         """Returns a slot with the recurrent state after the tokens of a prompt; None for models without one."""
         if self._spec.kind != "mamba":
             return None
@@ -95,14 +106,14 @@ class Pools:
             tensor[slot[0]] = self._snapshot(number, layer, tokens, tensor)
         return slot
 
-    def has(self, number: int, slots: torch.Tensor, ends: int) -> bool:
+    def has(self, number: AnyPrompt, slots: torch.Tensor, ends: int) -> bool:
         """Returns whether the slots have the state of a prompt, of which the last token is number `ends`."""
         return all(
             self._plane_has(number, plane, tensor, slots if not windowed else self._windowed(slots), ends)
             for plane, tensor, windowed in self._planes()
         )
 
-    def has_snapshot(self, number: int, slot: torch.Tensor, tokens: int) -> bool:
+    def has_snapshot(self, number: AnyPrompt, slot: torch.Tensor, tokens: int) -> bool:
         """Returns whether a slot has the recurrent state after the tokens of a prompt."""
         return all(
             torch.equal(tensor[slot], self._snapshot(number, layer, tokens, tensor)) for layer, tensor in self._states()
@@ -154,16 +165,16 @@ class Pools:
         translated: torch.Tensor = self.allocator.translate_loc_from_full_to_swa(slots[-WINDOW:])
         return translated
 
-    def _plane_has(self, number: int, plane: str, tensor: torch.Tensor, slots: torch.Tensor, ends: int) -> bool:
+    def _plane_has(self, number: AnyPrompt, plane: str, tensor: torch.Tensor, slots: torch.Tensor, ends: int) -> bool:
         return bool(torch.equal(tensor[slots], self._expected(number, plane, tensor, ends)[ends - len(slots) :]))
 
-    def _expected(self, number: int, plane: str, tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _expected(self, number: AnyPrompt, plane: str, tensor: torch.Tensor, tokens: int) -> torch.Tensor:
         if "latent" in plane:
             return state(number, plane, (tokens, 1, tensor.shape[-1]))
         whole = state(number, plane, (tokens, self._spec.heads, tensor.shape[-1]))
         return share(whole, self._rank, self._spec.ranks)
 
-    def _snapshot(self, number: int, layer: str, tokens: int, tensor: torch.Tensor) -> torch.Tensor:
+    def _snapshot(self, number: AnyPrompt, layer: str, tokens: int, tensor: torch.Tensor) -> torch.Tensor:
         values = state(number, f"{layer} of rank {self._rank} after {tokens}", (1, 1, tensor[0].numel()))
         return values.reshape(tensor[0].shape).to(tensor.dtype)
 

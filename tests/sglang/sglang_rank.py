@@ -11,10 +11,8 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.distributed as dist
-from sglang import version
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.kv_hints import decode_kv_hints_envelope
-from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.mem_cache.base_prefix_cache import (
     CacheRequestHandle,
@@ -24,17 +22,18 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
 from sglang.srt.runtime_context import get_context, get_parallel
 
-from sglang_model import WINDOW, RankArguments, Restored, prompt
+from sglang_faults import Faults
+from sglang_model import WINDOW, AnyPrompt, RankArguments, Restored, prompt, salted
 from sglang_pools import SLOTS, Pools
+from sglang_requests import key_of, request_of
 
 _WAIT_S: Final = 60.0
 
 
-class Rank:
+class Rank(Faults):
     """One rank."""
 
     hierarchical = False
@@ -50,6 +49,7 @@ class Rank:
             tp_rank=rank, pp_rank=0, dp_rank=0, attn_tp_rank=rank, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_rank=0
         )
         self.waiting: dict[str, Any] = {}
+        self.locks: list[Any] = []
         self.pools = Pools(spec, rank)
         self.params = CacheInitParams(
             disable=False,
@@ -65,6 +65,7 @@ class Rank:
         self._change(arguments.extra.pop("change", ""))
         self.cache: Any = self._make_cache(group)
         self.linker: Any = self.cache.linker
+        self.free_at_start = self.free_slots()
         self.publisher = SchedulerKvEventsPublisher(
             kv_events_config=json.dumps({"publisher": "zmq", "endpoint": endpoint}) if endpoint else None,
             tree_cache=self.cache,
@@ -74,25 +75,25 @@ class Rank:
             get_stats=lambda: None,
         )
 
-    def insert(self, number: int, pages: int) -> int:
+    def insert(self, number: AnyPrompt, pages: int) -> int:
         """Computes a prompt and inserts it into the tree. Returns the number of nodes that were stored."""
         tokens = pages * self.spec.page
         slots = self.pools.allocate(tokens)
         self.pools.write(number, slots)
         snapshot = self.pools.write_snapshot(number, tokens)
         value = InsertParams(key=key_of(number, tokens), value=slots.clone(), mamba_value=snapshot)
-        return self._count_stored(lambda: self.cache.insert(value))
+        return self._count_stored(lambda: self._insert(value))
 
-    def restore(self, number: int, pages: int, request: str = "") -> Restored:
+    def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, loads what the GPU lacks as in a batch of its own, and inserts it as if computed."""
         waiting = self.match(number, pages, request)
         return self.finish(self.begin([waiting]))[0]
 
-    def restore_together(self, numbers: list[int], pages: int) -> list[Restored]:
+    def restore_together(self, numbers: list[AnyPrompt], pages: int) -> list[Restored]:
         """Restores several prompts as one batch."""
         return self.finish(self.begin([self.match(number, pages) for number in numbers]))
 
-    def match_only(self, request: str, number: int, pages: int) -> int:
+    def match_only(self, request: str, number: AnyPrompt, pages: int) -> int:
         """Matches a prompt for a request that waits, and returns the tokens that it can load."""
         self.waiting[request] = self.match(number, pages, request)
         return int(self.waiting[request].hit)
@@ -113,32 +114,11 @@ class Rank:
         req = self.waiting.pop(request)
         return self.finish((self.cache.ready_to_load_host_cache(), [req]))[0]
 
-    def leave(self, rank: int) -> None:
-        """Makes one rank leave the daemon, with which its pins end."""
-        if self.rank == rank:
-            self.linker.cache_linker.transfers._client.close()
-
-    def mutate(self, mutant: str) -> None:
-        """Breaks the agreement of the ranks."""
-        transfers = self.linker.cache_linker.transfers
-        match mutant:
-            case "each rank answers for itself":
-                transfers._ranks = SimpleNamespace(agree=lambda *, here: here)
-            case "each rank returns its longest prefix only":
-                transfers._ready().lookups._most = 1
-
-    def find_at_most(self, rank: int, pages: int) -> None:
-        """Makes the lookups of one rank end after some pages."""
-        linker = self.linker.cache_linker
-        lookup = linker.lookup
-        if self.rank == rank:
-            linker.lookup = lambda *asked: [length for length in lookup(*asked) if length <= pages]
-
     def release(self, request: str) -> None:
         """Ends a request before its batch starts."""
         self.cache.release_aborted_request(CacheRequestHandle(request, 0))
 
-    def match(self, number: int, pages: int, request: str = "") -> Any:
+    def match(self, number: AnyPrompt, pages: int, request: str = "") -> Any:
         """Returns a request after SGLang's match."""
         tokens = pages * self.spec.page
         request = request or f"request-{number}-{time.monotonic_ns()}"
@@ -175,6 +155,16 @@ class Rank:
         self.cache.reset()
         self.pools.clear()
 
+    def free_slots(self) -> dict[str, int]:
+        """Returns the free slots of each pool."""
+        return self.pools.free_slots()
+
+    def leaked(self) -> dict[str, int]:
+        """Evicts all that nothing uses, and returns the slots of each pool that are still allocated."""
+        self.cache.evict(EvictParams(SLOTS, SLOTS, SLOTS))
+        free = self.free_slots()
+        return {pool: count - free[pool] for pool, count in self.free_at_start.items() if count != free[pool]}
+
     def evict(self, tokens: int) -> int:
         """Evicts tokens from the GPU and returns how many may still be evicted."""
         self.cache.evict(EvictParams(num_tokens=tokens))
@@ -191,7 +181,7 @@ class Rank:
         return [msgspec.to_builtins(event) for event in self.cache.take_events()]
 
     def finish_request(
-        self, number: int, pages: int, reason: str, actions: dict[str, Any], session: str | None = None
+        self, number: AnyPrompt, pages: int, reason: str, actions: dict[str, Any], session: str | None = None
     ) -> None:
         """Releases a request whose prompt was inserted, as SGLang does when it has ended.
 
@@ -203,7 +193,7 @@ class Rank:
             session: The ID of the request's session.
         """
         req = request_of(f"request-{number}", number)
-        req.full_untruncated_fill_ids = prompt(number, pages * self.spec.page)
+        req.full_untruncated_fill_ids = prompt(salted(number).number, pages * self.spec.page)
         req.finished_reason = getattr(schedule_batch, reason)("") if reason else None
         req.priority, req.session_id = None, session
         written = [
@@ -229,6 +219,10 @@ class Rank:
         self.cache.release_host_resources()
         dist.destroy_process_group()
 
+    def _insert(self, value: InsertParams) -> None:
+        if self.cache.insert(value).mamba_exist:
+            self.pools.requests.mamba_allocator.free(value.mamba_value)
+
     def _make_cache(self, group: Any) -> Any:
         """Returns SGLang's tree over the pools. `group` is that of all ranks."""
         runner = SimpleNamespace(forward_stream=None)
@@ -248,23 +242,6 @@ class Rank:
                 group,
             )
         )
-
-    def _change(self, what: str) -> None:
-        """Makes the engine one that pagetier does not support."""
-        pool = self.pools.allocator.get_kvcache()
-        match what:
-            case "version":
-                version.__version__ = "9.9"
-            case "pool":
-                pool.__class__ = type("UnknownPool", (type(pool),), {})
-            case "pipeline":
-                self.params.pp_size = 2
-            case "decode":
-                get_parallel().override_permanently(attn_dcp_size=2)
-            case "draft":
-                self.params.mtp_draft_device_pools = (object(),)
-            case "layout":
-                pool.kv_cache_layout = "hnd"
 
     def _flags(self, arguments: RankArguments) -> dict[str, Any]:
         adapters = arguments.extra.pop("lora", None)
@@ -320,24 +297,3 @@ class Rank:
         finally:
             del self.linker.commit_completed_offloads
         return sum(results)
-
-
-def key_of(number: int, tokens: int) -> Any:
-    """Returns SGLang's key of a prompt."""
-    return RadixKey(prompt(number, tokens), extra_key=None)
-
-
-def request_of(rid: str, number: int) -> Any:
-    """Returns what SGLang's cache uses of a request."""
-    return SimpleNamespace(
-        rid=rid,
-        extra_key=None,
-        cache_salt=None,
-        swa_host_hit_length=0,
-        mamba_host_hit_length=0,
-        kv=ReqKvInfo(),
-        swa_branching_seqlen=None,
-        mamba_branching_seqlen=None,
-        session=None,
-        number=number,
-    )

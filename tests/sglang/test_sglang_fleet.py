@@ -13,7 +13,7 @@ import fleet_host
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from sglang_engine import SglangEngine
-from sglang_model import Restored, Spec, whole
+from sglang_model import Spec, computed, whole
 
 PAGE, PAGES = 64, 6
 SHORT = 3  # pages with less than 256 tokens
@@ -46,10 +46,6 @@ def questions(host: FleetHost) -> int:
     return report.found + report.absent + report.late
 
 
-def nothing(spec: Spec) -> list[Restored]:
-    return [Restored(0, 0, equal=False, failed=False)] * spec.ranks
-
-
 def tokens_by_tier(host: FleetHost) -> tuple[int, int, int]:
     """Returns the tokens that engines have found in memory, on disk and in the fleet."""
     counts = [slot.counts for slot in host.daemon.slots()]
@@ -67,7 +63,7 @@ def test_the_linker_finds_what_another_host_has_stored(
     spec, (here, there) = Spec(kind, PAGE, ranks=ranks), hosts
     compute(here, spec)
     with SglangEngine(spec, there.daemon.socket) as engine:
-        assert engine.restore(1, PAGES) == nothing(spec), "no request waits for the fleet"
+        assert engine.restore(1, PAGES) == computed(spec), "no request waits for the fleet"
         assert eventually(lambda: engine.restore(1, PAGES) == whole(spec, PAGES), _WAIT_S)
         assert "Traceback" not in engine.log, engine.log
     assert there.report.damaged == 0
@@ -147,7 +143,7 @@ def test_a_store_that_hangs_costs_hicache_its_timeout_at_most(
     with SglangEngine(spec, there.daemon.socket, timeout=0.5) as engine:
         (tmp_path / "delay").write_text(str(_HANG_S))
         began = time.monotonic()
-        assert engine.restore(1, PAGES) == nothing(spec)
+        assert engine.restore(1, PAGES) == computed(spec)
         assert time.monotonic() - began < _SOON_S
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
         (tmp_path / "delay").unlink()
