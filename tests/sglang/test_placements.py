@@ -11,7 +11,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from running_daemon import RunningDaemon
 from sglang_engine import SglangEngine
-from sglang_model import Spec, prompt, whole
+from sglang_model import Salted, Spec, prompt, whole
 
 pytest_plugins = ("sglang_daemon",)
 SPEC = Spec("mha", 16, ranks=2)
@@ -50,6 +50,10 @@ class Router:
 
         return eventually(heard, _WAIT_S)
 
+    def tokens(self, medium: str) -> list[int]:
+        """Returns the tokens of all pages in a tier."""
+        return [token for block in self.blocks[medium].values() for token in block["tokens"]]
+
     def _store(self, event: dict[str, Any]) -> None:
         parent, size = event["parent_block_hash"], event["block_size"]
         for at, block in enumerate(event["block_hashes"]):
@@ -68,8 +72,7 @@ def test_pages_are_announced_as_sglang_announces_its_blocks(daemon: DiskDaemon, 
         daemon.save()
         assert router.believes(GPU=PAGES, CPU_PINNED=PAGES, DISK=PAGES), router.blocks
         assert router.blocks["CPU_PINNED"] == router.blocks["GPU"] == router.blocks["DISK"]
-        tokens = [token for block in router.blocks["DISK"].values() for token in block["tokens"]]
-        assert tokens == prompt(1, PAGES * 16).tolist()
+        assert router.tokens("DISK") == prompt(1, PAGES * 16).tolist()
         daemon.flush("memory")
         assert router.believes(GPU=PAGES, CPU_PINNED=0, DISK=PAGES), router.blocks
         engine.reset()
@@ -87,6 +90,15 @@ def test_pages_of_others_are_announced_when_they_are_used(daemon: DiskDaemon) ->
         assert engine.restore(1, PAGES) == whole(SPEC, PAGES)
         engine.insert(1, PAGES)  # as SGLang does after the model has computed the rest
         assert router.believes(GPU=PAGES, CPU_PINNED=PAGES), router.blocks
+
+
+def test_pages_with_a_salt_are_not_announced(daemon: DiskDaemon) -> None:
+    with SglangEngine(SPEC, daemon.socket, publish="") as engine:
+        router = Router(engine)
+        for number in (Salted(1, extra_key="a"), Salted(1, cache_salt="a"), Salted(2)):
+            assert engine.insert(number, PAGES) == [1, 1]
+        assert router.believes(GPU=3 * PAGES, CPU_PINNED=PAGES), router.blocks
+        assert router.tokens("CPU_PINNED") == prompt(2, PAGES * 16).tolist()
 
 
 def test_an_engine_that_finds_none_of_its_pages_announces_none(daemon: DiskDaemon) -> None:
