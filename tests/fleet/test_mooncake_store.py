@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import msgspec
 import pytest
 
+from eventually import eventually
 from fleet_conformance import StoreConformance
-from fleet_pages import BUFFERS
-from pagetier.tiers.base import TierError
+from fleet_pages import BUFFERS, OpenedFleet, opened_fleet
+from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
 from store_servers import MooncakeServers
+from tier_pages import outgoings
 
 
 @pytest.fixture
@@ -31,3 +39,51 @@ def test_a_master_that_is_not_there_is_one_line(mooncake: MooncakeServers) -> No
     with pytest.raises(TierError, match=r"cannot be opened|cannot reach Mooncake's master") as raised:
         open_fleet(FleetOptions(url="mooncake://127.0.0.1:9?hostname=127.0.0.1", trusted=True))
     assert "\n" not in str(raised.value)
+
+
+class Gate:
+    """Mooncake's client, whose gets wait until they are let through, and are counted while they are in it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self.opened = threading.Event()
+        self.inside = self.most = 0
+
+    def get_into(self, *arguments: Any) -> int:
+        with self._lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        try:
+            assert self.opened.wait(60)
+            return int(self._client.get_into(*arguments))
+        finally:
+            with self._lock:
+                self.inside -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.fixture
+def opened(options: FleetOptions) -> Iterator[OpenedFleet]:
+    with opened_fleet(options) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("turn_s", "is_late"), [(60.0, False), (0.05, True)])
+def test_half_of_the_cores_wait_for_bytes_unless_a_call_hangs(
+    opened: OpenedFleet, turn_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake's calls keep a core busy while they wait. A get that finds no turn begins after a moment."""
+    monkeypatch.setattr("pagetier.tiers.fleet.mooncake_store._TURN_S", turn_s)
+    half = max(2, len(os.sched_getaffinity(0)) // 2)
+    pages = outgoings(range(half + 3), 100_000)
+    opened.store_all(*pages)
+    gate = opened.store._client = Gate(opened.store._client)  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(len(pages)) as readers:
+        reads = [readers.submit(opened.outcome, page) for page in pages]
+        assert eventually(lambda: gate.inside == (len(pages) if is_late else half), 30.0)
+        gate.opened.set()
+        assert [read.result() for read in reads] == [ReadOutcome.EXACT] * len(pages)
+    assert gate.most == (len(pages) if is_late else half)

@@ -6,11 +6,13 @@ buffers are registered, and pages should be encrypted with a fleet key.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
+import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pagetier.tiers.base import TierError
@@ -19,6 +21,7 @@ from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 _NOT_FOUND: Final = -704
 _TOO_SMALL: Final = -600
 _LOCAL_BUFFER: Final = 16 << 20
+_TURN_S: Final = 0.05
 # Its own limits, undocumented and renamed from release to release: they make hung calls return, and are not relied on.
 _VARIABLES: Final = {
     "MC_TCP_STATUS_TIMEOUT_SEC": "1",
@@ -39,6 +42,7 @@ class MooncakeStore:
         except ImportError as error:
             raise TierError(f"a mooncake:// URL needs Mooncake: pip install 'pagetier[mooncake]' ({error})") from error
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(options.memory))
+        self._gets, self._puts = _half_of_the_cores(), _half_of_the_cores()
         self._config = ReplicateConfig()
         self._config.replica_num = int(options.parameters.get("replicas", "1"))
         self._client: Any = MooncakeDistributedStore()
@@ -83,13 +87,16 @@ class MooncakeStore:
 
     def put(self, name: str, data: memoryview) -> bool:
         """Stores an object; if there is one, nothing happens and Mooncake does not say so."""
-        if status := self._client.put_from(name, self._address(data), len(data), self._config):
+        with _turn(self._puts):
+            status = self._client.put_from(name, self._address(data), len(data), self._config)
+        if status:
             raise OSError(f"error {status}")
         return True
 
     def get(self, name: str, into: memoryview) -> int:
         """Copies an object from the node that has it."""
-        status = int(self._client.get_into(name, self._address(into), len(into)))
+        with _turn(self._gets):
+            status = int(self._client.get_into(name, self._address(into), len(into)))
         if status == _TOO_SMALL:
             status = int(self._client.get_size(name))
         if status < 0 and status != _NOT_FOUND:
@@ -108,6 +115,22 @@ class MooncakeStore:
 
     def _address(self, buffer: memoryview) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def _half_of_the_cores() -> threading.Semaphore:
+    """Returns as many turns as half of the cores: a call that waits for bytes keeps a core busy all the time."""
+    return threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
+
+
+@contextlib.contextmanager
+def _turn(turns: threading.Semaphore) -> Iterator[None]:
+    """Waits for a turn, but not for long: calls that hang must not stop the others."""
+    is_mine = turns.acquire(timeout=_TURN_S)
+    try:
+        yield
+    finally:
+        if is_mine:
+            turns.release()
 
 
 def _first_of_each(spaces: Sequence[str], names: Sequence[str]) -> dict[str, str]:
