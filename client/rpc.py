@@ -115,12 +115,15 @@ class Requests:
         return result
 
     def pump(self, link: Link) -> None:
-        """Reads responses that have arrived, unless another thread reads. For the background thread.
+        """Reads responses that have arrived, or waits while another thread reads them. For the background thread.
 
-        Raises LinkError at the end of the connection.
+        If it returned at once, it would see the same responses again and again, and keep the core that the thread needs
+        to read them. Raises LinkError at the end of the connection.
         """
         with self._lock:
-            if not self._reading:
+            if self._reading:
+                self._sleep(_READ_S)
+            else:
                 self._read(link, 0.0)
         self.log_silence()
 

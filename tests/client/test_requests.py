@@ -1,0 +1,42 @@
+"""Tests which thread reads the responses of the daemon."""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+import pytest
+
+from pagetier.client.rpc import Requests
+from pagetier.shm.daemon_link import Link
+from pagetier.shm.protocol import Answer
+
+LONG_S = 60.0
+
+
+class SlowLink:
+    """A connection on which no response comes before `ends` is set."""
+
+    def __init__(self) -> None:
+        self.is_read, self.ends = threading.Event(), threading.Event()
+
+    def read(self, seconds: float) -> list[Answer]:
+        self.is_read.set()
+        assert self.ends.wait(LONG_S)
+        return []
+
+
+def test_the_background_thread_waits_for_one_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it returned at once it would be called again at once, and keep the core that the other thread needs."""
+    monkeypatch.setattr("pagetier.client.rpc._READ_S", LONG_S)
+    requests, link = Requests(), SlowLink()
+    threads = [threading.Thread(target=requests.pump, args=(cast(Link, link),)) for _ in range(2)]
+    threads[0].start()
+    assert link.is_read.wait(LONG_S)
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive()
+    link.ends.set()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
