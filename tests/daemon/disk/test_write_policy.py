@@ -85,8 +85,10 @@ def test_second_writes_pages_that_were_used_again() -> None:
         store_each(engine, range(100, 104))
         assert engine.places(range(4)) == {"memory": 4}  # used again
         time.sleep(0.1)
-        store_each(engine, range(200, 200 + FRAMES))
-        assert eventually(lambda: daemon.snapshot().disk_work.written == 4), daemon.reported()
+        first_eviction = 200 + FRAMES - 8  # finds the pages that were used again, and there is time to write them
+        store_each(engine, range(200, first_eviction + 1))
+        assert eventually(lambda: daemon.snapshot().disk_work.written == 4, WAIT_S), daemon.reported()
+        store_each(engine, range(first_eviction + 1, 200 + FRAMES))
         store_each(engine, range(300, 300 + FRAMES))
         assert engine.places(range(4)) == {"disk": 4}
         assert engine.places(range(100, 104)) == {"nowhere": 4}
