@@ -21,15 +21,15 @@ from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
 
 TIMEOUT_S = 1.0
-SLACK_S = 0.4  # of a busy machine
+SLACK_S = 0.9  # of a busy machine, and less than a second timeout
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
 
 @pytest.fixture
-def opened() -> Iterator[OpenedFleet]:
+def opened(request: pytest.FixtureRequest) -> Iterator[OpenedFleet]:
     DictStore.objects.clear()
     FaultyStore.before, FaultyStore.hangs, FaultyStore.released = [], set(), threading.Event()
-    opened = OpenedFleet(OPTIONS)
+    opened = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=getattr(request, "param", TIMEOUT_S)))
     yield opened
     FaultyStore.before, FaultyStore.hangs = [], set()
     FaultyStore.released.set()
@@ -101,17 +101,19 @@ def test_a_read_that_fails_after_half_of_its_time_is_not_retried(opened: OpenedF
     FaultyStore.before.append(gets.append)
     FaultyStore.before.append(lambda call: time.sleep(0.6 * TIMEOUT_S))
     fail("get")
-    with lasts(TIMEOUT_S + 0.1):
+    with lasts(10.0):
         assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
     assert gets == ["get"]
 
 
+@pytest.mark.parametrize("opened", [6.0], indirect=True)
 def test_a_retry_has_no_more_time_than_the_first_call_had(opened: OpenedFleet) -> None:
+    timeout_s = opened.options.timeout_s
     opened.store_all(outgoing(5))
-    FaultyStore.before.append(lambda call: time.sleep(0.3 * TIMEOUT_S))
+    FaultyStore.before.append(lambda call: time.sleep(0.3 * timeout_s))
     fail("get", 1)
     FaultyStore.before.append(lambda call: FaultyStore.hangs.add("get"))
-    with lasts(1.25 * TIMEOUT_S, TIMEOUT_S):
+    with lasts(1.25 * timeout_s, timeout_s):
         assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
 
 
@@ -169,6 +171,7 @@ def test_an_answer_that_fits_no_question_is_a_failure(
     assert sizes == [0] and (why or lengths == [-1])
 
 
+@pytest.mark.parametrize("opened", [5.0], indirect=True)
 def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
     FaultyStore.hangs = {"sizes"}
     before = threading.active_count()
@@ -178,7 +181,7 @@ def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
     for asker in askers:
         asker.join()
     assert threading.active_count() - before <= MOST_CALLS
-    with lasts(TIMEOUT_S / 2):
+    with lasts(opened.options.timeout_s / 2):
         ask_in_vain(opened)
 
 
@@ -191,10 +194,15 @@ def test_the_time_without_any_return_is_known(opened: OpenedFleet) -> None:
     assert opened.fleet.silent_s() == 0
     FaultyStore.hangs = {"get"}
     opened.store_all(outgoing(8))
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    began, called = time.monotonic(), list[float]()
+    FaultyStore.before.append(lambda call: called.append(time.monotonic()))
     read_from(opened.fleet, outgoing(8))
-    assert TIMEOUT_S <= opened.fleet.silent_s() < TIMEOUT_S + SLACK_S
+    ended = time.monotonic()
+    assert ended - called[0] <= opened.fleet.silent_s() <= time.monotonic() - began
+    began = time.monotonic()
     assert opened.fleet.locate(names_of([outgoing(8)]))
-    assert opened.fleet.silent_s() < SLACK_S, "another call has returned"
+    assert eventually(lambda: opened.fleet.silent_s() <= time.monotonic() - began), "another call has returned"
 
 
 def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet) -> None:
