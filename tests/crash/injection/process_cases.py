@@ -28,10 +28,10 @@ from oracle.checker import Losses
 from pagetier.client import Outcome
 from running_daemon import START_S
 
-SLACK_S: Final = 0.5
-"""The delay that a machine with two shared cores may add to a timeout, in seconds."""
+SLACK_S: Final = 1.5
+"""The delay that a busy machine may add to a timeout, in seconds; a call without its timeout takes 2 s or for ever."""
 _STRIKES_S: Final = 8.0
-_BACK_S: Final = 1.0
+_BACK_S: Final = 5.0
 
 
 def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
