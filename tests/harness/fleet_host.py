@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventually import eventually
-from pagetier.client import Client, Keys
+from pagetier.client import Client, FullAttention, GroupKeys, Keys
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from running_daemon import RunningDaemon, namespace
@@ -54,6 +55,17 @@ class FleetHost:
     @property
     def report(self) -> FleetStatus:
         return self.daemon.snapshot().fleet
+
+    def fresh_report(self) -> FleetStatus:
+        """Returns a report that the daemon has published since the call began, which it does about once a second.
+
+        The fleet is asked for an unknown page, so the report changes: it has one more question in `absent`.
+        """
+        before = self.report
+        with self.client.find_groups([GroupKeys(FullAttention(16), keys_of(secrets.token_hex(8), 1))]) as match:
+            self.client.locate_groups(match).wait(OPEN_S)
+        assert eventually(lambda: self.report != before, OPEN_S), before
+        return self.report
 
     @property
     def worker(self) -> int:

@@ -98,8 +98,7 @@ def test_an_engine_that_announces_no_arrivals_asks_at_the_first_match(fleet: Fle
 def test_requests_with_the_same_prefix_read_it_once(fleet: Fleet) -> None:
     engine = fleet.engine(FULL)
     engine.share(PROMPT)
-    time.sleep(1.5)  # until the report has the reads of earlier tests
-    read = fleet.second.report.read
+    read = fleet.second.fresh_report().read
     names = [f"r{number}" for number in range(8)]
     for number, name in enumerate(names):
         engine.arrive(name, PROMPT[: 40 * PAGE] + own(number, 5))
@@ -222,7 +221,7 @@ def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> N
     slow.delay(0.02, "delay-get")
     engine.arrive("one", PROMPT)
     engine.wait("one")
-    assert eventually(lambda: slow.second.report.rate > 0)
+    assert eventually(lambda: slow.second.report.read == 40, LONG_S), "the rate is that of the whole read"
     in_ten_pages = 10 * KEY_BYTES / slow.second.report.rate
     engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, PAGE, LONG_S)
     two = engine.arrive("two", own(1))
