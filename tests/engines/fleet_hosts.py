@@ -17,7 +17,7 @@ ASK_S, READ_S = 3.0, 6.0
 
 LONG_S = 30.0
 _ROUNDING = 0.05
-_REPORTED_S = 1.2  # after which the daemon has reported a question
+_REPORTED_S = 2.5  # after which the daemon, which reports once a second, has reported a question
 _LIMITS = {"disk_timeout": 0, "remote_timeout": READ_S, "remote_ask_timeout": ASK_S}
 
 
@@ -74,11 +74,19 @@ class Hosts:
 
     def asks_nothing(self) -> bool:
         """Returns whether the engine computes the prompts without a question, since the breaker is open."""
-        before = self.second.daemon.snapshot().fleet.refused
+        before = self._refused()
         result, _ = self.timed(*PROMPTS)
         assert result["external"] == 0 and self.is_right(result)
-        time.sleep(_REPORTED_S)
-        return self.second.daemon.snapshot().fleet.refused == before
+        return self._refused() == before
+
+    def _refused(self) -> int:
+        """Returns the questions that were not asked, when their number has been the same for `_REPORTED_S`."""
+        refused, since = -1, time.monotonic()
+        while time.monotonic() - since < _REPORTED_S:
+            if refused != (refused := self.second.daemon.snapshot().fleet.refused):
+                since = time.monotonic()
+            time.sleep(0.1)
+        return refused
 
     def is_right(self, result: dict[str, Any]) -> bool:
         """Returns whether the answers are those of the first engine."""
