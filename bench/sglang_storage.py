@@ -166,6 +166,8 @@ def measure() -> Iterator[Result]:
     """Yields all results."""
     if not find_spec("sglang"):
         raise SystemExit("SGLang is not installed beside this Python: run it with .engines/sglang-0.5.23/bin/python")
+    # After copies of torch by the other backends, its threads would poll, and take a core from the copies that follow.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
     sys.path.insert(0, str(ROOT / "tests" / "sglang"))
     import sglang_imports  # noqa: F401  before SGLang
 

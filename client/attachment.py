@@ -146,7 +146,7 @@ class Attachment:
         self._settled.set()
 
     def pump(self, link: Link) -> None:
-        """Reads responses that no thread waits for. Raises LinkError at the end of the connection."""
+        """Reads responses that no thread waits for, or waits a moment for a thread that reads. Raises LinkError."""
         self.requests.pump(link)
 
     def disconnected(self) -> None:

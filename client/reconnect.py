@@ -67,7 +67,7 @@ class ReconnectListener(Protocol):
         """
 
     def pump(self, link: Link) -> None:
-        """Reads responses that no thread waits for. Raises LinkError at the end of the connection."""
+        """Reads responses that no thread waits for, or waits a moment for a thread that reads. Raises LinkError."""
 
     def disconnected(self) -> None:
         """Notes that the connection is closed: open requests get no response."""

@@ -28,9 +28,9 @@ class SlowLink:
 
 def test_the_background_thread_waits_for_one_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it returned at once it would be called again at once, and keep the core that the other thread needs."""
-    monkeypatch.setattr("pagetier.client.rpc._READ_S", LONG_S)
+    monkeypatch.setattr("pagetier.client.rpc._READ_S", 100 * LONG_S)
     requests, link = Requests(), SlowLink()
-    threads = [threading.Thread(target=requests.pump, args=(cast(Link, link),)) for _ in range(2)]
+    threads = [threading.Thread(target=requests.pump, args=(cast(Link, link),), daemon=True) for _ in range(2)]
     threads[0].start()
     assert link.is_read.wait(LONG_S)
     threads[1].start()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec import structs
 
 from eventually import eventually
 from fleet_conformance import StoreConformance
-from fleet_pages import BUFFERS, OpenedFleet, opened_fleet
+from fleet_pages import BUFFERS, opened_fleet
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
@@ -32,7 +31,7 @@ class TestMooncake(StoreConformance):
 
 def test_pages_without_a_key_need_trust(options: FleetOptions) -> None:
     with pytest.raises(TierError, match=r"set remote.key_file, or remote.trusted"):
-        open_fleet(msgspec.structs.replace(options, trusted=False))
+        open_fleet(structs.replace(options, trusted=False))
 
 
 def test_a_master_that_is_not_there_is_one_line(mooncake: MooncakeServers) -> None:
@@ -65,25 +64,19 @@ class Gate:
         return getattr(self._client, name)
 
 
-@pytest.fixture
-def opened(options: FleetOptions) -> Iterator[OpenedFleet]:
-    with opened_fleet(options) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(("turn_s", "is_late"), [(60.0, False), (0.05, True)])
 def test_half_of_the_cores_wait_for_bytes_unless_a_call_hangs(
-    opened: OpenedFleet, turn_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
+    options: FleetOptions, turn_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mooncake's calls keep a core busy while they wait. A get that finds no turn begins after a moment."""
     monkeypatch.setattr("pagetier.tiers.fleet.mooncake_store._TURN_S", turn_s)
-    half = max(2, len(os.sched_getaffinity(0)) // 2)
-    pages = outgoings(range(half + 3), 100_000)
-    opened.store_all(*pages)
-    gate = opened.store._client = Gate(opened.store._client)  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(len(pages)) as readers:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
+    pages = outgoings(range(5), 100_000)
+    with opened_fleet(structs.replace(options, timeout_s=1000)) as opened, ThreadPoolExecutor(len(pages)) as readers:
+        opened.store_all(*pages)
+        gate = opened.store._client = Gate(opened.store._client)  # type: ignore[attr-defined]
         reads = [readers.submit(opened.outcome, page) for page in pages]
-        assert eventually(lambda: gate.inside == (len(pages) if is_late else half), 30.0)
+        assert eventually(lambda: gate.inside == (5 if is_late else 3), 30.0)
         gate.opened.set()
         assert [read.result() for read in reads] == [ReadOutcome.EXACT] * len(pages)
-    assert gate.most == (len(pages) if is_late else half)
+    assert gate.most == (5 if is_late else 3)

@@ -28,7 +28,7 @@ from store_servers import (
 from tier_pages import content_of, outgoing, outgoings
 
 TIMEOUT_S = 1.0
-SLACK_S = 3.0  # of a busy machine: a call without a timeout never returns from a stopped server
+SLACK_S = 3.0  # of a busy machine
 PAGES = outgoings(range(8), 100_000)
 NEW = outgoing(99, 100_000)
 

@@ -23,9 +23,8 @@ def whole_object(opened: OpenedFleet, name: str, length: int) -> bytes:
     """Returns the bytes of an object that has this length."""
     memory = opened.fleet._buffers.memory[:length]
     got = opened.store.get(name, memory)
-    data = got if isinstance(got, memoryview) else memory[:got]
-    assert len(data) == length
-    return bytes(data)
+    assert (len(got) if isinstance(got, memoryview) else got) == length
+    return bytes(got if isinstance(got, memoryview) else memory)
 
 
 class OpenedFleet:

@@ -32,8 +32,8 @@ class TimedEngine:
 
     Attributes:
         near_misses: Pages of the host that a load did not find.
-        waits: Seconds of each load of a fleet's page that did not find it, without those in which a thread of the
-            engine or the daemon waited for a core.
+        waits: Seconds of each load of a fleet's page that did not find it, without those in which the thread of the
+            engine or the daemon that waited longest for a core did so.
         far_loaded: How many pages of the fleet were loaded.
     """
 
@@ -48,8 +48,8 @@ class TimedEngine:
         self.waits: list[float] = []
 
     def assert_in_time(self) -> None:
-        """Asserts that no call took longer than its timeout and 100 ms, beside what the machine kept the threads."""
-        assert self._longest <= CALL_S + SLACK_S + self._starved, (self._longest, self._starved)
+        """Asserts that no call took longer than its timeout and 100 ms, beside what the machine kept three threads."""
+        assert self._longest <= CALL_S + SLACK_S + 3 * self._starved, (self._longest, self._starved)
 
     def _beat(self) -> None:
         """Measures for how long a thread that does nothing waits for a core."""
@@ -77,21 +77,18 @@ class TimedEngine:
         else:
             self.waits.append(seconds)
         keys, pages = keys_of(f"{self._far} new {number} {len(self.waits)}", 1), pages_of(1, 1000)
-        waits, began = self._waits(), time.monotonic()
+        began = time.monotonic()
         client.store(keys, pages)
-        self._longest = max(self._longest, time.monotonic() - began - sum(waits.of_threads()))
-
-    def _waits(self) -> CoreWaits:
-        return CoreWaits(os.getpid(), self._host.daemon.pid)
+        self._longest = max(self._longest, time.monotonic() - began)
 
     def _load(self, client: Client, name: str, count: int, size: int) -> tuple[float, int, Pages]:
         out = np.zeros((count, size), np.uint8)
-        waits, began = self._waits(), time.monotonic()
+        waits, began = CoreWaits(os.getpid(), self._host.daemon.pid), time.monotonic()
         with client.match(keys_of(name, count)) as match:
             loaded = client.load(match, out)
-        seconds = time.monotonic() - began - sum(waits.of_threads())
+        seconds = time.monotonic() - began
         self._longest = max(self._longest, seconds)
-        return seconds, loaded, out
+        return seconds - max(waits.of_threads(), default=0.0), loaded, out
 
     def __enter__(self) -> Self:
         for thread in self._threads:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 
 import pytest
 
 from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, OpenedFleet
+from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.object_store import length_and_bytes
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import outgoings
 
@@ -39,6 +42,20 @@ class TestPython(StoreConformance):
         from faulty_store import DictStore
 
         DictStore.objects.clear()
+
+
+@pytest.mark.parametrize("got", [b"bytes", None, memoryview(b"odd")[::2]])
+def test_what_a_store_may_not_return_is_a_failure(got: object) -> None:
+    with pytest.raises(TierError, match="neither a length nor a memoryview of bytes"):
+        length_and_bytes(got, memoryview(bytearray(8)))  # type: ignore[arg-type]
+
+
+def test_what_a_store_got_is_seen_as_bytes() -> None:
+    room = memoryview(bytearray(8))
+    numbers = memoryview(array("H", [1, 2]))
+    assert length_and_bytes(5, room) == (5, room)
+    assert length_and_bytes(numbers, room) == (4, numbers.cast("B"))
+    assert length_and_bytes(memoryview(b"longer than that"), room) == (16, room)
 
 
 class TestOwnMemory(TestPython):

@@ -42,7 +42,7 @@ class MooncakeStore:
         except ImportError as error:
             raise TierError(f"a mooncake:// URL needs Mooncake: pip install 'pagetier[mooncake]' ({error})") from error
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(options.memory))
-        self._gets, self._puts = _half_of_the_cores(), _half_of_the_cores()
+        self._gets, self._puts = _Turns(options.timeout_s), _Turns(options.timeout_s)
         self._config = ReplicateConfig()
         self._config.replica_num = int(options.parameters.get("replicas", "1"))
         self._client: Any = MooncakeDistributedStore()
@@ -87,7 +87,7 @@ class MooncakeStore:
 
     def put(self, name: str, data: memoryview) -> bool:
         """Stores an object; if there is one, nothing happens and Mooncake does not say so."""
-        with _turn(self._puts):
+        with self._puts.turn():
             status = self._client.put_from(name, self._address(data), len(data), self._config)
         if status:
             raise OSError(f"error {status}")
@@ -95,7 +95,7 @@ class MooncakeStore:
 
     def get(self, name: str, into: memoryview) -> int:
         """Copies an object from the node that has it."""
-        with _turn(self._gets):
+        with self._gets.turn():
             status = int(self._client.get_into(name, self._address(into), len(into)))
         if status == _TOO_SMALL:
             status = int(self._client.get_size(name))
@@ -117,20 +117,22 @@ class MooncakeStore:
         return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def _half_of_the_cores() -> threading.Semaphore:
-    """Returns as many turns as half of the cores: a call that waits for bytes keeps a core busy all the time."""
-    return threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
+class _Turns:
+    """Turns for calls that wait for bytes, which keeps a core busy: half as many as cores, but two."""
 
+    def __init__(self, timeout_s: float) -> None:
+        self._turns = threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
+        self._most_s = min(_TURN_S, timeout_s / 10)
 
-@contextlib.contextmanager
-def _turn(turns: threading.Semaphore) -> Iterator[None]:
-    """Waits for a turn, but not for long: calls that hang must not stop the others."""
-    is_mine = turns.acquire(timeout=_TURN_S)
-    try:
-        yield
-    finally:
-        if is_mine:
-            turns.release()
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for a turn, but not for long: calls that hang must not stop the others."""
+        is_mine = self._turns.acquire(timeout=self._most_s)
+        try:
+            yield
+        finally:
+            if is_mine:
+                self._turns.release()
 
 
 def _first_of_each(spaces: Sequence[str], names: Sequence[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from pagetier.tiers.base import (
     Written,
 )
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffer, BounceBuffers
-from pagetier.tiers.fleet.object_store import ABSENT, ObjectStore
+from pagetier.tiers.fleet.object_store import ABSENT, ObjectStore, length_and_bytes
 from pagetier.tiers.fleet.objects import (
     HEADER_BYTES,
     MAGIC,
@@ -177,15 +177,18 @@ class ObjectFleet:
         name, until = PageName(page.space, page.key), self._end_of_call()
         try:
             with self._reads.reading(), self._buffer(page.size, until) as buffer:
-                got = self._got(object_name(self._prefix, name), buffer, until)
-                point("fleet.received")
-                length, data = (len(got), got) if isinstance(got, memoryview) else (got, buffer.memory)
-                result = self._judge(name, page, length, data)
+                result = self._received(name, page, buffer, until)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))
         if result.outcome is ReadOutcome.DAMAGED:
             self._remove(object_name(self._prefix, name), until)
         return result
+
+    def _received(self, name: PageName, page: Incoming, buffer: BounceBuffer, until: float) -> ReadResult:
+        """Gets and judges an object. Raises TierError."""
+        got = self._got(object_name(self._prefix, name), buffer, until)
+        point("fleet.received")
+        return self._judge(name, page, *length_and_bytes(got, buffer.memory))
 
     def _got(self, name: str, buffer: BounceBuffer, until: float) -> int | memoryview:
         def get() -> int | memoryview:

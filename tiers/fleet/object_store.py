@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
+
+from pagetier.tiers.base import TierError
 
 ABSENT: Final = -1
 
@@ -48,7 +51,7 @@ class ObjectStore(Protocol):
         """
 
     def get(self, name: str, into: memoryview) -> int | memoryview:
-        """Copies an object to the beginning of a buffer, or returns its bytes.
+        """Copies an object to the beginning of a buffer, or returns it as a memoryview of bytes.
 
         Returns:
             The length of an object that was copied or is longer than the buffer, whose content is undefined then;
@@ -61,3 +64,18 @@ class ObjectStore(Protocol):
 
     def close(self) -> None:
         """Releases everything. No other call follows, but calls that were given up may still run."""
+
+
+def length_and_bytes(got: int | memoryview, memory: memoryview) -> tuple[int, memoryview]:
+    """Returns the length of an object that ObjectStore.get() got into `memory`, and where it is.
+
+    Raises:
+        TierError: The store returned something else.
+    """
+    try:
+        if not isinstance(got, memoryview):
+            return operator.index(got), memory
+        data = got.cast("B")
+    except TypeError as error:
+        raise TierError(f"the store returned neither a length nor a memoryview of bytes: {error}") from error
+    return len(data), data if len(data) <= len(memory) else memory

@@ -71,8 +71,8 @@ class StoreByRanks(Operation):
 class StorePart(Operation):
     """One rank stores its part of the pages, and the other rank never starts.
 
-    The pages expire long after the death of the rank, so memory that is released within a few seconds was released by
-    the death.
+    The pages expire long after the death of the rank, so memory that is released within a second was released by the
+    death.
     """
 
     flags = ("--store-reservation-timeout", "12s")

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from eventually import eventually
+from eventually import Second, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
@@ -31,7 +31,6 @@ from running_daemon import START_S
 SLACK_S: Final = 1.5
 """The delay that a busy machine may add to a timeout, in seconds; a call without its timeout takes 2 s or for ever."""
 _STRIKES_S: Final = 8.0
-_BACK_S: Final = 5.0
 
 
 def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
@@ -49,7 +48,7 @@ def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: floa
     if struck:
         pid = scene.injector.pid
         (_after_kill if case.action is Action.DIE else _after_stop)(scene, operation, case.role, pid)
-        assert eventually(lambda: _is_released(scene, operation, pid), _BACK_S), (
+        assert Second(scene.daemon).sees(lambda: _is_released(scene, operation, pid)), (
             f"memory or a slot was not released: {scene.state()}"
         )
     else:
@@ -137,7 +136,10 @@ def end_process_case(scene: Scene, operation: Operation) -> None:
     scene.judge(Losses(at_most=max(0, left_memory(scene.header(), scene.before) + operation.lost())))
     check_index(scene)
     full = scene.numbers(PAGES)
+
+    def is_back() -> bool:
+        return scene.store(full) == PAGES
+
     # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
-    seconds = START_S if scene.has_disk else _BACK_S
-    assert eventually(lambda: scene.store(full) == PAGES, seconds), f"not all frames can be used: {scene.state()}"
+    assert eventually(is_back, START_S) if scene.has_disk else Second(scene.daemon).sees(is_back), scene.state()
     check_index(scene)

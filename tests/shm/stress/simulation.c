@@ -174,8 +174,11 @@ CASE(where_they_find_less_than_lru_the_policy_steps_back, 16, 16)
     EXPECT(least_recently_used > 0 && all(s)->simulated > 0);
     all(s)->leads[0] = all(s)->simulated / 8;
     EXPECT(simulated_ratio(s, 0) > least_recently_used);
+    pt_curve_sums one = *all(s); /* a namespace that leads, while all together do not, and the reverse */
     all(s)->leads[0] = -all(s)->simulated / 8;
     EXPECT(simulated_ratio(s, 0) == least_recently_used);
+    EXPECT(pt_curve_simulated_ratio(all(s), &one, 0, 16) == least_recently_used);
+    EXPECT(pt_curve_simulated_ratio(&one, all(s), 0, 16) < least_recently_used);
 }
 
 CASE(a_prompt_does_not_evict_itself, 16, 16)

@@ -108,7 +108,7 @@ static inline double pt_curve_ratio(const pt_curve_sums *s, double frames)
 
 /* Returns the share of tokens that cadence has at one of the simulated sizes, of all namespaces or of one. What it finds more
  * or less than LRU is counted on the same few keys, and so is nearly free of their chance. At a size where all together find
- * less, it would step back (cadence/shadow_lru.h), which is not simulated: then it is the share of LRU. */
+ * less, it would follow LRU most of the time (cadence/shadow_lru.h), which is not simulated: then it is the share of LRU. */
 static inline double pt_curve_simulated_ratio(const pt_curve_sums *all, const pt_curve_sums *s, uint32_t size, double arena_frames)
 {
     double endless = pt_curve_ratio(s, HUGE_VAL), ratio = pt_curve_ratio(s, pt_simulated_factor(size) * arena_frames);
