@@ -152,15 +152,21 @@ class S3Server:
 
 
 class MooncakeServers:
-    """A master of Mooncake and a node that has memory for objects. The arguments are those of S3Server."""
+    """A master of Mooncake and a node that has memory for objects. The arguments are those of S3Server.
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> None:
+    Objects are in files in the folder `files`, too, and the master soon forgets a node that is gone.
+    """
+
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.1", before: Sequence[str] = (), files: Path | None = None
+    ) -> None:
+        more = [] if files is None else [f"-root_fs_dir={files}", "-cluster_id=test", "-client_ttl=2"]
         self.folder = folder
         self._host = address
         self._rpc, metrics, node = free_ports(3)
         self.master = ServerProcess(
             folder, "mooncake_master", f"-rpc_port={self._rpc}", f"-rpc_address={address}",
-            f"-metrics_port={metrics}", f"-metrics_host={address}", before=before,
+            f"-metrics_port={metrics}", f"-metrics_host={address}", *more, before=before,
         )  # fmt: skip
         await_port(self.master, self._rpc)
         self.node = ServerProcess(
@@ -197,9 +203,11 @@ def s3_server(folder: Path, address: str = "127.0.0.1", before: Sequence[str] = 
 
 
 @contextlib.contextmanager
-def mooncake_servers(folder: Path, address: str = "127.0.0.1", before: Sequence[str] = ()) -> Iterator[MooncakeServers]:
+def mooncake_servers(
+    folder: Path, address: str = "127.0.0.1", before: Sequence[str] = (), files: Path | None = None
+) -> Iterator[MooncakeServers]:
     """Runs Mooncake for the time of a block."""
-    servers = MooncakeServers(folder, address, before)
+    servers = MooncakeServers(folder, address, before, files)
     try:
         yield servers
     finally:
