@@ -118,7 +118,7 @@ class MooncakeStore:
 
 
 class _Turns:
-    """Turns for calls that wait for bytes, which keeps a core busy: half as many as cores, but two."""
+    """Turns for calls that wait for bytes, which keeps a core busy: half as many as cores, at least two."""
 
     def __init__(self, timeout_s: float) -> None:
         self._turns = threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
