@@ -34,7 +34,7 @@ from pagetier.shm.protocol import (
     Reserved,
     Space,
 )
-from running_daemon import RunningDaemon
+from running_daemon import START_S, RunningDaemon
 from seeded_random import chance
 
 FRAMES = 64
@@ -105,7 +105,8 @@ def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
         daemon.kill_worker(signal.SIGSTOP)
         engine.ask_fetch(range(4))
         time.sleep(0.1)
-        daemon.kill_worker(signal.SIGKILL)
+        pid = daemon.kill_worker(signal.SIGKILL)
+        assert eventually(lambda: daemon.worker() != pid, START_S), "the worker needs a core to die, with nice 10"
         second = Second(daemon)
         assert set(engine.answer().outcomes) <= {FetchOutcome.IN_MEMORY, FetchOutcome.ABSENT}
         assert not second.is_over
