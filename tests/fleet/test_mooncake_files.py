@@ -17,7 +17,7 @@ from pagetier.tiers.worker_protocol import FleetOptions
 from store_servers import mooncake_servers
 from tier_pages import FRAME, outgoings
 
-PAGES = outgoings(range(len(FIELDS) + 4), 3 * FRAME)
+PAGES = outgoings(range(len(FIELDS) + 5), 3 * FRAME)
 LONG_S = 30.0
 
 
@@ -77,5 +77,8 @@ def test_a_truncated_file_is_a_miss(files: Files, number: int, length: int) -> N
     file = files.of(page)
     file.write_bytes(file.read_bytes()[:length])
     assert files.opened.outcome(page) is not ReadOutcome.EXACT
-    file.unlink()
-    assert files.opened.outcome(page) is not ReadOutcome.EXACT
+
+
+def test_a_removed_file_is_a_miss(files: Files) -> None:
+    files.of(PAGES[-2]).unlink()
+    assert files.opened.outcome(PAGES[-2]) is not ReadOutcome.EXACT

@@ -36,6 +36,14 @@ def fill_gpu(engine: SglangEngine) -> None:
     assert not any(count for pool, count in engine.free_slots()[0].items() if not pool.startswith("host"))
 
 
+def store_on_disk_only(engine: SglangEngine, daemon: DiskDaemon) -> None:
+    """Stores a prompt that is then on disk, and neither in memory nor on the GPU."""
+    engine.insert(1, PAGES)
+    daemon.save()
+    daemon.flush("memory")
+    engine.reset()
+
+
 def assert_nothing_is_used(engine: SglangEngine, daemon: DiskDaemon) -> None:
     """Asserts that all slots can be free, that nothing is pinned, and that no exception was logged."""
     leaked = engine.leaked()
@@ -93,10 +101,7 @@ def test_a_load_that_is_refused_frees_its_slots(daemon: DiskDaemon, kind: str) -
 def test_a_prefetch_that_is_cancelled_releases_its_memory(daemon: DiskDaemon, kind: str) -> None:
     spec = Spec(kind, 16, layout="page_first")
     with SglangEngine(spec, daemon.socket, timeout=30.0) as engine:
-        engine.insert(1, PAGES)
-        daemon.save()
-        daemon.flush("memory")
-        engine.reset()
+        store_on_disk_only(engine, daemon)
         with daemon.stopped_worker():
             assert engine.prefetch("cancelled", 1, PAGES) == [128]
             engine.release("cancelled")
@@ -109,10 +114,7 @@ def test_a_prefetch_that_is_cancelled_releases_its_memory(daemon: DiskDaemon, ki
 def test_a_prefetch_that_comes_too_late_releases_its_memory(daemon: DiskDaemon, kind: str) -> None:
     spec = Spec(kind, 16, layout="page_first")
     with SglangEngine(spec, daemon.socket, timeout=0.5) as engine:
-        engine.insert(1, PAGES)
-        daemon.save()
-        daemon.flush("memory")
-        engine.reset()
+        store_on_disk_only(engine, daemon)
         with daemon.stopped_worker():
             assert engine.restore(1, PAGES) == computed(spec)
             assert_nothing_is_used(engine, daemon)
