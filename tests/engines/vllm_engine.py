@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from select import select
@@ -105,6 +106,15 @@ class VllmEngine:
     def answered(self) -> bool:
         """Returns whether end() returns at once."""
         return bool(select([self._answers], [], [], 0)[0])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops all processes of the engine for the time of a block."""
+        os.killpg(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self.pid, signal.SIGCONT)
 
     def log_tail(self) -> str:
         """Returns the end of the engine's log."""
