@@ -40,8 +40,9 @@ class Location:
 
         Waits at most `timeout` seconds; 0 without a response by then.
         """
-        absent = np.flatnonzero(np.frombuffer(self._pending.wait(timeout).sizes, "<u8") == 0)
-        return int(absent[0]) if len(absent) else len(self.page_sizes)
+        sizes = np.frombuffer(self._pending.wait(timeout).sizes, "<u8")
+        absent = np.flatnonzero(sizes == 0)
+        return int(absent[0]) if len(absent) else len(sizes)
 
     @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:

@@ -148,7 +148,8 @@ def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet) -> No
 def located(opened: OpenedFleet) -> tuple[list[int], str]:
     """Returns the answer to a question for one page."""
     answers: queue.SimpleQueue[tuple[list[int], str]] = queue.SimpleQueue()
-    opened.fleet.start_locate(names_of([outgoing(6)]), lambda sizes, why: answers.put((sizes.tolist(), why)))
+    page = outgoing(6)
+    opened.fleet.start_locate(page.key, [0], [page.space], lambda sizes, why: answers.put((sizes.tolist(), why)))
     return answers.get(timeout=10)
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, OpenedFleet
-from pagetier.tiers.base import TierError
+from pagetier.tiers.base import PageName, TierError
 from pagetier.tiers.fleet.object_store import length_and_bytes
+from pagetier.tiers.fleet.objects import object_name, object_names
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import outgoings
+from tier_pages import OTHER, SPACE, outgoing, outgoings
 
 
 class TestFolder(StoreConformance):
@@ -64,3 +65,11 @@ class TestOwnMemory(TestPython):
     @pytest.fixture
     def options(self) -> FleetOptions:
         return FleetOptions(url="python://faulty_store:OwnMemoryStore", buffers=BUFFERS, timeout_s=20)
+
+
+def test_names_of_many_objects_are_those_of_each() -> None:
+    pages = [outgoing(number, space=(SPACE, OTHER)[number % 3 == 1]) for number in range(20)]
+    spaces = [int(page.space is OTHER) for page in pages]
+    names = object_names("pre/fix", b"".join(page.key for page in pages), spaces, [SPACE, OTHER])
+    assert names == [object_name("pre/fix", PageName(page.space.digest, page.key)) for page in pages]
+    assert object_names("pre/fix", b"", [], []) == []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Space
 from pagetier.tiers.base import (
     FleetState,
     Incoming,
@@ -33,6 +34,8 @@ from pagetier.tiers.fleet.objects import (
     copy_to_frames,
     is_other,
     object_name,
+    object_names,
+    page_sizes,
     unpack_header,
     wrong_header,
 )
@@ -76,22 +79,22 @@ class ObjectFleet:
     def locate(self, names: Sequence[PageName]) -> array[int]:
         """Returns the sizes of the pages. Raises TierError."""
         objects = [object_name(self._prefix, name) for name in names]
-        lengths = self.ask(lambda: self._store.sizes(objects))
-        return array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
+        return page_sizes(self.ask(lambda: self._store.sizes(objects)))
 
-    def start_locate(self, names: Sequence[PageName], reply: Callable[[array[int], str], None]) -> None:
-        """Starts to locate pages and returns at once.
+    def start_locate(
+        self, keys: bytes, spaces: Sequence[int], table: Sequence[Space], reply: Callable[[array[int], str], None]
+    ) -> None:
+        """Starts to locate pages, given as for object_names(), and returns at once.
 
         `reply` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
         and each change of threads takes time. It is not called only if the call does not return. Raises LateError.
         """
-        objects, until = [object_name(self._prefix, name) for name in names], self._end_of_call()
+        objects, until = object_names(self._prefix, keys, spaces, table), self._end_of_call()
 
         def locate() -> None:
             sizes, why = array("Q", bytes(8 * len(objects))), "the store's answer is not a size for each object"
             try:
-                lengths = self._calls.twice(lambda: self._store.sizes(objects), until)
-                located = array("Q", [max(0, length - HEADER_BYTES) for length in lengths])
+                located = page_sizes(self._calls.twice(lambda: self._store.sizes(objects), until))
                 if len(located) == len(objects):
                     sizes, why = located, ""
             except TierError as error:

@@ -17,7 +17,7 @@ from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel
 from pagetier.tiers.worker.moved_pages import read_pages, write_pages
-from pagetier.tiers.worker.tasks import ReadTask, names_of, read_tasks
+from pagetier.tiers.worker.tasks import ReadTask, read_tasks
 from pagetier.tiers.worker_protocol import (
     Command,
     Complete,
@@ -136,7 +136,7 @@ class FleetWorker:
 
     def _start_question(self, command: Find) -> None:
         """Starts a question, which is answered from the thread of the store's call."""
-        names = names_of(command)
+        spaces = array("I", command.spaces)
 
         def reply(sizes: array[int], why: str) -> None:
             point("fleet.located")
@@ -144,9 +144,9 @@ class FleetWorker:
             self._start_waiting()
 
         try:
-            self._fleet.start_locate(names, reply)
+            self._fleet.start_locate(command.keys, spaces, command.table, reply)
         except TierError as error:
-            reply(array("Q", bytes(_U64 * len(names))), str(error))
+            reply(array("Q", bytes(_U64 * len(spaces))), str(error))
 
     def _start_waiting(self) -> None:
         """Asks the newest question that waits, since the time of the oldest ones may be over."""

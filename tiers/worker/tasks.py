@@ -9,9 +9,9 @@ import msgspec
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import Incoming, Outgoing, PageName
+from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.worker.arena import WorkerArena
-from pagetier.tiers.worker_protocol import Find, Read, Write
+from pagetier.tiers.worker_protocol import Read, Write
 
 _TASK_BYTES = 4 << 20
 _TASK_PAGES = 64
@@ -82,14 +82,6 @@ def outgoing(command: Write, there: list[bool], memory: WorkerArena) -> list[Out
         )
         for i in range(len(entries))
         if there[i]
-    ]
-
-
-def names_of(command: Find) -> list[PageName]:
-    """Returns the names of the pages to find."""
-    return [
-        PageName(command.table[space].digest, _key(command.keys, number))
-        for number, space in enumerate(array("I", command.spaces))
     ]
 
 
