@@ -1,6 +1,7 @@
 /* strided.c - gather and scatter over random tables, against a loop over bytes. Arena and cache are exactly as large as
  * necessary, so ASan sees every access beside them, and they are compared as a whole. */
 #define PT_COPY_SHARE 512u /* few bytes are enough for several threads */
+#define PT_NEAR 512u
 #include "report.h"
 
 #include "client/copy_strided.h"
