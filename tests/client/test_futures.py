@@ -17,7 +17,7 @@ from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
 from pagetier.client import Client, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
-from running_daemon import RunningDaemon, namespace
+from running_daemon import CALL_S, RunningDaemon, namespace
 
 PAGE = 10_000
 pytestmark = pytest.mark.usefixtures("empty_daemon")
@@ -32,7 +32,7 @@ def fake() -> Iterator[FakeDaemon]:
 @pytest.fixture
 def asking(fake: FakeDaemon) -> Iterator[Client]:
     """Yields a client of a daemon that answers when the test says so."""
-    with Client(fake.socket) as attached:
+    with Client(fake.socket, timeout=CALL_S) as attached:
         assert attached.wait_attached(5)
         yield attached
 
@@ -151,7 +151,7 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
 
 def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
     for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
-        with lasts(2):
+        with lasts(10):
             result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
         client.reserve_async(prompt(0, 3), PAGE, timeout=timeout).cancel()
@@ -258,7 +258,7 @@ def test_open_requests_fail_when_the_daemon_hangs_up(fake: FakeDaemon, asking: C
         waiting = thread.submit(asking.reserve, prompt(1, 2), 1, timeout=30)
         fake.next(), fake.next()
         fake.hang_up()
-        waited = waiting.result(2)
+        waited = waiting.result(10)
     for reservation in (waited, pending.wait(5)):
         assert reservation.publish().refused == 2
         assert reservation.publish().reason == "the daemon is gone"

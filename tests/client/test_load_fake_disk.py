@@ -202,7 +202,7 @@ def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemo
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, client: Client, timeout: float) -> None:
     out = np.zeros_like(PAGES)
-    with client.match(KEYS) as match, lasts(1):
+    with client.match(KEYS) as match, lasts(10):
         assert client.load(match, out, timeout=timeout) == 3
     peer, request = daemon.next_fetch()
     assert request.timeout == 0

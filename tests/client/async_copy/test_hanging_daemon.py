@@ -22,10 +22,10 @@ from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
 from running_daemon import RunningDaemon
 
-PATIENCE_S = 4.0
+PATIENCE_S = 8.0  # a test waits as long; half of it is the limit of calls that do not wait
 COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
 STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
-SLACK_S = 3.0  # for a busy machine
+SLACK_S = 10.0  # for a busy machine
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
     later = many_stores(engine, others)
     assert eventually(lambda: all_ready(later), PATIENCE_S / 2)
     assert reasons(later) == {silent}
-    assert client.attached and engine.copier.close(1.0)
+    assert client.attached and engine.copier.close(SLACK_S)
 
     daemon.signal(signal.SIGCONT)
     other = Engine(client, 1, COPYING)
@@ -128,7 +128,8 @@ def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: C
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
     assert eventually(lambda: len(watched.timeouts) == 2, LONG_S)
     long.cancel()
-    assert watched.timeouts == [0.0, 0.25] and copier.close(LONG_S) and client.attached
+    assert watched.timeouts[:2] == [0.0, 0.25], "a daemon that is late may be waited for again"
+    assert copier.close(LONG_S) and client.attached
 
 
 # ---- a thread that cannot continue

@@ -63,7 +63,7 @@ def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon) ->
         assert not store.ready and not load.ready(0) and store.wait(0).pending == 4
         store.cancel()
         load.cancel()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 10, "a call that waits takes 20 s or for ever"
         assert store.wait(LONG_S).refused == 4
     finally:
         daemon.signal(signal.SIGCONT)

@@ -29,13 +29,18 @@ from replay_command import (
 )
 from running_daemon import RunningDaemon
 
+PACE = 600  # requests a second, so that a replay is not over before the test acts
+
 
 def test_the_requests_of_a_killed_client_are_replayed_by_the_others(tmp_path: Path) -> None:
     trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=4))
     with RunningDaemon("4MiB", "4KiB") as daemon, observing(daemon.socket) as observer:
-        with replaying(trace, "--socket", daemon.socket, "--clients", 2) as process:
+        with replaying(trace, "--socket", daemon.socket, "--clients", 2, "--pace", PACE) as process:
             until_granted(300, observer, process)
-            os.kill(clients_of(observer)[1], signal.SIGKILL)
+            victim = clients_of(observer)[1]
+            os.kill(victim, signal.SIGSTOP)
+            until_granted(observer.header().granted + 100, observer, process)  # by now it has requests that it leaves
+            os.kill(victim, signal.SIGKILL)
             report = report_of(process)
             assert process.returncode == 1
         assert report["requests"] == 1500 and report["prompt_tokens"] == tokens
@@ -69,7 +74,7 @@ def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
 
 def test_its_private_daemon_is_killed(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=6))
-    with replaying(trace, "--arena", "4MiB") as process, private_daemon(process) as daemon:
+    with replaying(trace, "--arena", "4MiB", "--pace", PACE) as process, private_daemon(process) as daemon:
         until_granted(100, daemon.observer, process)
         os.kill(daemon.pid, signal.SIGKILL)
         report = report_of(process)
@@ -83,7 +88,7 @@ def test_a_signal_stops_the_replay_and_its_processes(
     tmp_path: Path, number: signal.Signals, disk: tuple[str, ...]
 ) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(3000, seed=7))
-    with replaying(trace, "--arena", "4MiB", *disk) as process, private_daemon(process) as daemon:
+    with replaying(trace, "--arena", "4MiB", "--pace", PACE, *disk) as process, private_daemon(process) as daemon:
         until_granted(100, daemon.observer, process)
         family = [daemon.pid, *clients_of(daemon.observer)]
         assert len(family) == (3 if disk else 2) and len(daemon.segments()) == 3
