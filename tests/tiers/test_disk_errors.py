@@ -245,7 +245,7 @@ def test_a_writer_gives_way_for_a_bounded_time() -> None:
         began = time.monotonic()
         for _ in range(100):
             patience.give_way()
-        assert 0.04 < time.monotonic() - began < 1.0
+        assert 0.04 < time.monotonic() - began < 4.0
     began = time.monotonic()
     Patience(turns, 5.0).give_way()
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 4.0

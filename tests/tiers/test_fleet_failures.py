@@ -16,12 +16,12 @@ from eventually import eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import Incoming, ReadOutcome, TierError
-from pagetier.tiers.fleet.store_calls import MOST_CALLS
+from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
 
 TIMEOUT_S = 1.0
-SLACK_S = 0.9  # of a busy machine, and less than a second timeout
+SLACK_S = 5.0  # of a busy machine; a call without a limit takes as long as the store hangs
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
 
@@ -49,12 +49,20 @@ def fail(call: str, times: int = 1 << 30, message: str = "broken pipe\nof the st
     FaultyStore.before.append(failing)
 
 
+def calls_of(name: str) -> list[str]:
+    """Returns the calls of this name that the store gets from now on."""
+    calls: list[str] = []
+    FaultyStore.before.append(lambda call: calls.append(call) if call == name else None)
+    return calls
+
+
 def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet) -> None:
     page = outgoing(1)
     opened.store_all(page)
-    FaultyStore.hangs = {"get"}
+    gets, FaultyStore.hangs = calls_of("get"), {"get"}
     with lasts(TIMEOUT_S + SLACK_S, TIMEOUT_S):
         result, _ = read_from(opened.fleet, page)
+    assert gets == ["get"], "a second call would take a second timeout"
     assert result.outcome is ReadOutcome.FAILED
     assert result.reason == "the store did not answer within 1 s"
     state = opened.fleet.state()
@@ -140,9 +148,10 @@ def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet) -> No
     with pytest.raises(TierError, match=r"the store failed: ConnectionError: broken pipe$"):
         opened.fleet.locate(names_of([outgoing(6)]))
     FaultyStore.before.clear()
-    FaultyStore.hangs = {"sizes"}
+    asked, FaultyStore.hangs = calls_of("sizes"), {"sizes"}
     with lasts(TIMEOUT_S + SLACK_S), pytest.raises(TierError, match="did not answer"):
         opened.fleet.locate(names_of([outgoing(6)]))
+    assert asked == ["sizes"]
 
 
 def located(opened: OpenedFleet) -> tuple[list[int], str]:
@@ -206,9 +215,10 @@ def test_the_time_without_any_return_is_known(opened: OpenedFleet) -> None:
     assert eventually(lambda: opened.fleet.silent_s() <= time.monotonic() - began), "another call has returned"
 
 
+@pytest.mark.parametrize("opened", [20.0], indirect=True)
 def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet) -> None:
     page = outgoing(9, 2 << 20)
-    with lasts(TIMEOUT_S):
+    with lasts(opened.options.timeout_s / 2):
         written = opened.fleet.write([], [page])
         result, _ = read_from(opened.fleet, page)
     assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than remote.buffers",)
@@ -238,12 +248,13 @@ def test_a_damaged_object_that_cannot_be_removed_is_a_miss(opened: OpenedFleet) 
 
 def test_writes_wait_while_a_read_is_late(opened: OpenedFleet) -> None:
     opened.store_all(outgoing(12))
-    slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=5.0))
-    FaultyStore.hangs = {"get"}
+    slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=20.0))
+    gets, FaultyStore.hangs = calls_of("get"), {"get"}
     reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
     reader.start()
-    time.sleep(0.5)  # until it reads
-    with lasts(5.0, 0.4):
+    assert eventually(lambda: bool(gets))
+    time.sleep(2 * LATE_READ_S)
+    with lasts(10.0, 0.4):
         threading.Timer(0.5, FaultyStore.released.set).start()
         slow.store_all(outgoing(13))
     reader.join()

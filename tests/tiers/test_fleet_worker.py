@@ -152,17 +152,17 @@ def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path
     failed = worker.expect(OpenFailed)
     assert 9 < time.monotonic() - began < 18
     assert failed.reason == "no call of the store has returned for 10 s: restarting its client"
-    assert worker.child.wait(5) == 4
+    assert worker.child.wait(20) == 4
 
 
 def test_it_leaves_when_asked(worker: FleetWorkerProcess) -> None:
     worker.send(Leave())
-    assert worker.child.wait(5) == 0
+    assert worker.child.wait(20) == 0
 
 
 def test_it_ends_with_the_connection(worker: FleetWorkerProcess) -> None:
     worker._socket.close()
-    assert worker.child.wait(5) == 0
+    assert worker.child.wait(20) == 0
 
 
 def test_a_fleet_that_cannot_be_opened_is_one_line(options: FleetOptions) -> None:
@@ -170,6 +170,6 @@ def test_a_fleet_that_cannot_be_opened_is_one_line(options: FleetOptions) -> Non
     try:
         failed = worker.expect(OpenFailed)
         assert failed.reason == "/does/not/exist is not a folder: create it, or mount its file system"
-        assert worker.child.wait(5) == 4
+        assert worker.child.wait(20) == 4
     finally:
         worker.kill()
