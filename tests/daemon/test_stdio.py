@@ -92,9 +92,11 @@ def test_a_socket_that_the_user_may_not_open_says_how_to_allow_it(daemon: Runnin
 
 def test_a_pipe_whose_reader_left_ends_the_command_silently(daemon: RunningDaemon) -> None:
     line, pipe = command(f"pagetier stats --json --socket {daemon.socket}"), subprocess.PIPE
-    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as child:
-        assert child.stdout is not None and child.stderr is not None
+    waiting = ["sh", "-c", 'read line; exec "$@"', "sh", *line]  # it begins when the reader has left
+    with subprocess.Popen(waiting, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
         child.stdout.close()
+        child.stdin.close()
         assert child.stderr.read() == ""
     assert child.returncode == 1
 

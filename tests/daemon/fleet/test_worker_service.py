@@ -19,6 +19,7 @@ from other_users import MALLORY, as_root, output_as
 from running_daemon import RunningDaemon, namespace
 
 PAGE = 100_000
+WORKER_S = 40.0  # the worker is a new interpreter of low priority
 
 
 @contextmanager
@@ -63,14 +64,14 @@ def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
     pages = np.random.default_rng(1).integers(0, 256, (3, PAGE), np.uint8)
     keys = namespace(lora="service").keys(range(48))
     with worker_of(daemon), daemon.client() as client:
-        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
         assert client.store(keys, pages).stored == 3
-        assert eventually(lambda: daemon.snapshot().fleet.written == 3, 10.0)
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
         first = worker_pid(daemon)
         os.kill(first, signal.SIGTERM)
-        assert eventually(lambda: standing(daemon) == "down", 5.0)
+        assert eventually(lambda: standing(daemon) == "down", WORKER_S)
     with worker_of(daemon):
-        assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, 15.0)
+        assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, WORKER_S)
     assert daemon.findings() == []
 
 
@@ -79,12 +80,12 @@ def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) ->
     more = ("--remote-url", f"file://{tmp_path}/store", "--remote-worker", "service")
     daemon = RunningDaemon("16MiB", "64KiB", *more)
     with worker_of(daemon), daemon:
-        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
     assert not socket_of(daemon).exists()
 
 
 def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
-    assert eventually(lambda: standing(daemon) == "down", 15.0)
+    assert eventually(lambda: standing(daemon) == "down", WORKER_S)
     trouble = daemon.snapshot().fleet.trouble
     assert "no worker came to" in trouble and trouble.endswith("start pagetierd-remote.service")
 
@@ -107,11 +108,11 @@ def test_a_worker_may_be_in_a_container_of_its_own(daemon: RunningDaemon) -> Non
     pages = np.random.default_rng(2).integers(0, 256, (3, PAGE), np.uint8)
     keys = namespace(lora="container").keys(range(48))
     with worker_of(daemon, *inside, f'{alone} "$@"', "container"), daemon.client() as client:
-        assert eventually(lambda: standing(daemon) == "open", 15.0), daemon.log.read_text()
+        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
         assert client.store(keys, pages).stored == 3
-        assert eventually(lambda: daemon.snapshot().fleet.written == 3, 10.0)
+        assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
         daemon.pagetier("flush", "--all", "--yes")
         with client.match(keys) as match:
             out = np.zeros((3, PAGE), np.uint8)
-            assert client.load(match, out, timeout=10.0) == 3 and np.array_equal(out, pages)
+            assert client.load(match, out, timeout=WORKER_S) == 3 and np.array_equal(out, pages)
     assert daemon.findings() == []

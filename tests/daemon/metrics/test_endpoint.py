@@ -24,7 +24,7 @@ from refused_starts import arguments, pagetierd, refused
 from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
-FAST_S = 0.02
+FAST_S = 0.045  # shorter than the 50 ms after which a daemon that waits for nothing checks its index
 
 
 @pytest.fixture(scope="module")
