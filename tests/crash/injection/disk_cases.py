@@ -26,13 +26,12 @@ from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import START_S
 
-SLACK_S: Final = 1.5
+SLACK_S: Final = 10.0
 """The delay that a busy machine may add to a timeout, in seconds; a disk that hangs would add much more."""
 STOP_S: Final = 1
 """The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
 """
 _STRIKES_S: Final = 15.0
-_BACK_S: Final = 5.0
 _READ_S: Final = 5.0
 _MENDED_S: Final = 40.0
 _FEW: Final = 2
@@ -89,7 +88,7 @@ def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
     check_engines(scene, operation, SLACK_S)
     if case.action is Action.HANG:
-        check_load_timeout(operation, SLACK_S)
+        check_load_timeout(operation)
         check_engines(scene, operation, SLACK_S)
     check_index(scene)
 
@@ -160,7 +159,7 @@ def settle(scene: Scene, since: Begun) -> None:
     scene.dismiss()
     full = scene.numbers(PAGES)
     # A page that is being written to disk cannot be evicted at this moment.
-    assert eventually(lambda: scene.store(full) == PAGES, _BACK_S), f"not all frames can be used: {scene.state()}"
+    assert eventually(lambda: scene.store(full) == PAGES, START_S), f"not all frames can be used: {scene.state()}"
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
     for number in range(since.page + 1, full[0]):

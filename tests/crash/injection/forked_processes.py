@@ -33,7 +33,7 @@ def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
         ForkClient(folder / "log", environment(injector.path, mutant)) as fork_client,
     ):
         yield Stage(fork_client, injector)
-        assert fork_client.all_ended(5.0), "a process was left behind"
+        assert fork_client.all_ended(30.0), "a process was left behind"
 
 
 class ForkedDaemon(RunningDaemon):

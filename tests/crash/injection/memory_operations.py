@@ -50,7 +50,7 @@ class StoreByRanks(Operation):
     If the first rank never requests its part, the pages wait for it until they expire.
     """
 
-    flags = ("--store-reservation-timeout", "0.4s")
+    flags = ("--store-reservation-timeout", "1s")
 
     def prepare(self) -> None:
         super().prepare()
@@ -153,12 +153,12 @@ class GiveUp(Operation):
 
 
 class Overstay(Operation):
-    """A reservation expires while its writer is alive."""
+    """A reservation expires while its writer is alive; those of the observing client must not."""
 
-    flags = ("--store-reservation-timeout", "0.15s")
+    flags = ("--store-reservation-timeout", "1s")
 
     def act(self) -> None:
-        self.send("overstay", self.scene.numbers(FEW), 0.3)
+        self.send("overstay", self.scene.numbers(FEW), 1.5)
 
 
 class Arrive(Operation):

@@ -19,7 +19,7 @@ from oracle.witness import Verified, Witness
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Flush
-from running_daemon import START_S
+from running_daemon import CALL_S, START_S
 
 QUARANTINE: Final = "50ms"
 
@@ -27,10 +27,11 @@ QUARANTINE: Final = "50ms"
 class Scene:
     """The processes of the cases of an operation, until the end of the context.
 
-    `flags` are more flags of the daemon. `folder` is the place for a disk and for the journals of each case.
+    `flags` are more flags of the daemon. `folder` is the place for a disk and for the journals of each case. `timeout`
+    is that of the observing client, in seconds.
     """
 
-    def __init__(self, on: Stage, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = CALL_S) -> None:
         self.injector = on.injector
         self.daemon = ForkedDaemon(
             on.fork_client, str(FRAMES * FRAME), str(FRAME), "--store-quarantine", QUARANTINE, *flags
@@ -39,6 +40,7 @@ class Scene:
         self._tier = FLEET_NAME if "--remote-url" in flags else WORKER_NAME
         self.folder = folder
         self._fork_client = on.fork_client
+        self._timeout = timeout
         self._cases = 0
         self._next = 0
         self._engines: list[Engine] = []
@@ -186,7 +188,7 @@ class Scene:
     def __enter__(self) -> Self:
         self.injector.watch(self.folder / "disk")
         self.daemon.start()
-        self.client = self.daemon.client(timeout=2.0)
+        self.client = self.daemon.client(timeout=self._timeout)
         return self
 
     def __exit__(

@@ -179,7 +179,7 @@ def test_a_call_hangs_until_the_injector_is_disarmed(injector: Injector, start: 
 
 
 def test_the_verdicts_find_broken_promises(on: Stage, tmp_path: Path) -> None:
-    with Scene(on, tmp_path, WriteBehind.flags_in(tmp_path)) as scene:
+    with Scene(on, tmp_path, WriteBehind.flags_in(tmp_path), timeout=4.0) as scene:
         operation = WriteBehind.begun(scene)
         check_engines(scene, operation, SLACK_S)
         scene.daemon.signal(signal.SIGSTOP)
