@@ -22,7 +22,7 @@ from running_daemon import namespace
 PAGES: Final = 4
 PAGE: Final = 64 << 10
 PROMPTS: Final = 24
-_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 20.0
 _REST_S: Final = 0.005
 
 
