@@ -1,9 +1,9 @@
-"""Limits on the duration of calls."""
+"""Durations of calls: limits on the clock, and processor time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -14,3 +14,10 @@ def lasts(most: float, least: float = 0.0) -> Iterator[None]:
     yield
     seconds = time.monotonic() - began
     assert least <= seconds < most, f"{seconds:.2f} s, not {least} to {most} s"
+
+
+def processor_s(work: Callable[[], object]) -> float:
+    """Returns the processor time of this thread that the work takes."""
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
