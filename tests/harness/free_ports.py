@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
-import os
 import socket
 from collections.abc import Iterator
 from typing import Final
@@ -14,9 +14,17 @@ _PROCESSES: Final = 25  # beyond their ports are those that the kernel gives to 
 
 
 def _ports() -> Iterator[int]:
-    """Yields the ports of this process, which tests beside it have others of."""
-    first = _FIRST + os.getpid() % _PROCESSES * _EACH
-    return itertools.cycle(range(first, first + _EACH))
+    """Returns the ports of this process, again and again. Tests in other processes have others."""
+    for first in range(_FIRST, _FIRST + _PROCESSES * _EACH, _EACH):
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))  # claims the range until this process ends
+        except OSError:
+            claim.close()
+        else:
+            atexit.register(claim.close)
+            return itertools.cycle(range(first + 1, first + _EACH))
+    raise RuntimeError(f"{_PROCESSES} processes have all ports of tests")
 
 
 def _is_free(port: int) -> bool:
