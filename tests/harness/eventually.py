@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
 _SHORTEST_S, _LONGEST_S = 0.005, 0.02  # between two checks: a wait of a second or more must not keep a core busy
 _SECOND_S = 1.0
+_PATIENCE_S = 30.0
+"""Far longer than anything should take, for a busy machine. A test of how soon something comes passes its own limit."""
+_STALL_S = 0.05
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
-def eventually(what: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(what: Callable[[], bool], seconds: float = _PATIENCE_S) -> bool:
     """Returns whether a condition becomes true in time."""
     ends, pause = time.monotonic() + seconds, _SHORTEST_S
     while not what():
@@ -50,22 +53,33 @@ class CoreWaits:
 
 
 class Second:
-    """A second that begins now, prolonged by the time that threads of this process and the daemon wait for a core."""
+    """A second that begins now, prolonged by the time that threads of this process and the daemon wait for a core.
 
-    def __init__(self, daemon: RunningDaemon) -> None:
-        self._waits = CoreWaits(os.getpid(), daemon.pid)
+    `others` are more processes that the result needs. A time in which the whole machine stands still prolongs it, too.
+    """
+
+    def __init__(self, daemon: RunningDaemon, *others: int) -> None:
+        self._waits = CoreWaits(os.getpid(), daemon.pid, *others)
+        self._stalled_s = 0.0
         self._began = time.monotonic()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the second has passed."""
         left = _SECOND_S + _OWN_STEPS_S + self._began - time.monotonic()
-        return left < 0 and left + sum(self._waits.of_threads()) < 0
+        return left < 0 and left + max(self._stalled_s, sum(self._waits.of_threads())) < 0
 
     def sees(self, what: Callable[[], bool]) -> bool:
         """Returns whether a condition becomes true in time."""
         while not self.is_over:
             if what():
                 return True
-            time.sleep(0.005)
+            self._pause()
         return False
+
+    def _pause(self) -> None:
+        """Sleeps for a moment. A sleep that lasts far longer shows that this process could not run, for any reason."""
+        began = time.monotonic()
+        time.sleep(_SHORTEST_S)
+        late = time.monotonic() - began - _SHORTEST_S
+        self._stalled_s += late if late > _STALL_S else 0.0

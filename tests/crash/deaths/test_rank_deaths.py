@@ -118,7 +118,7 @@ def test_an_engine_of_eight_ranks_that_died_stores_its_prompt_within_a_second(da
         for index, rank in enumerate(dead[:-1]):
             assert rank.ask((1, index, 8)) == 8
         kill_all(dead)
-        second = Second(daemon)
+        second = Second(daemon, *(rank.pid for rank in restarted))
         assert second.sees(lambda: restarted[0].ask((1, 0, 8)) == 8)
         for index in range(1, 8):
             assert restarted[index].ask((1, index, 8)) == 8

@@ -171,8 +171,8 @@ class FinalAudit:
 
     def _settle(self) -> None:
         """Waits until open entries are finished or expired, slots of dead processes are free and the disk is synced."""
-        eventually(lambda: not self._daemon.header().open_entries, self._scene.expiry + 2.0)
-        eventually(lambda: all(slot.name in WORKER_NAMES for slot in self._daemon.slots()), 2.0)
+        eventually(lambda: not self._daemon.header().open_entries, self._scene.expiry + _PATIENCE_S)
+        eventually(lambda: all(slot.name in WORKER_NAMES for slot in self._daemon.slots()), _PATIENCE_S)
         if self._scene.disk:
             self._await_all_disks()  # the pages of one that is not open yet are found by no match
             eventually(self._saved, _PATIENCE_S)

@@ -193,7 +193,7 @@ def test_segments_are_adopted_with_a_disk_of_another_size(size: str) -> None:
             assert engine.fetch(numbers[-2 * FRAMES : -FRAMES])[0] == FetchOutcome.IN_MEMORY
         assert (kept.pages == len(numbers)) == (size == "128MiB")
         assert kept.bytes <= report.cap
-        assert eventually(lambda: daemon.report().file_bytes <= report.cap) or daemon.report().note, daemon.reported()
+        assert daemon.until(lambda disk: disk.file_bytes <= report.cap or disk.note), daemon.reported()
 
 
 def test_an_index_with_fewer_entries_than_the_disk_holds_pages() -> None:

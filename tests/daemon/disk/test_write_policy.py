@@ -15,6 +15,7 @@ from pagetier.shm.protocol import FetchOutcome
 
 FRAMES = 32
 CLEAN_FRAMES = 8  # a quarter of the frames
+SOON_S = 8.0  # the daemon looks for unwritten pages every 10 s
 
 
 def unwritten(daemon: DiskDaemon) -> int:
@@ -72,7 +73,7 @@ def test_writing_ahead_follows_the_rate_of_stores() -> None:
 def test_through_writes_everything_soon() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store(range(8))
-        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8)
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8, SOON_S)
         assert engine.places(range(8)) == {"memory": 8}
         assert eventually(lambda: daemon.report().clean, 20.0), "it is synced when nothing is written"
         assert daemon.report().last_sync > 0
