@@ -29,6 +29,7 @@ from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
 CALL_S = 20.0
+_WRITTEN_S = 60.0  # also to a slow disk
 """The timeout of clients, for a busy machine. A test of what a client does without an answer passes a shorter one."""
 
 
@@ -172,7 +173,7 @@ class RunningDaemon:
                 saved = link.ask(Save(1), START_S)
             return isinstance(saved, Saved) and saved.synced and not self.header().open_entries
 
-        assert eventually(written, START_S), self.header()
+        assert eventually(written, _WRITTEN_S), self.header()
 
     def leftovers(self) -> list[str]:
         """Returns the shared memory under this daemon's name."""

@@ -25,7 +25,7 @@ Environment=PYTHONPATH=/opt/pagetier/src:/opt/site LD_LIBRARY_PATH=/opt/python/l
 StandardOutput=append:{log}
 StandardError=append:{log}
 """
-_SOON_S = 15.0
+_SOON_S = 60.0
 
 
 class Reported(msgspec.Struct, frozen=True):

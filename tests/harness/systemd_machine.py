@@ -19,7 +19,7 @@ from eventually import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOT = REPOSITORY / "tests/systemd/boot.sh"
-BOOT_S, COMMAND_S = 30.0, 60.0
+BOOT_S, COMMAND_S = 120.0, 60.0
 PYTHON = f"/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 ENVIRON = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",

@@ -204,7 +204,7 @@ def event_of(library: SimulatedDriver, queries_left: int) -> CudaEvent:
 def test_waiting_has_a_timeout(library: SimulatedDriver) -> None:
     begin = time.monotonic()
     assert not event_of(library, 10**9).wait(0.05)
-    assert 0.05 <= time.monotonic() - begin < 2
+    assert 0.05 <= time.monotonic() - begin < 10
     assert not event_of(library, 10**9).wait(0)
     assert event_of(library, 0).wait(0)
     assert event_of(library, 5).wait(10)

@@ -85,7 +85,7 @@ def test_a_container_shares_with_another_and_its_death_is_noticed(daemon: Runnin
         assert {first.report()["pid"], second.report()["pid"]} == {1}
         assert len(daemon.slots()) == 2
         first.kill()
-        assert eventually(lambda: len(daemon.slots()) == 1, 1.5)
+        assert eventually(lambda: len(daemon.slots()) == 1)
         with container(daemon, 5, 1) as third:
             assert third.report()["found"] == 5
 
