@@ -15,7 +15,7 @@ from fleet_host import FleetHost, Pages, keys_of, pages_of
 from pagetier.client import Client
 
 CALL_S = 0.5
-SLACK_S = 0.1
+SLACK_S = 0.3  # one core may stop while _beat() runs on another; a call that hangs takes the fleet's timeout
 _PAUSE_S = 0.05
 _BEAT_S = 0.005
 
@@ -32,8 +32,8 @@ class TimedEngine:
 
     Attributes:
         near_misses: Pages of the host that a load did not find.
-        waits: Seconds of each load of a fleet's page that did not find it, without those in which the thread of the
-            engine or the daemon that waited longest for a core did so.
+        waits: The number of the page and the seconds of each load of a fleet's page that did not find it, without
+            those in which the thread of the engine or the daemon that waited longest for a core did so.
         far_loaded: How many pages of the fleet were loaded.
     """
 
@@ -45,10 +45,10 @@ class TimedEngine:
         self._longest, self._starved = 0.0, 0.0
         self._error: BaseException | None = None
         self.near_misses, self.far_loaded = 0, 0
-        self.waits: list[float] = []
+        self.waits: list[tuple[int, float]] = []
 
     def assert_in_time(self) -> None:
-        """Asserts that no call took longer than its timeout and 100 ms, beside what the machine kept three threads."""
+        """Asserts that no call took longer than its timeout and 300 ms, beside what the machine kept three threads."""
         assert self._longest <= CALL_S + SLACK_S + 3 * self._starved, (self._longest, self._starved)
 
     def _beat(self) -> None:
@@ -75,7 +75,7 @@ class TimedEngine:
             assert np.array_equal(out, self._content)
             self.far_loaded += 1
         else:
-            self.waits.append(seconds)
+            self.waits.append((number, seconds))
         keys, pages = keys_of(f"{self._far} new {number} {len(self.waits)}", 1), pages_of(1, 1000)
         began = time.monotonic()
         client.store(keys, pages)
