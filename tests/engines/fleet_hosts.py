@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from eventually import eventually
+from eventually import eventually, settled
 from one_host import Scene, ask, ask_after_reset, distance, prompt, scene_of, texts
 from vllm_engine import VllmEngine
 
@@ -17,7 +17,6 @@ ASK_S, READ_S = 3.0, 6.0
 
 LONG_S = 30.0
 _ROUNDING = 0.05
-_REPORTED_S = 2.5  # after which the daemon, which reports once a second, has reported a question
 _LIMITS = {"disk_timeout": 0, "remote_timeout": READ_S, "remote_ask_timeout": ASK_S}
 
 
@@ -80,13 +79,8 @@ class Hosts:
         return self._refused() == before
 
     def _refused(self) -> int:
-        """Returns the questions that were not asked, when their number has been the same for `_REPORTED_S`."""
-        refused, since = -1, time.monotonic()
-        while time.monotonic() - since < _REPORTED_S:
-            if refused != (refused := self.second.daemon.snapshot().fleet.refused):
-                since = time.monotonic()
-            time.sleep(0.1)
-        return refused
+        """Returns the questions that were not asked, when their number no longer changes."""
+        return settled(lambda: self.second.daemon.snapshot().fleet.refused)
 
     def is_right(self, result: dict[str, Any]) -> bool:
         """Returns whether the answers are those of the first engine."""

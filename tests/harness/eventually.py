@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from running_daemon import RunningDaemon
 
+_T = TypeVar("_T")
 _SHORTEST_S, _LONGEST_S = 0.005, 0.02  # between two checks: a wait of a second or more must not keep a core busy
 _SECOND_S = 1.0
 _PATIENCE_S = 30.0
 """Far longer than anything should take, for a busy machine. A test of how soon something comes passes its own limit."""
 _STALL_S = 0.05
+_CHECK_S = 0.1
+_REPORTED_S = 2.5  # after which the daemon, which reports about once a second, has reported what happened before
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
@@ -29,6 +32,15 @@ def eventually(what: Callable[[], bool], seconds: float = _PATIENCE_S) -> bool:
         time.sleep(pause)
         pause = min(_LONGEST_S, 1.05 * pause)
     return True
+
+
+def settled(what: Callable[[], _T], seconds: float = _REPORTED_S) -> _T:
+    """Returns a value when it has been the same for so many seconds. A stall of the machine counts as one check."""
+    value, left = what(), seconds
+    while left > 0:
+        time.sleep(_CHECK_S)
+        left = left - _CHECK_S if value == (value := what()) else seconds
+    return value
 
 
 class CoreWaits:

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventually import eventually
+from eventually import eventually, settled
 from pagetier.client import Client, FullAttention, GroupKeys, Keys
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from running_daemon import RunningDaemon, namespace
 
 Pages = npt.NDArray[np.uint8]
-OPEN_S = 20.0
-PATIENT = ("--remote-timeout", "20s", "--remote-ask-timeout", "5s")
+OPEN_S = 60.0
+PATIENT = ("--remote-timeout", "60s", "--remote-ask-timeout", "5s")
 """For tests in which the fleet answers: a busy machine may take longer than the defaults."""
-_WRITTEN_S = 20.0
+_WRITTEN_S = 60.0
 
 
 class Load(msgspec.Struct, frozen=True, eq=False):
@@ -67,6 +67,10 @@ class FleetHost:
         assert eventually(lambda: self.report != before, OPEN_S), before
         return self.report
 
+    def calm_report(self) -> FleetStatus:
+        """Returns the report when all that happened before the call is in it."""
+        return settled(lambda: self.report)
+
     @property
     def worker(self) -> int:
         return next(slot.pid for slot in self.daemon.slots() if slot.name == FLEET_WORKER)
@@ -87,7 +91,7 @@ class FleetHost:
         self._shared += pages
         assert eventually(lambda: self.report.written == self._shared, _WRITTEN_S), self.report
 
-    def load(self, name: str, count: int, size: int, timeout: float = 10.0) -> Load:
+    def load(self, name: str, count: int, size: int, timeout: float = 60.0) -> Load:
         out = np.zeros((count, size), np.uint8)
         with self.client.match(keys_of(name, count)) as match:
             began = time.monotonic()
