@@ -18,7 +18,7 @@ from store_servers import mooncake_servers
 from tier_pages import FRAME, outgoings
 
 PAGES = outgoings(range(len(FIELDS) + 5), 3 * FRAME)
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Files(NamedTuple):

@@ -18,7 +18,7 @@ from tier_pages import outgoings
 
 @pytest.fixture
 def options(s3: S3Server, prefix: str) -> FleetOptions:
-    return FleetOptions(url=s3.url, prefix=prefix, buffers=BUFFERS, timeout_s=20)
+    return FleetOptions(url=s3.url, prefix=prefix, buffers=BUFFERS, timeout_s=60)
 
 
 class TestS3(StoreConformance):

@@ -160,7 +160,7 @@ class MooncakeServers:
     def __init__(
         self, folder: Path, address: str = "127.0.0.1", before: Sequence[str] = (), files: Path | None = None
     ) -> None:
-        more = [] if files is None else [f"-root_fs_dir={files}", "-cluster_id=test", "-client_ttl=2"]
+        more = [] if files is None else [f"-root_fs_dir={files}", "-cluster_id=test", "-client_ttl=5"]
         self.folder = folder
         self._host = address
         self._rpc, metrics, node = free_ports(3)
