@@ -43,9 +43,13 @@ class Listener:
 
 @contextmanager
 def listening(endpoint: str) -> Iterator[Listener]:
+    """Yields a listener that is connected: what an engine publishes before is lost."""
     with zmq.Context() as context, context.socket(zmq.SUB) as socket:
-        socket.connect(endpoint)
-        socket.subscribe(b"")
+        with socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED) as connected:
+            socket.connect(endpoint)
+            socket.subscribe(b"")
+            assert connected.poll(_HEARD_S * 1000), "the engine publishes no events"
+        socket.disable_monitor()
         yield Listener(socket)
 
 
@@ -55,8 +59,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scene, Vllm
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     with (
         scene_of("llama") as scene,
-        listening(endpoint) as listener,
         scene.engine(engine={"kv_events_config": events}) as engine,
+        listening(endpoint) as listener,
     ):
         yield scene, engine, listener
 
