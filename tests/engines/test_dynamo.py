@@ -114,7 +114,7 @@ def test_restarts_of_the_daemon_are_believed(router: Router, how: str) -> None:
     else:
         daemon.stop()
     daemon.open()
-    assert router.client.wait_attached(30.0) and router.scene.attached(1, clients=1)
+    assert router.client.wait_attached(30.0) and router.scene.attached(router.engine, clients=1)
     memory, disk = router.totals()
     assert memory or disk
 

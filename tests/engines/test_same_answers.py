@@ -106,7 +106,7 @@ def test_answers_are_the_same_after_the_daemon_was_killed(scenario: Scenario) ->
     scenario.scene.daemon.kill()
     assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
     scenario.scene.daemon.open()
-    assert scenario.scene.attached(1)
+    assert scenario.scene.attached(scenario.engine)
     assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
 
 
@@ -122,7 +122,7 @@ def test_answers_are_the_same_from_disk(scenario: Scenario) -> None:
 def test_answers_are_the_same_from_disk_after_a_restart(scenario: Scenario) -> None:
     assert scenario.scene.daemon.stop() == 0
     scenario.scene.daemon.open()
-    assert scenario.scene.attached(1)
+    assert scenario.scene.attached(scenario.engine)
     disk = scenario.tokens_from("disk")
     assert scenario.matches_own_cache(ask_after_reset(scenario.engine, PROMPT))
     assert scenario.tokens_from("disk") - disk == scenario.scene.hit()

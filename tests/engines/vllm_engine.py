@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,6 +40,17 @@ _ANSWER_S = 300.0
 _STOP_S = 120.0
 
 
+def long_timeouts(folder: Path) -> Path:
+    """Writes copy settings with long timeouts, so that no page is rejected on a busy machine.
+
+    Returns:
+        Their path.
+    """
+    settings = folder / "copy.toml"
+    settings.write_text('reserve_timeout = "30s"\nqueue_limit = "30s"\n')
+    return settings
+
+
 class EngineEndedError(Exception):
     """The engine ended before its response. The message is the end of its log."""
 
@@ -59,7 +71,7 @@ class VllmEngine:
         self.log = Path(self.folder.name) / "log"
         # vLLM leaves its sockets, and the files by which its ranks find each other, where they are.
         own = dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), self.folder.name)
-        own["PAGETIER_COPY_CONFIG"] = str(self._long_timeouts())
+        own["PAGETIER_COPY_CONFIG"] = str(long_timeouts(Path(self.folder.name)))
         environment = own | settings.pop("environment", {})
         theirs, self._commands = os.pipe()
         self._answers, answers = os.pipe()
@@ -70,16 +82,6 @@ class VllmEngine:
         self._lines = os.fdopen(self._answers)
         self._is_ready = False
         self._send({"model": str(model), "socket": str(socket) if socket else None, **settings})
-
-    def _long_timeouts(self) -> Path:
-        """Writes copy settings with long timeouts, so that no page is rejected on a busy machine.
-
-        Returns:
-            Their path.
-        """
-        settings = Path(self.folder.name) / "copy.toml"
-        settings.write_text('reserve_timeout = "30s"\nqueue_limit = "30s"\n')
-        return settings
 
     def ready(self) -> Self:
         """Waits until the engine accepts commands."""
@@ -106,6 +108,12 @@ class VllmEngine:
     def answered(self) -> bool:
         """Returns whether end() returns at once."""
         return bool(select([self._answers], [], [], 0)[0])
+
+    @property
+    def attached(self) -> bool:
+        """Returns whether its scheduler's half is attached to a daemon, according to its log."""
+        states = re.findall("pagetier (attached|is not attached|lost its daemon)", self.log.read_text(errors="replace"))
+        return states[-1:] == ["attached"]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
