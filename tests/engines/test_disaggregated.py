@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from free_ports import free_ports
 from harnessed_models import MODELS, assert_nothing_is_left, engine_of, keys_of
 from one_host import Scene, ask, ask_after_reset, exact, prompt, scene_of
 from pagetier.client import Client
@@ -31,9 +31,7 @@ ROLE = {"kv_connector": "PagetierConnector", "kv_load_failure_policy": "recomput
 @contextmanager
 def proxy(prefill: int, decode: int) -> Iterator[int]:
     """Yields the port of the example's proxy between two servers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    (port,) = free_ports(1)
     urls = [f"http://127.0.0.1:{number}" for number in (prefill, decode)]
     command = [sys.executable, str(PROXY), "--prefill", urls[0], "--decode", urls[1], "--port", str(port)]
     process = subprocess.Popen(command)

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from free_ports import free_ports
 from one_host import Scene
-from vllm_engine import ENVIRONMENT
+from vllm_engine import ENVIRONMENT, long_timeouts
 
-_START_S = 300.0
-
-
+_START_S = 900.0
+_STOP_S = 300.0
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -39,13 +38,12 @@ class Server:
 
     def __init__(self, scene: Scene, folder: Path, *more: str) -> None:
         self.log = folder / "log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         command = [*readme_command(scene.model), *more, "--enforce-eager"]
         command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--dtype", "bfloat16", "--max-model-len", "4096"]
         environment = os.environ | ENVIRONMENT
+        environment["PAGETIER_COPY_CONFIG"] = str(long_timeouts(folder))
         environment["PAGETIER_SOCKET"] = str(scene.daemon.socket)
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # enables the request that empties its own cache
         environment |= dict.fromkeys(("TMPDIR", "VLLM_RPC_BASE_PATH"), str(folder))  # vLLM leaves files there
@@ -94,7 +92,7 @@ class Server:
         """Stops the server like Ctrl-C, and checks that no process is left."""
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(60)
+            self.process.wait(_STOP_S)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
