@@ -12,8 +12,18 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from pagetier.client import Client
+    from pagetier.client.engines.vllm.settings import ConnectorSettings
+
+_PATIENT_S = 30.0
 
 
 def main() -> None:
@@ -52,6 +62,26 @@ def _import() -> None:
     platform.check_and_update_config = classmethod(checked_and_forking)
 
 
+def _wait_long() -> None:
+    """Lets this engine wait long for what takes a moment, because a busy machine may stop for seconds.
+
+    A test whose engine starts before its weights are known sets IDENTIFY_S in the engine's environment.
+    """
+    from pagetier.client.engines.vllm import connector, setup, worker
+
+    patch.object(connector, "_IDENTIFY_S", float(os.environ.get("IDENTIFY_S", _PATIENT_S))).start()
+    patch.object(worker, "_CANCEL_AFTER_S", _PATIENT_S).start()
+    patch.object(setup, "_client", partial(_attached, setup._client)).start()
+
+
+def _attached(client_of: Callable[..., Client], settings: ConnectorSettings, *more: Any) -> Client:
+    """Returns the connector's client, which is attached if there is a daemon."""
+    client = client_of(settings, *more)
+    if Path(settings.socket).exists():
+        client.wait_attached(_PATIENT_S)
+    return client
+
+
 def _reap(*_: object) -> None:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -71,6 +101,7 @@ def _live(environment: dict[str, str], commands: int, answers: int, log: int) ->
 
     code = 1
     try:
+        _wait_long()
         with os.fdopen(commands) as lines, os.fdopen(answers, "w", buffering=1) as out:
             engine_commands.main(lines, out)
         code = 0

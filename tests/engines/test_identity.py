@@ -113,7 +113,7 @@ def test_nothing_is_shared_until_the_weights_are_known(scene: Scene, expected: d
     copy = shutil.copytree(scene.model, tmp_path / "copy", copy_function=shutil.copyfile)
     with (USER_CACHE / "pagetier" / "files.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as if another engine read weights
-        with Scene("llama", scene.daemon, copy).engine() as engine:
+        with Scene("llama", scene.daemon, copy).engine(environment={"IDENTIFY_S": "1"}) as engine:
             before = scene.daemon.header().pages
             assert texts(ask(engine, PROMPT, prompt(51))) and ask_after_reset(engine, PROMPT)["external"] == 0
             scene.settle()
