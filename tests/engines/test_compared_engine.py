@@ -19,6 +19,6 @@ def test_an_engine_that_waits_for_its_turn_takes_no_cpu_time(tmp_path: Path) -> 
         engine.run([[7] * 40])
         before = engine.processor_seconds()
         time.sleep(WAIT_S)
-        assert engine.processor_seconds() - before < 0.1
+        assert engine.processor_seconds() - before < WAIT_S / 3
     finally:
         engine.stop()
