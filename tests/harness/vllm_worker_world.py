@@ -17,7 +17,7 @@ from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard
 from vllm_caches import HEADS, TOKENS, Cache
 
-COPYING = CopySettings()
+COPYING = CopySettings(reserve_timeout=30.0, queue_limit=30.0)  # no page is rejected on a busy machine
 WHOLE = Shard(0, 1)
 
 
