@@ -27,7 +27,8 @@ from timed_engine import TimedEngine
 ASK_S = 0.2
 TIMEOUT_S = 1.0
 CLOSES_S = 31.0
-LATE = 2  # answers just before and after a fault
+LATE = 1  # an answer just before or after a fault
+LOADS_S = 15.0  # less than the longest pause of the breaker
 FAULT_S = 2.0
 STARTED_S = 30.0  # by which an engine has loaded pages before the fault, on a busy machine
 SIZE, CHAINS = 100_000, 150
@@ -145,7 +146,7 @@ def test_a_store_fails_while_an_engine_works(
         served = engine.far_loaded
         assert eventually(lambda: host.asks, CLOSES_S), "the breaker closes"
         closed = time.monotonic() - well
-        assert eventually(lambda: engine.far_loaded > served, CLOSES_S), "pages of the fleet are loaded again"
+        assert eventually(lambda: engine.far_loaded > served, LOADS_S), "pages of the fleet are loaded again"
     engine.assert_in_time()
     assert engine.near_misses == 0
     assert closed < CLOSES_S
@@ -164,7 +165,7 @@ def test_the_worker_fails_while_an_engine_works(s3_fleet: Fleet, number: signal.
         assert eventually(lambda: host.report.restarts > restarts, 15.0), host.report
         assert eventually(lambda: host.asks, CLOSES_S)
         served = engine.far_loaded
-        assert eventually(lambda: engine.far_loaded > served, CLOSES_S)
+        assert eventually(lambda: engine.far_loaded > served, LOADS_S)
     engine.assert_in_time()
     assert engine.near_misses == 0
 
@@ -192,7 +193,7 @@ def test_mooncake_fails_while_an_engine_works(
             time.sleep(FAULT_S)
         served = engine.far_loaded
         assert eventually(lambda: host.asks, CLOSES_S), "the breaker closes"
-        assert eventually(lambda: engine.far_loaded > served, CLOSES_S), "pages of the fleet are loaded again"
+        assert eventually(lambda: engine.far_loaded > served, LOADS_S), "pages of the fleet are loaded again"
     engine.assert_in_time()
     assert engine.near_misses == 0
 

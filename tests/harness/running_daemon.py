@@ -29,8 +29,8 @@ from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
 CALL_S = 20.0
-_WRITTEN_S = 60.0  # also to a slow disk
 """The timeout of clients, for a busy machine. A test of what a client does without an answer passes a shorter one."""
+_WRITTEN_S = 60.0  # also to a slow disk
 
 
 class RunningDaemon:

@@ -99,10 +99,13 @@ static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64
 }
 
 /* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that starts late or
- * is delayed does less. A piece is some tokens of one plane of a page; the same tokens of the other planes follow. */
+ * is delayed does less. A piece is some tokens of one plane of a page. The next piece has the next tokens of the plane, or
+ * where `alternate` is set the same tokens of the next plane: a store that reads rows of all planes in turn reads
+ * sequentially. A load writes these rows, which costs little wherever they are, and reads the page plane by plane. */
 typedef struct {
     const pt_transfer *transfer;
     enum pt_direction way;
+    bool alternate;
     int64_t pieces; /* into which each plane of a page is cut */
     pt_a64 next;
 } pt_pieces;
@@ -110,8 +113,9 @@ typedef struct {
 static inline void pt_copy_piece(const pt_pieces *w, uint64_t number, enum pt_direction way)
 {
     const pt_transfer *t = w->transfer;
-    int64_t plane = (int64_t)number % t->plane_count, pair = (int64_t)number / t->plane_count;
-    int64_t piece = pair % w->pieces, page = pair / w->pieces;
+    int64_t inner = w->alternate ? t->plane_count : w->pieces, outer = w->alternate ? w->pieces : t->plane_count;
+    int64_t fast = (int64_t)number % inner, slow = (int64_t)number / inner % outer, page = (int64_t)number / inner / outer;
+    int64_t plane = w->alternate ? fast : slow, piece = w->alternate ? slow : fast;
     if (pt_tokens_empty(t, page))
         return;
     int64_t first = t->pages[page].first, tokens = t->pages[page].end - first;
@@ -146,29 +150,30 @@ static inline uint64_t pt_transfer_bytes(const pt_transfer *t)
 }
 
 #ifndef PT_NEAR /* tests have smaller caches */
-#define PT_NEAR (1u << 17) /* bytes of a cache that are read together */
+#define PT_NEAR (1u << 17) /* bytes of the cache */
+#define PT_LEAST (1u << 13) /* bytes of a piece */
 #endif
 
-/* Returns into how many pieces each page is cut for a cache in which a token's rows of all planes are near each other: a
- * piece then spans at most PT_NEAR bytes, and all planes of it are read before the next tokens. Plane by plane, the rows
- * that follow each other lay far apart. On an AMD EPYC, rows of 2 KiB that were 32 KiB apart were stored at 1.16 of
- * memcpy's speed, and are at 1.41; 64 KiB and less or 256 KiB and more at once gained less. Loads write these rows, which
- * costs little, and read the page, which must stay sequential. */
-static inline int64_t pt_pieces_of_tokens(const pt_transfer *t)
+/* Returns whether the rows of other planes lie between the tokens of a plane, and its heads do not. */
+static inline bool pt_planes_alternate(const pt_transfer *t)
 {
     const pt_plane *p = &t->planes[0];
-    int64_t most = 1, together = PT_NEAR / p->token;
+    return t->plane_count > 1 && p->token > 0 && (uint64_t)p->token / 2 >= pt_plane_row(p) &&
+           (p->heads == 1 || p->head < p->token);
+}
+
+/* Returns into how many pieces each page is cut, if the planes alternate: a piece spans about PT_NEAR bytes of the cache, or
+ * more until it has PT_LEAST bytes to copy. On an AMD EPYC, rows of 2 KiB, of which 16 lay beside each other,
+ * were stored at 1.15 of memcpy's speed plane by plane, and at 1.4 with pieces of four tokens; with one, two, eight and
+ * sixteen it was less than that. */
+static inline int64_t pt_pieces_of_tokens(const pt_transfer *t)
+{
+    int64_t near = PT_NEAR / t->planes[0].token, least = PT_LEAST / (int64_t)pt_plane_row(&t->planes[0]), most = 1;
+    int64_t together = near > least ? near : least;
     for (int64_t i = 0; i < t->page_count; i++)
         if (!pt_tokens_empty(t, i) && t->pages[i].end - t->pages[i].first > most)
             most = t->pages[i].end - t->pages[i].first;
     return together > 1 ? (most + together - 1) / together : most;
-}
-
-/* Returns whether the rows of other planes lie between the tokens of a plane. */
-static inline bool pt_planes_alternate(const pt_transfer *t)
-{
-    const pt_plane *p = &t->planes[0];
-    return t->plane_count > 1 && p->token > 0 && (uint64_t)p->token / 2 >= pt_plane_row(p);
 }
 
 #define PT_PIECES 8 /* minimum of pieces per thread: a page of one plane is cut by its tokens */
@@ -180,7 +185,8 @@ static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, 
 {
     int64_t pairs = t->page_count * t->plane_count;
     threads = pt_copy_threads(pt_transfer_bytes(t), threads);
-    pt_pieces work = {t, way, way == PT_INTO_ARENA && pt_planes_alternate(t) ? pt_pieces_of_tokens(t) : 1, 0};
+    bool alternate = way == PT_INTO_ARENA && pt_planes_alternate(t);
+    pt_pieces work = {t, way, alternate, alternate ? pt_pieces_of_tokens(t) : 1, 0};
     if (threads > 1 && pairs && work.pieces * pairs < PT_PIECES * threads)
         work.pieces = (PT_PIECES * threads + pairs - 1) / pairs;
     pt_on_threads(pt_copy_pieces, &work, 0, threads);

@@ -25,7 +25,7 @@ from running_daemon import RunningDaemon
 PATIENCE_S = 8.0  # a test waits as long; half of it is the limit of calls that do not wait
 COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
 STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
-SLACK_S = 10.0  # for a busy machine
+SLACK_S = 6.0  # for a busy machine; a call that waits as long as a store takes PATIENCE_S
 
 
 @pytest.fixture
@@ -128,7 +128,8 @@ def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: C
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
     assert eventually(lambda: len(watched.timeouts) == 2, LONG_S)
     long.cancel()
-    assert watched.timeouts[:2] == [0.0, 0.25], "a daemon that is late may be waited for again"
+    assert watched.timeouts[:2] == [0.0, 0.25]
+    assert set(watched.timeouts[2:]) <= {0.25}, "a daemon that is late may be waited for again"
     assert copier.close(LONG_S) and client.attached
 
 

@@ -18,7 +18,13 @@ _TRIES: Final = 50
 
 
 class EngineOfNewPrompts(Engine):
-    """An engine that stores a new prompt each time, before it loads it."""
+    """An engine that stores a new prompt each time, before it loads it.
+
+    Attributes:
+        again: How often it stored a prompt again, because pages of it were gone.
+    """
+
+    again = 0
 
     def next_prompt(self) -> Keys:
         """Returns the keys of a prompt that was not stored before."""
@@ -34,6 +40,7 @@ class EngineOfNewPrompts(Engine):
             self.verify(keys)
             if self.served.loaded == before + PAGES:
                 return
+            self.again += 1
 
 
 class Honest:
@@ -49,7 +56,7 @@ class Honest:
         """The service that it got so far."""
         return self.engine.served
 
-    def wait_for(self, rounds: int, seconds: float = 300.0) -> bool:
+    def wait_for(self, rounds: int, seconds: float = 120.0) -> bool:
         """Waits until it has done this many more rounds; returns False after the timeout."""
         wanted = self.served.rounds + rounds
         return eventually(lambda: self.served.rounds >= wanted, seconds)

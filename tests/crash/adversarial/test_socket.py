@@ -22,7 +22,7 @@ from running_daemon import RunningDaemon
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS = 30
-SERVED_S = 90.0  # also on a busy machine; a client that waits longer than 60 s is rejected
+SERVED_S = 30.0  # also on a busy machine; all rounds together may take 120 s
 ON_THEIR_WAY = 3 * 128  # connections that the loop has accepted and not closed yet
 FEW = 512  # descriptors
 # The limits for two users; each connection may send 2 MiB before its user is identified.
@@ -52,7 +52,7 @@ def served_beside(
             assert honest.wait_for(ROUNDS), honest.served
             yield
     served, most = honest.served, sampled.most
-    assert (served.wrong, served.refused) == (0, 0), served
+    assert (served.wrong, served.refused, honest.engine.again) == (0, 0, 0), served
     assert served.worst_s < SERVED_S, served
     assert most.descriptors < descriptors + sampled.first.descriptors
     assert most.anon - sampled.first.anon < MEMORY

@@ -52,7 +52,7 @@ def _reference_work() -> Callable[[], object]:
 
 
 def test_a_million_pages_are_adopted_in_half_a_second() -> None:
-    """Measures processor time, which other load on the machine does not change; bench/lookup.py measures the clock."""
+    """Measures processor time, since other processes change the clock's more; bench/lookup.py measures that."""
     memory = Memory(Geometry(_FRAME, _ENTRIES, _ENTRIES, 16))
     keys = _stored(memory)
     reference, taken, beside = _reference_work(), list[float](), list[float]()
@@ -65,4 +65,4 @@ def test_a_million_pages_are_adopted_in_half_a_second() -> None:
     with memory.session(0).match(Pins, None, keys) as pins:
         assert len(pins) == _AT_ONCE
     memory.close()
-    assert min(taken) < _MOST_S * max(1, min(beside) / _REFERENCE_S), (taken, beside)
+    assert min(taken) < _MOST_S * min(4, max(1, min(beside) / _REFERENCE_S)), (taken, beside)

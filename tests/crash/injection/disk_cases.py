@@ -26,8 +26,8 @@ from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import START_S
 
-SLACK_S: Final = 10.0
-"""The delay that a busy machine may add to a timeout, in seconds; a disk that hangs would add much more."""
+SLACK_S: Final = 5.0
+"""The delay that a busy machine may add to a store, in seconds; a disk that hangs would add up to 10 s."""
 STOP_S: Final = 1
 """The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
 """

@@ -20,10 +20,10 @@ QUIET_S: Final = 0.07
 def check_engines(scene: Scene, operation: Operation, slack_s: float) -> None:
     """Checks that pages in memory are found and new pages are stored, without delay, while the daemon runs.
 
-    `slack_s` is the delay that a busy machine may add, in seconds.
+    `slack_s` is the delay that a busy machine may add to a store, in seconds.
     """
     if operation.keeps_pages:
-        check_known_pages(scene, operation, slack_s)
+        check_known_pages(scene, operation)
     fresh = scene.numbers(2)
     stored, seconds = timed(lambda: scene.store(fresh))
     assert stored == len(fresh), f"a store was rejected: {scene.header()}"
@@ -31,11 +31,11 @@ def check_engines(scene: Scene, operation: Operation, slack_s: float) -> None:
     assert scene.verify(fresh).loaded == len(fresh), "a page that was just stored was not found"
 
 
-def check_known_pages(scene: Scene, operation: Operation, slack_s: float) -> None:
+def check_known_pages(scene: Scene, operation: Operation) -> None:
     """Checks that the pages in memory are found without delay, with or without a daemon."""
     verified, seconds = timed(lambda: scene.verify(operation.known))
     assert verified.loaded == len(operation.known), "a page in memory was not found"
-    assert seconds < slack_s, f"a load from memory took {seconds:.3f} s"
+    assert seconds < _LOAD_SLACK_S, f"a load from memory took {seconds:.3f} s"
 
 
 def check_load_timeout(operation: Operation) -> None:

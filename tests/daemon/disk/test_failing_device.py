@@ -126,10 +126,10 @@ def test_a_stalled_disk_delays_no_engine() -> None:
             began = time.monotonic()
             engine.ask_fetch(range(8), 0.2)
             assert len(engine.answer().outcomes) == 8
-            assert time.monotonic() - began < 12
+            assert time.monotonic() - began < 1.9, "the daemon gives up a stalled disk after 2 s"
             began = time.monotonic()
             engine.goes_on(1000)
-            assert time.monotonic() - began < 15
+            assert time.monotonic() - began < 8, "a store that waits for the disk takes up to 10 s"
             assert daemon.findings() == []
         assert eventually(lambda: engine.fetch(range(8)) == [FetchOutcome.IN_MEMORY] * 8), daemon.reported()
         assert engine.places(range(8)) == {"memory": 8}

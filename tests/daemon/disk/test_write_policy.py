@@ -15,7 +15,7 @@ from pagetier.shm.protocol import FetchOutcome
 
 FRAMES = 32
 CLEAN_FRAMES = 8  # a quarter of the frames
-SOON_S = 8.0  # the daemon looks for unwritten pages every 10 s
+SOON_S = 5.0  # the daemon looks for unwritten pages every 10 s, also when nothing is stored
 
 
 def unwritten(daemon: DiskDaemon) -> int:

@@ -69,7 +69,7 @@ def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
         assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
         first = worker_pid(daemon)
         os.kill(first, signal.SIGTERM)
-        assert eventually(lambda: standing(daemon) == "down", WORKER_S)
+        assert eventually(lambda: standing(daemon) == "down", 4.5), "the daemon gives up a silent worker after 5 s"
     with worker_of(daemon):
         assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, WORKER_S)
     assert daemon.findings() == []

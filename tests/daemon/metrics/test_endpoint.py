@@ -24,7 +24,8 @@ from refused_starts import arguments, pagetierd, refused
 from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
-FAST_S = 0.045  # shorter than the 50 ms after which a daemon that waits for nothing checks its index
+WORK_S = 0.02
+FAST_S = 0.03  # less than the 50 ms after which a daemon that waits for nothing checks its index
 
 
 @pytest.fixture(scope="module")
@@ -149,15 +150,15 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
 
 
 def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:
-    """Other processes delay scrapes: all show how long the daemon works, and the fastest shows that it never waits."""
+    """Other processes delay scrapes: all show how long the daemon works, and the fast ones show that it never waits."""
     schedstat, times = Path(f"/proc/{daemon.pid}/schedstat"), []
     before = int(schedstat.read_text().split()[0])
     for _ in range(20):
         began = time.perf_counter()
         ask(place)
         times.append(time.perf_counter() - began)
-    assert (int(schedstat.read_text().split()[0]) - before) / 20e9 < FAST_S
-    assert min(times) < FAST_S, times
+    assert (int(schedstat.read_text().split()[0]) - before) / 20e9 < WORK_S
+    assert sorted(times[1:])[3] < FAST_S, times  # the first one may come just before a check
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
  * necessary, so ASan sees every access beside them, and they are compared as a whole. */
 #define PT_COPY_SHARE 512u /* few bytes are enough for several threads */
 #define PT_NEAR 512u
+#define PT_LEAST 64u
 #include "report.h"
 
 #include "client/copy_strided.h"
