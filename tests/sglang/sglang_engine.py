@@ -165,10 +165,13 @@ def _serve(pipe: Connection, arguments: RankArguments, log: Path) -> None:
 
 
 def _wait_long(arguments: RankArguments) -> None:
-    """Lets a rank wait long for a daemon that is there, because a busy machine may stop for seconds."""
-    from pagetier.client.engines.sglang import setup
+    """Lets a rank wait long for a daemon that is there, because a busy machine may stop for seconds.
 
-    if Path(arguments.extra["socket"]).exists():
+    Not one that changes SGLang: this imports what takes the version of it.
+    """
+    if Path(arguments.extra["socket"]).exists() and "change" not in arguments.extra:
+        from pagetier.client.engines.sglang import setup
+
         patch.object(setup, "_ATTACH_S", _PATIENT_S).start()
 
 
