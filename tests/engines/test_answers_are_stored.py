@@ -14,7 +14,7 @@ ROUNDING = 0.05
 
 
 def computed(engine: VllmEngine, question: list[int]) -> dict[str, Any]:
-    """Returns what follows an answer when the engine goes on computing. No other request has pages with this salt."""
+    """Returns what follows an answer when the engine continues to compute. No other request has this salt."""
     (whole,) = engine.do("generate", prompts=[question], tokens=ANSWER + MORE, salt="alone")["answers"]
     return {"answers": [{name: whole[name][ANSWER:] for name in ("tokens", "logprobs")}]}
 
