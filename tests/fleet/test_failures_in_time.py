@@ -142,14 +142,11 @@ def test_a_store_fails_while_an_engine_works(
         with fault(s3_fleet):
             assert eventually(lambda: not host.asks, 3 * FAULT_S), "the breaker opens"
             time.sleep(FAULT_S)
-        well = time.monotonic()
         served = engine.far_loaded
         assert eventually(lambda: host.asks, CLOSES_S), "the breaker closes"
-        closed = time.monotonic() - well
         assert eventually(lambda: engine.far_loaded > served, LOADS_S), "pages of the fleet are loaded again"
     engine.assert_in_time()
     assert engine.near_misses == 0
-    assert closed < CLOSES_S
     assert waits_for_a_fault(engine) <= FAILURES * (host.report.openings - openings) + LATE, engine.waits
 
 

@@ -52,7 +52,7 @@ def _reference_work() -> Callable[[], object]:
 
 
 def test_a_million_pages_are_adopted_in_half_a_second() -> None:
-    """Measures processor time, since other processes change the clock's more; bench/lookup.py measures that."""
+    """Measures processor time, which other processes change less than the clock; bench/lookup.py has the clock's."""
     memory = Memory(Geometry(_FRAME, _ENTRIES, _ENTRIES, 16))
     keys = _stored(memory)
     reference, taken, beside = _reference_work(), list[float](), list[float]()
