@@ -25,6 +25,7 @@ ROUNDS = 30
 SERVED_S = 30.0  # also on a busy machine; all rounds together may take 120 s
 ON_THEIR_WAY = 3 * 128  # connections that the loop has accepted and not closed yet
 FEW = 512  # descriptors
+FLUSHING = {"asking", "watching"}  # attacks that may flush a page between its store and its load
 # The limits for two users; each connection may send 2 MiB before its user is identified.
 DESCRIPTORS, MEMORY = 2 * MOST_SILENT + ON_THEIR_WAY, 192 << 20
 # Log lines of one kind and user a minute, for at most two kinds, and the daemon's own; a run may span two minutes.
@@ -52,7 +53,8 @@ def served_beside(
             assert honest.wait_for(ROUNDS), honest.served
             yield
     served, most = honest.served, sampled.most
-    assert (served.wrong, served.refused, honest.engine.again) == (0, 0, 0), served
+    assert (served.wrong, served.refused) == (0, 0), served
+    assert honest.engine.again <= (served.rounds / 3 if FLUSHING & set(acts) else 0), (served, honest.engine.again)
     assert served.worst_s < SERVED_S, served
     assert most.descriptors < descriptors + sampled.first.descriptors
     assert most.anon - sampled.first.anon < MEMORY
