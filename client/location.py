@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Final
 
 import numpy as np
@@ -33,16 +34,15 @@ class Location:
     @property
     def ready(self) -> bool:
         """Whether wait() returns at once. Cheap to poll; the daemon answers within `remote.ask_timeout`."""
-        return self._pending.ready
+        return self._pending.poll()
 
     def wait(self, timeout: float) -> int:
         """Returns how many pages, from the first on, the fleet has. May be called again.
 
         Waits at most `timeout` seconds; 0 without a response by then.
         """
-        sizes = np.frombuffer(self._pending.wait(timeout).sizes, "<u8")
-        absent = np.flatnonzero(sizes == 0)
-        return int(absent[0]) if len(absent) else len(sizes)
+        sizes = array("Q", self._pending.wait(timeout).sizes)
+        return sizes.index(0) if 0 in sizes else len(sizes)
 
     @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:
@@ -86,6 +86,8 @@ def request_pages(
 ) -> PendingRequest[Located]:
     """Returns a request to locate pages, sent without waiting for the response. Without keys no request is sent.
 
+    The response is left to who waits for it or polls it.
+
     Args:
         attachment: The attachment of this process.
         keys: The keys, 32 bytes each.
@@ -101,5 +103,4 @@ def request_pages(
 
     pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: NOTHING)
     attachment.requests.ask(pending, lambda number: Locate(number, keys, spaces, table), timeout)
-    pending.leave()
     return pending

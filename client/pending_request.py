@@ -58,7 +58,10 @@ class PendingRequest(Generic[_T]):
         return self.done or self._requests.foreign
 
     def wait(self, timeout: float) -> _T:
-        """Returns the result, waiting at most `timeout` seconds for it. May be called again."""
+        """Returns the result, waiting at most `timeout` seconds for it. May be called again.
+
+        A result that comes later is left to the background thread.
+        """
         if self._requests.foreign:
             return self.fail(_FOREIGN)
         self._requests.wait(self, timeout)
@@ -74,6 +77,12 @@ class PendingRequest(Generic[_T]):
             return self.fail(_FOREIGN)
         result = self._requests.collect(self, timeout)
         return self.fail(_NO_RESPONSE) if result is None else result
+
+    def poll(self) -> bool:
+        """Returns whether the result is known. Without leave() the first call reads what has arrived."""
+        if not self.ready:
+            self._requests.wait(self, 0.0)
+        return self.ready
 
     def take(self, waited: float) -> _T:
         """Does what collect() does if the daemon already had `waited` seconds for its response. Never waits or logs."""

@@ -1,11 +1,13 @@
 """Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
-Threads that wait for a response read the socket themselves, one of them for all. The client's background thread reads
-only while some response has no waiting thread (a stray): it is not waited for yet, or no longer.
+Threads that wait for a response read the socket themselves, one of them for all, since waking another thread takes
+longer. The client's background thread reads only while a response was left to it (a stray): because its caller does not
+wait, or no longer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -85,10 +87,18 @@ class Requests:
             pending.link.expect_stray()
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
-        """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
+        """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all.
+
+        A result that comes later is left to the background thread. Without it, a call with 0 reads what has arrived.
+        """
         ends = time.monotonic() + clamp_timeout(timeout)
         with self._lock:
-            self._wait(pending, ends)
+            try:
+                if timeout <= 0:
+                    self._read_arrived(pending)
+                self._wait(pending, ends)
+            finally:
+                self.leave(pending)
 
     def collect(self, pending: PendingRequest[_T], timeout: float) -> _T | None:
         """Does what wait(), take() and log_silence() do, with the lock taken once."""
@@ -164,6 +174,13 @@ class Requests:
                 self._read(link, min(left, _READ_S))
             except LinkError:
                 link = None  # the background thread notices it too, and fails all open requests
+
+    def _read_arrived(self, pending: PendingRequest[_T]) -> None:
+        """Reads what has arrived, unless another thread reads for this request. The caller has the lock, taken once."""
+        if pending.done or pending.link is None or self._reading or pending in self._strays:
+            return
+        with contextlib.suppress(LinkError):  # the background thread notices it too, and fails all open requests
+            self._read(pending.link, 0.0)
 
     def _sleep(self, seconds: float) -> None:
         """Waits for the thread that reads. The caller has the lock."""
