@@ -92,7 +92,7 @@ def no_worker(command: Command) -> None:
     """Discards a command: there is no worker. Implements CommandSender."""
 
 
-class WorkerProcess(asyncio.Protocol):
+class WorkerProcess(asyncio.BufferedProtocol):
     """A worker process and the connection to it. On the loop's thread only.
 
     Reports are received until the worker sends an invalid one or closes the connection.
@@ -107,6 +107,7 @@ class WorkerProcess(asyncio.Protocol):
         self._loop = loop
         self._hear = hear
         self._unpacker = Unpacker()
+        self._received = memoryview(bytearray(_CHUNK))  # once: the kernel maps and unmaps fresh memory for each message
         self._listens = True
         self.opened = False
         self.failure: OpenFailed | None = None
@@ -137,8 +138,15 @@ class WorkerProcess(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(pack(command))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Returns where the next bytes are to be received."""
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Passes on each complete report."""
+        self._take(bytes(self._received[:nbytes]))
+
+    def _take(self, data: bytes) -> None:
         try:
             for body in self._unpacker.feed(data) if self._listens else ():
                 report = decode_report(body)
@@ -214,4 +222,4 @@ class WorkerProcess(asyncio.Protocol):
         """Receives the last reports of the worker, such as the reason of its end."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_CHUNK):
-                self.data_received(data)
+                self._take(data)

@@ -195,6 +195,16 @@ def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
         ask_in_vain(opened)
 
 
+def test_calls_in_turn_share_a_thread(opened: OpenedFleet) -> None:
+    threads: list[int] = []
+    FaultyStore.before.append(lambda call: threads.append(threading.get_ident()))
+    for _ in range(10):
+        opened.fleet.locate(names_of([outgoing(7)]))
+        assert eventually(lambda: opened.fleet.state().calls == 0)
+    assert len(threads) == 10
+    assert len(set(threads)) == 1
+
+
 def ask_in_vain(opened: OpenedFleet) -> None:
     with pytest.raises(TierError):
         opened.fleet.locate(names_of([outgoing(7)]))

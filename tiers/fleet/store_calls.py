@@ -7,7 +7,6 @@ buffer until it returns. Reads go first: writes wait while a read is late.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,6 +65,33 @@ class StoreCall(Generic[_T]):
         return self._outcome[0]
 
 
+class _CallThread:
+    """A thread that makes one call at a time. `ended` is called on it after each of them, with itself.
+
+    Each thread waits for a lock of its own: of threads that wait for one queue, each call would wake a second one.
+    """
+
+    def __init__(self, name: str, ended: Callable[[_CallThread], None]) -> None:
+        self._ended = ended
+        self._call: StoreCall[Any] | None = None
+        self._begun = threading.Lock()
+        self._begun.acquire()
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def begin(self, call: StoreCall[Any]) -> None:
+        """Starts a call. The thread is idle."""
+        self._call = call
+        self._begun.release()
+
+    def _work(self) -> None:
+        while self._begun.acquire():
+            call, self._call = self._call, None
+            assert call is not None
+            call.run()
+            del call  # it refers to its bounce buffer
+            self._ended(self)
+
+
 class StoreCalls:
     """Runs calls on threads that no exit of the process waits for. Thread-safe.
 
@@ -75,8 +101,8 @@ class StoreCalls:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._waiting: queue.SimpleQueue[StoreCall[Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._idle: list[_CallThread] = []
         self._threads = self._running = self._late = 0
         self._since = time.monotonic()
 
@@ -117,13 +143,11 @@ class StoreCalls:
             if not self._running:
                 self._since = time.monotonic()
             self._running += 1
-            if self._running > self._threads:
-                threading.Thread(target=self._work, name=f"pagetier-store-{self._threads}", daemon=True).start()
-                self._threads += 1
+            thread = self._idle.pop() if self._idle else self._new_thread()
         if buffer is not None:
             buffer.retain()
         call = StoreCall(function, buffer, time.monotonic() + self.timeout_s if until is None else until)
-        self._waiting.put(call)
+        thread.begin(call)
         return call
 
     def finish(self, call: StoreCall[_T]) -> _T:
@@ -164,14 +188,15 @@ class StoreCalls:
         """Returns whether at least half of the time that a call may take is left, enough to repeat it."""
         return until - time.monotonic() >= self.timeout_s / 2
 
-    def _work(self) -> None:
-        while True:
-            call = self._waiting.get()
-            call.run()
-            with self._lock:
-                self._running -= 1
-                self._since = time.monotonic()
-            del call  # it refers to its bounce buffer
+    def _new_thread(self) -> _CallThread:
+        self._threads += 1
+        return _CallThread(f"pagetier-store-{self._threads}", self._ended)
+
+    def _ended(self, thread: _CallThread) -> None:
+        with self._lock:
+            self._running -= 1
+            self._since = time.monotonic()
+            self._idle.append(thread)
 
 
 class LateReads:
