@@ -86,7 +86,7 @@ def request_pages(
 ) -> PendingRequest[Located]:
     """Returns a request to locate pages, sent without waiting for the response. Without keys no request is sent.
 
-    The response is left to who waits for it or polls it.
+    The thread that waits for the response reads it; after the first poll, the background thread does.
 
     Args:
         attachment: The attachment of this process.

@@ -51,6 +51,7 @@ class PendingRequest(Generic[_T]):
         self.call: Callable[[], object] | None = None
         self.accept, self.fail = accept, fail
         self._requests = requests
+        self._polled = False
 
     @property
     def ready(self) -> bool:
@@ -79,8 +80,9 @@ class PendingRequest(Generic[_T]):
         return self.fail(_NO_RESPONSE) if result is None else result
 
     def poll(self) -> bool:
-        """Returns whether the result is known. Without leave() the first call reads what has arrived."""
-        if not self.ready:
+        """Returns whether the result is known. Cheap to poll: only the first call reads what has arrived."""
+        if not self.ready and not self._polled:
+            self._polled = True
             self._requests.wait(self, 0.0)
         return self.ready
 
@@ -96,7 +98,8 @@ class PendingRequest(Generic[_T]):
 
     def leave(self) -> None:
         """Leaves the response to the background thread, because no thread waits for it now."""
-        self._requests.leave(self)
+        if not self._requests.foreign:
+            self._requests.leave(self)
 
     def finish(self, result: _T) -> None:
         """Sets the result, or drops it if the request was collected before. For Requests."""

@@ -1,8 +1,8 @@
 """Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
 Threads that wait for a response read the socket themselves, one of them for all, since waking another thread takes
-longer. The client's background thread reads only while a response was left to it (a stray): because its caller does not
-wait, or no longer.
+longer. The client's background thread reads only while some response was left to it (a stray), because the caller does
+not wait for it, or no longer waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.daemon_link import Link, LinkError
@@ -27,6 +27,7 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
+_MOST_UNREAD: Final = 8  # responses that nobody may read: the daemon serves no client that reads none
 _T = TypeVar("_T")
 
 
@@ -75,6 +76,7 @@ class Requests:
         except LinkError as error:
             with self._lock:
                 self._waiting.pop(number, None)
+                self._strays.discard(pending)
             pending.unsent = True
             pending.finish(pending.fail(str(error)))
 
@@ -83,13 +85,14 @@ class Requests:
         with self._lock:
             if pending.link is None or pending.done or pending in self._strays:
                 return
+            pending.link.expect_stray()  # first: nothing would be read if an interrupt came between the two
             self._strays.add(pending)
-            pending.link.expect_stray()
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all.
 
-        A result that comes later is left to the background thread. Without it, a call with 0 reads what has arrived.
+        A result that comes later is left to the background thread. If the result was not left before, 0 seconds are
+        enough to get one that has arrived.
         """
         ends = time.monotonic() + clamp_timeout(timeout)
         with self._lock:
@@ -141,10 +144,11 @@ class Requests:
         """Fails all open requests, because the connection is closed."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self._overdue, self._strays = set(), set()
+            self._overdue = set()
             self._logged = False
             for pending in waiting.values():
                 pending.finish(pending.fail("the daemon is gone"))
+            self._strays = set()  # last, because a callback may have polled others
             self._changed.notify_all()
 
     def log_silence(self) -> None:
@@ -195,9 +199,16 @@ class Requests:
         with self._lock:
             if not self._overdue and (pending.due == math.inf or not self._disk_is_late()):
                 self._waiting[number] = pending
+                self._leave_unread()
                 return True
         self.log_silence()
         return False
+
+    def _leave_unread(self) -> None:
+        """Leaves all responses to the background thread if their callers may have dropped many requests unread."""
+        if len(self._waiting) - len(self._strays) > _MOST_UNREAD:
+            for pending in tuple(self._waiting.values()):
+                self.leave(pending)
 
     def _disk_is_late(self) -> bool:
         """Returns whether a request that waits for the disk is past its time, with no message from the daemon since.

@@ -107,7 +107,7 @@ class WorkerProcess(asyncio.BufferedProtocol):
         self._loop = loop
         self._hear = hear
         self._unpacker = Unpacker()
-        self._received = memoryview(bytearray(_CHUNK))  # once: the kernel maps and unmaps fresh memory for each message
+        self._received = memoryview(bytearray(_CHUNK))  # the kernel would map and unmap fresh memory
         self._listens = True
         self.opened = False
         self.failure: OpenFailed | None = None

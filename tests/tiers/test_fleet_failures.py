@@ -197,12 +197,38 @@ def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
 
 def test_calls_in_turn_share_a_thread(opened: OpenedFleet) -> None:
     threads: list[int] = []
+    assert eventually(lambda: opened.fleet.state().calls == 0)
     FaultyStore.before.append(lambda call: threads.append(threading.get_ident()))
     for _ in range(10):
         opened.fleet.locate(names_of([outgoing(7)]))
         assert eventually(lambda: opened.fleet.state().calls == 0)
     assert len(threads) == 10
     assert len(set(threads)) == 1
+
+
+def test_without_a_new_thread_a_call_fails_and_counts_no_longer(
+    opened: OpenedFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    FaultyStore.hangs = {"get"}
+    opened.store_all(outgoing(14))
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    reader = threading.Thread(target=read_from, args=(opened.fleet, outgoing(14)))
+    reader.start()
+    assert eventually(lambda: opened.fleet.state().calls == 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(MOST_CALLS):
+            written = opened.fleet.write([], [outgoing(15)])
+            assert not any(written.stored)
+    assert "no thread for a call of the store" in written.reasons[0]
+    reader.join()
+    FaultyStore.hangs = set()
+    FaultyStore.released.set()
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    opened.store_all(outgoing(15))
 
 
 def ask_in_vain(opened: OpenedFleet) -> None:

@@ -160,7 +160,7 @@ class ObjectFleet:
 
         try:
             call = self._calls.start(put, buffer, until)
-        except LateError:
+        except TierError:
             buffer.release()
             raise
 

@@ -66,9 +66,9 @@ class StoreCall(Generic[_T]):
 
 
 class _CallThread:
-    """A thread that makes one call at a time. `ended` is called on it after each of them, with itself.
+    """A thread that makes one call at a time, and calls `ended` with this object after each of them.
 
-    Each thread waits for a lock of its own: of threads that wait for one queue, each call would wake a second one.
+    Each thread waits for a lock of its own. If all waited for one queue of Python, each call would wake two of them.
     """
 
     def __init__(self, name: str, ended: Callable[[_CallThread], None]) -> None:
@@ -136,14 +136,15 @@ class StoreCalls:
 
         Raises:
             LateError: Too many calls have not returned.
+            TierError: No thread can be started.
         """
         with self._lock:
             if self._running >= MOST_CALLS:
                 raise LateError(f"{self._running} calls of the store have not returned")
+            thread = self._idle.pop() if self._idle else self._new_thread()
             if not self._running:
                 self._since = time.monotonic()
             self._running += 1
-            thread = self._idle.pop() if self._idle else self._new_thread()
         if buffer is not None:
             buffer.retain()
         call = StoreCall(function, buffer, time.monotonic() + self.timeout_s if until is None else until)
@@ -189,8 +190,12 @@ class StoreCalls:
         return until - time.monotonic() >= self.timeout_s / 2
 
     def _new_thread(self) -> _CallThread:
+        try:
+            thread = _CallThread(f"pagetier-store-{self._threads}", self._ended)
+        except RuntimeError as error:
+            raise TierError(f"no thread for a call of the store: {error}") from error
         self._threads += 1
-        return _CallThread(f"pagetier-store-{self._threads}", self._ended)
+        return thread
 
     def _ended(self, thread: _CallThread) -> None:
         with self._lock:
