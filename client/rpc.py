@@ -27,7 +27,7 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
-_MOST_UNREAD: Final = 8  # responses that nobody may read: the daemon serves no client that reads none
+_MOST_UNREAD: Final = 8  # the daemon serves no client that reads none of its responses
 _T = TypeVar("_T")
 
 

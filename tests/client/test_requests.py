@@ -100,7 +100,7 @@ def test_a_response_is_read_for_another_request_too() -> None:
     assert link.reads == 1
 
 
-def test_responses_that_nobody_reads_are_left_to_the_background_thread() -> None:
+def test_responses_without_a_reader_are_left_to_the_background_thread() -> None:
     """Else the daemon, which serves no client that reads nothing, would stop for one that drops its questions."""
     requests, link = Requests(), PlainLink()
     for _ in range(8):
