@@ -221,9 +221,8 @@ def test_without_a_new_thread_a_call_fails_and_counts_no_longer(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         for _ in range(MOST_CALLS):
-            written = opened.fleet.write([], [outgoing(15)])
-            assert not any(written.stored)
-    assert "no thread for a call of the store" in written.reasons[0]
+            reasons = opened.fleet.write([], [outgoing(15)]).reasons
+            assert reasons == ("no thread for a call of the store: can't start new thread",)
     reader.join()
     FaultyStore.hangs = set()
     FaultyStore.released.set()
