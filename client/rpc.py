@@ -76,7 +76,7 @@ class Requests:
         except LinkError as error:
             with self._lock:
                 self._waiting.pop(number, None)
-                self._strays.discard(pending)
+                self._remove_stray(pending)
             pending.unsent = True
             pending.finish(pending.fail(str(error)))
 
@@ -85,8 +85,8 @@ class Requests:
         with self._lock:
             if pending.link is None or pending.done or pending in self._strays:
                 return
-            pending.link.expect_stray()  # first: nothing would be read if an interrupt came between the two
-            self._strays.add(pending)
+            pending.link.expect_stray()
+            self._strays.add(pending)  # last: if an interrupt comes in between, a further call still has an effect
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all.
@@ -251,6 +251,9 @@ class Requests:
         pending.finish(result)
         point("client.answered")
         self._overdue.discard(pending)
+        self._remove_stray(pending)
+
+    def _remove_stray(self, pending: PendingRequest[Any]) -> None:
         if pending in self._strays:
             self._strays.remove(pending)
             if not self._strays and pending.link is not None:
