@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,8 @@ from pagetier.shm.protocol import Answer, Locate, Located, Space
 
 NOTHING: Final = Located(0, b"")
 """No page is in the fleet, as far as is known."""
+
+_SHORT: Final = 512  # pages: the responses of all requests that may be unread fit into the daemon's socket
 
 
 class Location:
@@ -41,8 +42,9 @@ class Location:
 
         Waits at most `timeout` seconds; 0 without a response by then.
         """
-        sizes = array("Q", self._pending.wait(timeout).sizes)
-        return sizes.index(0) if 0 in sizes else len(sizes)
+        sizes = np.frombuffer(self._pending.wait(timeout).sizes, "<u8")
+        absent = np.flatnonzero(sizes == 0)
+        return int(absent[0]) if len(absent) else len(sizes)
 
     @property
     def page_sizes(self) -> npt.NDArray[np.uint64]:
@@ -86,7 +88,7 @@ def request_pages(
 ) -> PendingRequest[Located]:
     """Returns a request to locate pages, sent without waiting for the response. Without keys no request is sent.
 
-    The thread that waits for the response reads it; after the first poll, the background thread does.
+    The thread that waits for a short response reads it. Other responses are left to the background thread.
 
     Args:
         attachment: The attachment of this process.
@@ -103,4 +105,6 @@ def request_pages(
 
     pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: NOTHING)
     attachment.requests.ask(pending, lambda number: Locate(number, keys, spaces, table), timeout)
+    if len(keys) > _SHORT * KEY_BYTES:
+        pending.leave()
     return pending

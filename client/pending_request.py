@@ -82,8 +82,8 @@ class PendingRequest(Generic[_T]):
     def poll(self) -> bool:
         """Returns whether the result is known. Cheap to poll: only the first call reads what has arrived."""
         if not self.ready and not self._polled:
-            self._polled = True
             self._requests.wait(self, 0.0)
+            self._polled = True
         return self.ready
 
     def take(self, waited: float) -> _T:

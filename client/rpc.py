@@ -1,8 +1,8 @@
 """Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
 Threads that wait for a response read the socket themselves, one of them for all, since waking another thread takes
-longer. The client's background thread reads only while some response was left to it (a stray), because the caller does
-not wait for it, or no longer waits.
+longer. The client's background thread reads only while some response was left to it (a stray): because the caller does
+not wait for it, or no longer waits, or because many requests are open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
-_MOST_UNREAD: Final = 8  # the daemon serves no client that reads none of its responses
+_MOST_UNREAD: Final = 8  # requests; the daemon serves no client that reads none of its responses
 _T = TypeVar("_T")
 
 
@@ -91,8 +91,8 @@ class Requests:
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all.
 
-        A result that comes later is left to the background thread. If the result was not left before, 0 seconds are
-        enough to get one that has arrived.
+        A result that comes later is left to the background thread. Unless it was left before, or another thread reads,
+        a call with 0 seconds reads what has arrived, up to 64 KiB.
         """
         ends = time.monotonic() + clamp_timeout(timeout)
         with self._lock:

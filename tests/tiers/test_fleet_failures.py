@@ -16,7 +16,7 @@ from eventually import eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import Incoming, ReadOutcome, TierError
-from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS
+from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
 
@@ -206,28 +206,19 @@ def test_calls_in_turn_share_a_thread(opened: OpenedFleet) -> None:
     assert len(set(threads)) == 1
 
 
-def test_without_a_new_thread_a_call_fails_and_counts_no_longer(
-    opened: OpenedFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_whose_thread_cannot_be_started_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    FaultyStore.hangs = {"get"}
-    opened.store_all(outgoing(14))
-    assert eventually(lambda: opened.fleet.state().calls == 0)
-    reader = threading.Thread(target=read_from, args=(opened.fleet, outgoing(14)))
-    reader.start()
-    assert eventually(lambda: opened.fleet.state().calls == 1)
+    calls = StoreCalls(TIMEOUT_S)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        for _ in range(MOST_CALLS):
-            reasons = opened.fleet.write([], [outgoing(15)]).reasons
-            assert reasons == ("no thread for a call of the store: can't start new thread",)
-    reader.join()
-    FaultyStore.hangs = set()
-    FaultyStore.released.set()
-    assert eventually(lambda: opened.fleet.state().calls == 0)
-    opened.store_all(outgoing(15))
+        for _ in range(MOST_CALLS + 1):
+            with pytest.raises(TierError, match="no thread for a call of the store: can't start new thread"):
+                calls.start(lambda: None)
+    assert calls.running == 0
+    assert calls.silent_s() == 0
+    assert calls.run(lambda: 7, until=time.monotonic() + 60.0) == 7
 
 
 def ask_in_vain(opened: OpenedFleet) -> None:

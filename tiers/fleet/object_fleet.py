@@ -87,7 +87,7 @@ class ObjectFleet:
         """Starts to locate pages, given as for object_names(), and returns at once.
 
         `reply` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
-        and each change of threads takes time. It is not called only if the call does not return. Raises LateError.
+        and each change of threads takes time. It is not called only if the call does not return. Raises TierError.
         """
         objects, until = object_names(self._prefix, keys, spaces, table), self._end_of_call()
 
