@@ -87,7 +87,7 @@ class GroupLocation:
     @property
     def ready(self) -> bool:
         """Whether the daemon has answered, or will not answer. Cheap to poll."""
-        return self._pending.poll()
+        return self._pending.ready
 
     def call_when_ready(self, call: Callable[[], object]) -> None:
         """Calls `call` when the location is ready, in any thread, or at once.
@@ -96,7 +96,6 @@ class GroupLocation:
             call: Never waits or raises an exception. It may be called twice.
         """
         self._pending.call = call
-        self._pending.leave()
         if self._pending.ready:
             call()
 

@@ -16,8 +16,6 @@ from pagetier.shm.protocol import Answer, Locate, Located, Space
 NOTHING: Final = Located(0, b"")
 """No page is in the fleet, as far as is known."""
 
-_SHORT: Final = 512  # pages: the responses of all requests that may be unread fit into the daemon's socket
-
 
 class Location:
     """A request to locate pages in the fleet. Made by Client.locate(). Thread-safe.
@@ -35,7 +33,7 @@ class Location:
     @property
     def ready(self) -> bool:
         """Whether wait() returns at once. Cheap to poll; the daemon answers within `remote.ask_timeout`."""
-        return self._pending.poll()
+        return self._pending.ready
 
     def wait(self, timeout: float) -> int:
         """Returns how many pages, from the first on, the fleet has. May be called again.
@@ -88,8 +86,6 @@ def request_pages(
 ) -> PendingRequest[Located]:
     """Returns a request to locate pages, sent without waiting for the response. Without keys no request is sent.
 
-    The thread that waits for a short response reads it. Other responses are left to the background thread.
-
     Args:
         attachment: The attachment of this process.
         keys: The keys, 32 bytes each.
@@ -105,6 +101,5 @@ def request_pages(
 
     pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: NOTHING)
     attachment.requests.ask(pending, lambda number: Locate(number, keys, spaces, table), timeout)
-    if len(keys) > _SHORT * KEY_BYTES:
-        pending.leave()
+    pending.leave()
     return pending

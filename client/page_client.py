@@ -213,6 +213,7 @@ class PageClient(PrefetchingClient):
         attachment.wait_linked(seconds)
         pending = request_flush(attachment, namespace, max(0.0, ends - time.monotonic()))
         answer = pending.wait(ends - time.monotonic())
+        pending.leave()
         return answer is not None and not answer.kept
 
     def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None, hint: Hint) -> StoreResult:

@@ -51,7 +51,6 @@ class PendingRequest(Generic[_T]):
         self.call: Callable[[], object] | None = None
         self.accept, self.fail = accept, fail
         self._requests = requests
-        self._polled = False
 
     @property
     def ready(self) -> bool:
@@ -59,10 +58,7 @@ class PendingRequest(Generic[_T]):
         return self.done or self._requests.foreign
 
     def wait(self, timeout: float) -> _T:
-        """Returns the result, waiting at most `timeout` seconds for it. May be called again.
-
-        A result that comes later is left to the background thread.
-        """
+        """Returns the result, waiting at most `timeout` seconds for it. May be called again."""
         if self._requests.foreign:
             return self.fail(_FOREIGN)
         self._requests.wait(self, timeout)
@@ -79,13 +75,6 @@ class PendingRequest(Generic[_T]):
         result = self._requests.collect(self, timeout)
         return self.fail(_NO_RESPONSE) if result is None else result
 
-    def poll(self) -> bool:
-        """Returns whether the result is known. Cheap to poll: only the first call reads what has arrived."""
-        if not self.ready and not self._polled:
-            self._requests.wait(self, 0.0)
-            self._polled = True
-        return self.ready
-
     def take(self, waited: float) -> _T:
         """Does what collect() does if the daemon already had `waited` seconds for its response. Never waits or logs."""
         result = None if self._requests.foreign else self._requests.take(self, waited)
@@ -98,8 +87,7 @@ class PendingRequest(Generic[_T]):
 
     def leave(self) -> None:
         """Leaves the response to the background thread, because no thread waits for it now."""
-        if not self._requests.foreign:
-            self._requests.leave(self)
+        self._requests.leave(self)
 
     def finish(self, result: _T) -> None:
         """Sets the result, or drops it if the request was collected before. For Requests."""

@@ -1,13 +1,11 @@
 """Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
-Threads that wait for a response read the socket themselves, one of them for all, since waking another thread takes
-longer. The client's background thread reads only while some response was left to it (a stray): because the caller does
-not wait for it, or no longer waits, or because many requests are open.
+Threads that wait for a response read the socket themselves, one of them for all. The client's background thread reads
+only while some response has no waiting thread (a stray): it is not waited for yet, or no longer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -15,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.daemon_link import Link, LinkError
@@ -27,7 +25,6 @@ log = logging.getLogger("pagetier.client")
 _LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
-_MOST_UNREAD: Final = 8  # requests; the daemon serves no client that reads none of its responses
 _T = TypeVar("_T")
 
 
@@ -76,7 +73,6 @@ class Requests:
         except LinkError as error:
             with self._lock:
                 self._waiting.pop(number, None)
-                self._remove_stray(pending)
             pending.unsent = True
             pending.finish(pending.fail(str(error)))
 
@@ -85,23 +81,14 @@ class Requests:
         with self._lock:
             if pending.link is None or pending.done or pending in self._strays:
                 return
+            self._strays.add(pending)
             pending.link.expect_stray()
-            self._strays.add(pending)  # last: if an interrupt comes in between, a further call still has an effect
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
-        """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all.
-
-        A result that comes later is left to the background thread. Unless it was left before, or another thread reads,
-        a call with 0 seconds reads what has arrived, up to 64 KiB.
-        """
+        """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
         ends = time.monotonic() + clamp_timeout(timeout)
         with self._lock:
-            try:
-                if timeout <= 0:
-                    self._read_arrived(pending)
-                self._wait(pending, ends)
-            finally:
-                self.leave(pending)
+            self._wait(pending, ends)
 
     def collect(self, pending: PendingRequest[_T], timeout: float) -> _T | None:
         """Does what wait(), take() and log_silence() do, with the lock taken once."""
@@ -144,11 +131,10 @@ class Requests:
         """Fails all open requests, because the connection is closed."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
-            self._overdue = set()
+            self._overdue, self._strays = set(), set()
             self._logged = False
             for pending in waiting.values():
                 pending.finish(pending.fail("the daemon is gone"))
-            self._strays = set()  # last, because a callback may have polled others
             self._changed.notify_all()
 
     def log_silence(self) -> None:
@@ -179,13 +165,6 @@ class Requests:
             except LinkError:
                 link = None  # the background thread notices it too, and fails all open requests
 
-    def _read_arrived(self, pending: PendingRequest[_T]) -> None:
-        """Reads what has arrived, unless another thread reads for this request. The caller has the lock, taken once."""
-        if pending.done or pending.link is None or self._reading or pending in self._strays:
-            return
-        with contextlib.suppress(LinkError):  # the background thread notices it too, and fails all open requests
-            self._read(pending.link, 0.0)
-
     def _sleep(self, seconds: float) -> None:
         """Waits for the thread that reads. The caller has the lock."""
         self._sleeping += 1
@@ -199,16 +178,9 @@ class Requests:
         with self._lock:
             if not self._overdue and (pending.due == math.inf or not self._disk_is_late()):
                 self._waiting[number] = pending
-                self._leave_unread()
                 return True
         self.log_silence()
         return False
-
-    def _leave_unread(self) -> None:
-        """Leaves all responses to the background thread if their callers may have dropped many requests unread."""
-        if len(self._waiting) - len(self._strays) > _MOST_UNREAD:
-            for pending in tuple(self._waiting.values()):
-                self.leave(pending)
 
     def _disk_is_late(self) -> bool:
         """Returns whether a request that waits for the disk is past its time, with no message from the daemon since.
@@ -251,9 +223,6 @@ class Requests:
         pending.finish(result)
         point("client.answered")
         self._overdue.discard(pending)
-        self._remove_stray(pending)
-
-    def _remove_stray(self, pending: PendingRequest[Any]) -> None:
         if pending in self._strays:
             self._strays.remove(pending)
             if not self._strays and pending.link is not None:
