@@ -31,10 +31,13 @@ FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && ec
 help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
 	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
-	@echo "make test    lint, stress tests and fuzzers of the C core, tests"
+	@echo "make test    lint, and the tests of all rooms with real daemons: for every change"
+	@echo "make prove   run the proofs whose inputs were changed: models, races, crashes, fuzzers; ALL=1: all; NAME=models: one"
+	@echo "make check-proofs  run some of the proofs' shards again, chosen by the commit, and compare them with the locks"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling"
 	@echo "make quick ROOM=client  lint and the tests of one room"
-	@echo "make fuzz    fuzzers of all data that other processes write, 10 s each; MINUTES=20: 20 minutes each"
+	@echo "make stress  stress tests of the C core under sanitizers, and their mutants"
+	@echo "make fuzz    fuzzers of all data that other processes write, about 10 s each; MINUTES=20: 20 minutes each"
 	@echo "make models  verify the protocols' models with spin, and refute their mutants"
 	@echo "make sweep   kill or stop a process at each failpoint of each operation (half an hour)"
 	@echo "make crash   kill engines, daemons and disk workers at random for MINUTES=20; report in build/crash"
@@ -179,16 +182,19 @@ demo: $(VENV)/.demo core
 demo-fleet: $(VENV)/.demo core .engines/fleet/.ready
 	@PYTHONPATH=$(CURDIR)/tests/harness .engines/fleet/bin/python bench/demo/two_hosts.py $(CURDIR)/$(BIN)/python
 
-# Most tests wait most of the time: a compiler of the lowest priority builds the C drivers beside them, which then run alone.
 test: lint
-	@$(MAKE) --no-print-directory -j2 pytest drivers
-	@$(MAKE) --no-print-directory stress
-	@$(MAKE) --no-print-directory fuzz
+	@$(MAKE) --no-print-directory pytest
 
-.PHONY: drivers
-drivers:
-	@$(if $(STRESS),nice -n 19 $(MAKE) --no-print-directory -C $(dir $(STRESS)) built)
-	@nice -n 19 $(MAKE) --no-print-directory -C tests/shm/fuzz built
+# What takes minutes runs when its inputs were changed. tests/proofs/README.md explains the locks.
+PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
+.PHONY: prove check-proofs
+prove: venv $(VENV)/.demo $(VENV)/.kernels
+	@echo "== proofs"
+	@$(PROOFS) renew $(if $(ALL),--all) $(NAME)
+
+check-proofs: venv $(VENV)/.demo $(VENV)/.kernels
+	@echo "== a sample of the proofs"
+	@$(PROOFS) sample
 
 # mypy takes as long as all other checks.
 lint: venv
@@ -211,6 +217,8 @@ style:
 	@git ls-files -z '*.md' | xargs -0 $(BIN)/mdformat --check
 	@$(BIN)/hadolint Containerfile
 	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
+	@echo "== locks of the proofs"
+	@$(PROOFS) check
 
 # Lint and the tests of one room, for the time between two commits.
 .PHONY: quick room
@@ -230,7 +238,7 @@ endif
 .PHONY: fuzz
 fuzz:
 	@echo "== fuzzers of the C core"
-	@$(MAKE) --no-print-directory -C tests/shm/fuzz test SECONDS=$(if $(MINUTES),$$(($(MINUTES) * 60)),10)
+	@$(MAKE) --no-print-directory -C tests/shm/fuzz test $(if $(MINUTES),SECONDS=$$(($(MINUTES) * 60)))
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"

@@ -7,8 +7,9 @@ from typing import Final
 
 import pytest
 
-from injection.sweep import pytest_terminal_summary  # noqa: F401  a hook of pytest
 from own_mounts import have_own_mounts
+
+pytest_plugins = ("injection.sweep", "proofs.selection")
 
 FIRST: Final = ("systemd", "simulator", "crash")
 """Folders whose tests mostly wait or take longest: tests that compute run beside them, and short ones end a run.

@@ -1,10 +1,12 @@
 """Lets spin explore every state of the models in this folder and refute all their mutants.
 
-usage: check_models.py [MODEL...]
+usage: check_models.py [--list] [MODEL | MODEL/VARIANT]...
 
 A model is a file NAME.pml. `#ifdef CASE_x` in it defines another setting in which it is explored. A macro MUTANT_x is
-0, or 1 for a mistake that spin must find in one of the settings. Prints one line for each; the exit status is 1 if a
-model has an error, was not explored completely, or if a mutant survives. Needs spin and gcc.
+0, or 1 for a mistake that spin must find in one of the settings. Each setting and each mutant is a variant: pin/holds,
+adoption/CASE_halves, pin/MUTANT_no_pin. `--list` prints all of them. Prints one line for each, and a line `proof: ...`
+that is the same on every machine; the exit status is 1 if a model has an error, was not explored completely, or if a
+mutant survives. Needs spin and gcc.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree, which
 
@@ -22,6 +23,7 @@ from msgspec import Struct
 
 HERE = Path(__file__).parent
 LONGEST_PATH = 2_000_000
+HOLDS = "holds"  # the name of the setting without a case
 # An optimized search takes less time, but the compiler takes more than that.
 COMPILE = ["gcc", "-w", "-O0", "-DSAFETY", "-DMEMLIM=6000", "-o", "pan", "pan.c"]
 RUN = ["./pan", f"-m{LONGEST_PATH}", "-w22", "-n"]
@@ -111,45 +113,59 @@ def verdict(said: str, seconds: float) -> Verdict:
     return Verdict("", int(states[1]), seconds)
 
 
-def check_model(model: Model) -> Iterator[str]:
-    """Yields the errors of a model; prints a line for each variant."""
-    for case in model.cases:
-        got = check_variant(model, case)
-        title = f"{model.name} {case.removeprefix('CASE_').replace('_', ' ')}"
-        say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
-        if got.errors:
-            yield f"{title}: {got.errors}"
-    for mutant in model.mutants:
-        yield from refute(model, mutant)
+def variants(model: Model) -> list[str]:
+    """Returns the names of all settings and mutants of a model."""
+    return [f"{model.name}/{one}" for one in (HOLDS, *model.cases[1:], *model.mutants)]
 
 
-def refute(model: Model, mutant: str) -> Iterator[str]:
-    """Yields an error if no case of the model shows the mistake."""
+def check(model: Model, variant: str) -> str:
+    """Checks one setting or one mutant of a model and prints its lines. Returns the error, or ""."""
+    if variant in model.mutants:
+        return refute(model, variant)
+    got = check_variant(model, variant if variant != HOLDS else "")
+    title = f"{model.name} {variant.removeprefix('CASE_').replace('_', ' ')}"
+    say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
+    return f"{title}: {got.errors}" if got.errors else ""
+
+
+def refute(model: Model, mutant: str) -> str:
+    """Returns an error if no case of the model shows the mistake."""
     title = f"{model.name}: {mutant.removeprefix('MUTANT_').replace('_', ' ')}"
     for case in model.cases:
         got = check_variant(model, case, mutant)
         if got.errors:
             say("mutant", title, f"refuted: {got.errors}", got.seconds)
-            return
-    yield f"{title}: SURVIVED"
+            return ""
+    return f"{title}: SURVIVED"
 
 
 def say(kind: str, title: str, result: str, seconds: float) -> None:
-    """Prints one line of the report."""
+    """Prints the two lines of a variant."""
     sys.stdout.write(f"{kind:<7} {title:<58} {seconds:5.1f} s  {result}\n")
+    sys.stdout.write(f"proof: {kind} {title}: {result.strip()}\n")
     sys.stdout.flush()
 
 
-def main(names: list[str]) -> int:
-    """Checks the models with these names, or all. Returns the exit status."""
-    if not which("spin") or not which("gcc"):
-        sys.stdout.write("models: skipped, spin or gcc is missing\n")
+def chosen(names: list[str]) -> list[tuple[Model, str]]:
+    """Returns the variants with these names, or of the models with these names, or all."""
+    every = [(model, variant) for model in models() for variant in variants(model)]
+    wanted = [one for one in every if not names or not {one[0].name, one[1]}.isdisjoint(names)]
+    return [(model, variant.removeprefix(f"{model.name}/")) for model, variant in wanted]
+
+
+def main(arguments: list[str]) -> int:
+    """Checks the variants that are named, or lists them. Returns the exit status."""
+    names = [name for name in arguments if name != "--list"]
+    if "--list" in arguments:
+        sys.stdout.writelines(f"{model.name}/{variant}\n" for model, variant in chosen(names))
         return 0
-    chosen = [model for model in models() if not names or model.name in names]
-    errors = [error for model in chosen for error in check_model(model)]
-    for error in errors:
+    if not which("spin") or not which("gcc"):
+        sys.stdout.write("proof: skipped: spin or gcc is missing\n")
+        return 0
+    tried = [check(model, variant) for model, variant in chosen(names)]
+    for error in filter(None, tried):
         sys.stdout.write(f"ERROR   {error}\n")
-    return 1 if errors or not chosen else 0
+    return 1 if any(tried) or not tried else 0
 
 
 if __name__ == "__main__":

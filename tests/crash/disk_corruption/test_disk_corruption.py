@@ -46,13 +46,16 @@ def tried(count: int, **more: Any) -> Tally:
 
 
 @each_store
-def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works(store: Store) -> None:
+def test_a_damaged_tier_serves_exact_bytes_or_misses_and_still_works(
+    store: Store, record_property: Callable[[str, object], None]
+) -> None:
     tally = tried(DAMAGES, terms=Terms(cap=0, store=store))
     assert tally.violations == []
     assert sum(tally.counts["parts"].values()) == DAMAGES
     assert tally.counts["parts"].keys() == set(PARTS[store])
     assert {"as it was left", "proven", "rebuilt"} <= tally.counts["found"].keys()
     assert tally.counts["pages"]["damaged"] > 0
+    record_property("counted", {f"{store}, {what}": number for what, number in tally.counts["found"].items()})
 
 
 def test_a_transaction_that_fails_from_unreported_damage_ends_the_worker() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -30,6 +31,7 @@ AGAIN = 1500 if ALL else 40
 OF_A_DAEMON = 600 if ALL else 20
 LONG_S = 7200 if ALL else 300
 STORES: tuple[Store, ...] = get_args(Store)
+Recorder = Callable[[str, object], None]
 each_store = pytest.mark.parametrize("store", STORES)
 # Bugs of a tier while it is recorded, and bugs of a tier that opens the remains.
 OF_WRITERS: list[tuple[str, Store]] = [
@@ -75,7 +77,7 @@ def test_the_recorder_records_all_changes(tmp_path: Path, store: Store) -> None:
 
 
 @each_store
-def test_exact_bytes_or_a_miss(tmp_path: Path, store: Store) -> None:
+def test_exact_bytes_or_a_miss(tmp_path: Path, store: Store, record_property: Recorder) -> None:
     """Every kind of end occurs, the rarest about five times in 80 losses: it may take a few more."""
     stream = recorded_stream(tmp_path.resolve(), store)
     lacking = {"as it was left", "proven sound", "rebuilt", "rebuilt in part"}
@@ -89,6 +91,7 @@ def test_exact_bytes_or_a_miss(tmp_path: Path, store: Store) -> None:
         if not lacking:
             break
     assert not lacking
+    record_property("counted", {"power losses": STATES})
 
 
 @pytest.mark.parametrize(("mistake", "store"), OF_WRITERS)
@@ -105,11 +108,12 @@ def test_a_tier_that_trusts_its_files_is_found(tmp_path: Path, mistake: str, way
 
 
 @each_store
-def test_a_recovery_may_be_interrupted(tmp_path: Path, store: Store) -> None:
+def test_a_recovery_may_be_interrupted(tmp_path: Path, store: Store, record_property: Recorder) -> None:
     """A recovery is interrupted by a death at any call of the opening, or by another power loss."""
     tally = tried(recorded_stream(tmp_path.resolve(), store), store, AGAIN, "power_loss.crash_in_recovery")
     assert tally.violations == []
     assert sum(tally.counts["states"].values()) == AGAIN
+    record_property("counted", {"interrupted recoveries": AGAIN})
 
 
 def test_a_tier_that_is_trusted_too_early_is_found(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ for try in $(seq $tries); do
     [ $status = 0 ] && continue
     found=$(grep -m1 "FINDING\|data race" "$run.log" || echo "it ended with status $status")
     printf 'mutant     %-43s refuted after %5d ms: %.80s\n' "$name" $(($(milliseconds) - began)) "${found#FINDING: }"
+    echo "proof: mutant $name refuted"
     exit 0
 done
 echo "mutant     $name SURVIVED $tries runs of $seconds s, seeds from $((seed + 1)) on"

@@ -1,0 +1,137 @@
+"""All proofs: what each of them runs, and the files that it depends on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from proofs.inputs import digest_of, inputs_of
+from proofs.shard import ROOT, Shard
+
+_PYTHON: Final = ".venv/bin/python"
+_STRESS: Final = "tests/shm/stress"
+_FUZZ: Final = "tests/shm/fuzz"
+_MODELS: Final = "tests/models/check_models.py"
+_MUTANTS_OF_A_SHARD: Final = 8
+
+
+class Proof(Struct, frozen=True):
+    """What is proven, and by what.
+
+    Attributes:
+        name: The name of its lock.
+        inputs: The files and folders of the product, and of what it runs, as in `inputs_of`.
+        shards: Returns its shards.
+        tests: Files and folders of pytest that belong to it and not to `make test`.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    shards: Callable[[], list[Shard]]
+    tests: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """Returns the digest of its inputs, which its lock must have. Files among them list what is not a test."""
+        return digest_of(inputs_of(self.inputs, self.tests), msgspec.json.encode((self.inputs, self.tests)))
+
+
+def proof_of_tests(name: str, tests: Sequence[str], inputs: Sequence[str], shards: int, python: str = _PYTHON) -> Proof:
+    """Returns a proof that consists of tests of pytest.
+
+    Args:
+        name: Its name.
+        tests: The files and folders of its tests.
+        inputs: The files and folders of the product that it depends on.
+        shards: How many shards to make. A shard has every so many of the tests.
+        python: The interpreter whose environment they need, from the root of the repository.
+
+    Returns:
+        The proof.
+    """
+    command = (python, "-m", "pytest", "-q", *tests)
+    made = [Shard(f"{at + 1}/{shards}", (*command, f"--shard={at + 1}/{shards}")) for at in range(shards)]
+    return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
+
+
+def _models() -> list[Shard]:
+    listed = _said([_PYTHON, _MODELS, "--list"])
+    return [Shard(variant, (_PYTHON, _MODELS, variant)) for variant in listed]
+
+
+def _drivers(folder: str, prefix: str) -> list[Shard]:
+    return [Shard(name, ("make", "-C", folder, name)) for name in _targets(folder) if name.startswith(prefix)]
+
+
+def _mutants(folder: str) -> list[Shard]:
+    """Returns shards of some mutants each, all of one driver."""
+    of_driver: dict[str, list[str]] = {}
+    for name in _targets(folder):
+        if name.startswith("refute/"):
+            of_driver.setdefault(name.split("/")[1], []).append(name)
+    return [
+        Shard(
+            f"{driver} {at // _MUTANTS_OF_A_SHARD + 1}",
+            ("make", "-k", "-C", folder, *names[at : at + _MUTANTS_OF_A_SHARD]),
+        )
+        for driver, names in of_driver.items()
+        for at in range(0, len(names), _MUTANTS_OF_A_SHARD)
+    ]
+
+
+def _targets(folder: str) -> list[str]:
+    return [line for line in _said(["make", "-s", "-C", folder, "targets"]) if re.match(r"^\w+/", line)]
+
+
+def _said(command: list[str]) -> list[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+
+
+_CLIENT: Final = ("client/", "!client/cli/", "!client/engines/")
+_INDEX: Final = ("daemon/index/", "daemon/server/", "daemon/main.py", "daemon/lifecycle.py")
+_DISK: Final = ("daemon/disk/", "daemon/workers/", "tiers/", "!tiers/fleet/")
+_STORES: Final = ("tiers/disk/", "tiers/lmdb/", "tiers/frame_files/", "tiers/page_checksum.py", "tiers/base.py")
+_CORE: Final = ("shm/core/", f"{_STRESS}/", f"{_FUZZ}/")
+_VLLM: Final = ("client/engines/", "!client/engines/sglang/", "kernels/layout/", "client/registered_cache.py")
+_SGLANG: Final = ("client/engines/", "!client/engines/vllm/", "kernels/layout/", "client/registered_cache.py")
+
+PROOFS: Final = (
+    Proof("models", ("tests/models/",), _models),
+    Proof("stress", ("shm/core/", f"{_STRESS}/"), partial(_drivers, _STRESS, "run/")),
+    Proof("stress-mutants", ("shm/core/", f"{_STRESS}/"), partial(_mutants, _STRESS)),
+    Proof("fuzzers", (*_CORE, "shm/binding/", *_INDEX), partial(_drivers, _FUZZ, "fuzz/")),
+    Proof("fuzzers-mutants", _CORE, partial(_drivers, _FUZZ, "refute/")),
+    proof_of_tests("failpoints", ["tests/crash/injection/test_failpoints.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 12),
+    proof_of_tests(
+        "disk-calls",
+        [f"tests/crash/injection/test_{name}.py" for name in ("disk_calls", "kernel", "lost")],
+        _DISK,
+        6,
+    ),
+    proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 3),
+    proof_of_tests("power-loss", ["tests/crash/power_loss"], _STORES, 6),
+    proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _STORES, 4),
+    proof_of_tests("segment-corruption", ["tests/crash/segment_corruption"], ["shm/core/", *_INDEX], 1),
+    proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_INDEX], 2),
+    proof_of_tests("host-events", ["tests/crash/host_events"], [*_DISK, "daemon/host/", "daemon/main.py"], 3),
+    proof_of_tests(
+        "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 6
+    ),
+    proof_of_tests(
+        "gpu-rehearsal",
+        ["tests/bench/test_gpu_rehearsal.py"],
+        ["kernels/", "bench/gpu_examination/", "client/cli/calibrate/"],
+        1,
+    ),
+)
+"""All proofs, the quickest to break first."""
+
+
+def tests_of_proofs() -> frozenset[str]:
+    """Returns the files and folders of tests that `make test` leaves to the proofs."""
+    return frozenset(name for proof in PROOFS for name in proof.tests)

@@ -1,0 +1,69 @@
+"""The lock of a proof: when it held last, for which inputs, and what its shards said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from proofs.shard import ROOT, Outcome
+
+LOCKS: Final = ROOT / "tests" / "proofs"
+
+
+class Record(Struct, frozen=True):
+    """The result of a shard.
+
+    Attributes:
+        seconds: How long it took.
+        summary: Its lines that the seed determines.
+    """
+
+    seconds: float
+    summary: tuple[str, ...]
+
+
+class Lock(Struct, frozen=True):
+    """The result of a whole proof. A proof that failed has none.
+
+    Attributes:
+        inputs: The digest of what it depends on.
+        commit: The commit that was checked out, with "+" if files were changed.
+        seed: What its shards drew from.
+        runs: How often it was run and held, with any inputs.
+        seconds: The sum over its shards.
+        shards: The results by name.
+    """
+
+    inputs: str
+    commit: str
+    seed: int
+    runs: int
+    seconds: float
+    shards: dict[str, Record]
+
+
+def lock_file(name: str, folder: Path = LOCKS) -> Path:
+    """Returns the path of a proof's lock."""
+    return folder / f"{name}.json"
+
+
+def read_lock(name: str, folder: Path = LOCKS) -> Lock | None:
+    """Returns the lock of a proof, or None if it never held or its file cannot be read."""
+    try:
+        return msgspec.json.decode(lock_file(name, folder).read_bytes(), type=Lock)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def write_lock(name: str, lock: Lock, folder: Path = LOCKS) -> None:
+    """Replaces the lock of a proof."""
+    text = msgspec.json.format(msgspec.json.encode(lock), indent=1)
+    lock_file(name, folder).write_bytes(text + b"\n")
+
+
+def recorded(outcome: Outcome) -> Record:
+    """Returns what a lock keeps of a shard that held."""
+    return Record(outcome.seconds, outcome.summary)

@@ -1,0 +1,54 @@
+"""The shards of a proof that have held so far, so that an interrupted run can be continued."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from proofs.lock import Record
+from proofs.shard import ROOT
+
+BUILD: Final = ROOT / "build" / "proofs"
+
+
+class Held(Struct, frozen=True):
+    """A shard that held."""
+
+    shard: str
+    record: Record
+
+
+class Progress:
+    """What a run of a proof has done, in a file of a line for each shard.
+
+    Args:
+        name: The name of the proof.
+        inputs: The digest of its inputs. With another one the run begins again.
+        seed: The seed of a run that begins.
+        folder: Where the file lies.
+    """
+
+    def __init__(self, name: str, inputs: str, seed: int, folder: Path = BUILD) -> None:
+        self._file = folder / name / f"{inputs}.jsonl"
+        if not self._file.exists():
+            shutil.rmtree(self._file.parent, ignore_errors=True)
+            self._file.parent.mkdir(parents=True)
+            self._file.write_text(f"{seed}\n")
+        first, *rest = self._file.read_text().splitlines()
+        self.seed = int(first)
+        held = [msgspec.json.decode(line, type=Held) for line in rest]
+        self.shards = {one.shard: one.record for one in held}
+
+    def keep(self, shard: str, record: Record) -> None:
+        """Adds a shard that held."""
+        self.shards[shard] = record
+        with self._file.open("ab") as file:
+            file.write(msgspec.json.encode(Held(shard, record)) + b"\n")
+
+    def forget(self) -> None:
+        """Removes the file, so that the next run begins again."""
+        shutil.rmtree(self._file.parent)

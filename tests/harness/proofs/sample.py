@@ -1,0 +1,89 @@
+"""Runs some shards again and compares them with the locks: it finds locks that were written without a run."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
+from typing import Final
+
+from msgspec import Struct
+
+from proofs.catalog import Proof
+from proofs.lock import Lock, Record
+from proofs.renew import why_not
+from proofs.shard import SKIPPED, Outcome, Shard, run
+
+MOST_S: Final = 60.0
+"""A shard that took longer is in no sample."""
+
+
+class Chosen(Struct, frozen=True):
+    """A shard of a sample, and what its lock says."""
+
+    proof: str
+    shard: Shard
+    seed: int
+    record: Record
+
+
+def chosen(proofs: Sequence[Proof], locks: Mapping[str, Lock], commit: str) -> list[Chosen]:
+    """Returns the shards that may be sampled, in the order in which a commit's hash wants them.
+
+    The first shard of each proof comes before the second one of any.
+    """
+    turns = zip_longest(*(_of_proof(proof, locks[proof.name], commit) for proof in proofs))
+    return [one for turn in turns for one in sorted(filter(None, turn), key=lambda one: _rank(commit, one.proof))]
+
+
+def _of_proof(proof: Proof, lock: Lock, commit: str) -> Iterator[Chosen]:
+    ranked = sorted(proof.shards(), key=lambda shard: _rank(commit, f"{proof.name} {shard.name}"))
+    for shard in ranked:
+        record = lock.shards.get(shard.name)
+        if record and record.seconds <= MOST_S:
+            yield Chosen(proof.name, shard, lock.seed, record)
+
+
+def _rank(commit: str, name: str) -> bytes:
+    return hashlib.sha256(f"{commit} {name}".encode()).digest()
+
+
+def try_sample(wanted: Sequence[Chosen], jobs: int, limit_s: float) -> Iterator[str]:
+    """Runs shards, in order, until the time is over.
+
+    Args:
+        wanted: The shards.
+        jobs: How many run at a time.
+        limit_s: No shard begins after this many seconds.
+
+    Yields:
+        A line for each shard that was run; that of a difference begins with "DIFFERS".
+    """
+    end = time.monotonic() + limit_s
+    with ThreadPoolExecutor(jobs) as pool:
+        for line in pool.map(lambda one: _try_one(one) if time.monotonic() < end else "", wanted):
+            if line:
+                yield line
+
+
+def _try_one(one: Chosen) -> str:
+    outcome = run(one.shard, one.seed)
+    why = difference(one.record, outcome)
+    title = f"{one.proof} {one.shard.name}"
+    return f"DIFFERS {title}: {why}" if why else f"same    {title:<60} {outcome.seconds:6.1f} s"
+
+
+def difference(record: Record, outcome: Outcome) -> str:
+    """Returns how a shard differs from what its lock says, or "" if it does not.
+
+    A machine that cannot try all of the shard (a tool is missing) is no difference.
+    """
+    if outcome.code:
+        return f"{why_not(outcome)}\n{outcome.output}"
+    if set(outcome.skipped) - {line.removeprefix(SKIPPED) for line in record.summary}:
+        return ""
+    lost = [f"- {line}" for line in record.summary if line not in outcome.summary]
+    new = [f"+ {line}" for line in outcome.summary if line not in record.summary]
+    return "\n".join([*lost, *new] and ["the lock (-) says otherwise than this run (+)", *lost, *new])

@@ -1,0 +1,155 @@
+"""Tests the locks of proofs: stale ones are named, interrupted runs continue, and locks written by hand are found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+
+from proofs.__main__ import why_stale
+from proofs.catalog import PROOFS, Proof
+from proofs.inputs import digest_of, helpers_of, inputs_of
+from proofs.lock import LOCKS, Lock, Record, read_lock
+from proofs.renew import Renewal
+from proofs.sample import chosen, try_sample
+from proofs.shard import ROOT, Shard
+
+MINUTE_S: Final = 60
+INPUT: Final = "tests/proofs/README.md"
+
+
+def saying(name: str, line: str, code: int = 0) -> Shard:
+    return Shard(name, ("sh", "-c", f'echo other; echo "proof: {line}"; exit {code}'))
+
+
+def proof_of(*shards: Shard) -> Proof:
+    return Proof("small", (INPUT,), lambda: list(shards))
+
+
+def renewed(folder: Path, *shards: Shard) -> tuple[Renewal, bool]:
+    """Runs the shards that have not held yet, and returns whether the lock was written."""
+    renewal = Renewal(proof_of(*shards), lambda line: None, folder, folder / "build")
+    for shard in renewal.waiting():
+        renewal.try_one(shard)
+    return renewal, renewal.finish()
+
+
+def lock_of(folder: Path) -> Lock:
+    lock = read_lock("small", folder)
+    assert lock is not None
+    return lock
+
+
+def sampled(folder: Path, *shards: Shard) -> list[str]:
+    return list(try_sample(chosen([proof_of(*shards)], {"small": lock_of(folder)}, "a commit"), 2, MINUTE_S))
+
+
+def test_a_digest_follows_contents_names_and_declaration(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("one")
+    digests = {digest_of([], b"declared"), digest_of([str(file)], b"declared"), digest_of([str(file)], b"other")}
+    file.write_text("two")
+    digests.add(digest_of([str(file)], b"declared"))
+    digests.add(digest_of([str(file.rename(tmp_path / "renamed"))], b"declared"))
+    assert len(digests) == 5
+
+
+def test_inputs_are_files_folders_without_exceptions_and_helpers() -> None:
+    found = inputs_of(["shm/core/common/", "!shm/core/common/layout.h", "setup.py"], ["tests/crash/power_loss"])
+    assert {"setup.py", "tests/harness/tier_pages.py", "tests/crash/power_loss/runs.py"} <= set(found)
+    assert any(name.startswith("shm/core/common/") for name in found) and "shm/core/common/layout.h" not in found
+    assert "tests/harness/running_daemon.py" in helpers_of(["tests/crash/power_loss/test_power_loss.py"])
+
+
+def test_an_input_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="no_such_room"):
+        inputs_of(["no_such_room/"], [])
+
+
+def test_a_proof_whose_inputs_were_changed_is_stale(tmp_path: Path) -> None:
+    shard = saying("one", "7 states")
+    assert "no lock" in why_stale(proof_of(shard), read_lock("small", tmp_path))
+    renewed(tmp_path, shard)
+    lock = lock_of(tmp_path)
+    assert not why_stale(proof_of(shard), lock)
+    assert "changed since" in why_stale(proof_of(shard), msgspec.structs.replace(lock, inputs="others"))
+    assert "lacks two" in why_stale(proof_of(shard, saying("two", "8 states")), lock)
+
+
+def test_a_lock_keeps_what_each_shard_said_and_counts_runs(tmp_path: Path) -> None:
+    shards = [saying("one", "7 states"), Shard("two", ("sh", "-c", "echo proof: seed $SEED $TEST_SEED $SWEEP_SEED"))]
+    renewed(tmp_path, *shards)
+    first = lock_of(tmp_path)
+    assert first.shards["one"].summary == ("7 states",)
+    assert first.shards["two"].summary == (f"seed {first.seed} {first.seed} {first.seed}",)
+    renewed(tmp_path, *shards)
+    assert (first.runs, lock_of(tmp_path).runs) == (1, 2)
+
+
+def test_a_run_that_failed_continues_with_what_did_not_hold(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    once = Shard("once", ("sh", "-c", f"echo ran >> {ran}; echo proof: held"))
+    failed, written = renewed(tmp_path, once, saying("two", "8 states", code=1))
+    assert (failed.failed, written, read_lock("small", tmp_path)) == (["two"], False, None)
+    assert renewed(tmp_path, once, saying("two", "8 states"))[1]
+    assert ran.read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("line", ["skipped: spin is missing", ""])
+def test_a_shard_that_tried_nothing_does_not_hold(tmp_path: Path, line: str) -> None:
+    shard = saying("one", line) if line else Shard("one", ("true",))
+    assert renewed(tmp_path, shard)[0].failed == ["one"]
+
+
+def test_a_sample_agrees_with_a_lock_that_was_run(tmp_path: Path) -> None:
+    shards = [saying("one", "7 states"), saying("two", "8 states")]
+    renewed(tmp_path, *shards)
+    assert [line.split()[0] for line in sampled(tmp_path, *shards)] == ["same", "same"]
+
+
+@pytest.mark.parametrize("now", [saying("one", "6 states"), saying("one", "7 states", code=1), Shard("one", ("true",))])
+def test_a_lock_that_was_written_by_hand_is_found(tmp_path: Path, now: Shard) -> None:
+    renewed(tmp_path, saying("one", "7 states"))
+    (line,) = sampled(tmp_path, now)
+    assert line.startswith("DIFFERS small one")
+
+
+def test_a_machine_without_a_tool_says_nothing_about_its_shards(tmp_path: Path) -> None:
+    renewed(tmp_path, saying("one", "7 states"))
+    assert sampled(tmp_path, saying("one", "skipped: spin is missing"))[0].startswith("same")
+
+
+def test_commits_choose_other_shards_and_no_long_one() -> None:
+    shards = [saying(str(number), "") for number in range(20)]
+    records = {shard.name: Record(MINUTE_S + float(shard.name == "7"), ()) for shard in shards}
+    lock = Lock("", "", 1, 1, 1, records)
+    firsts = {chosen([proof_of(*shards)], {"small": lock}, str(commit))[0].shard.name for commit in range(20)}
+    assert len(firsts) > 5 and "7" not in firsts
+
+
+def test_make_lint_and_the_gate_run_the_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "$(PROOFS) check" in makefile and "$(PROOFS) sample" in makefile
+    assert "make check-proofs" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_lock_belongs_to_a_proof_and_no_proof_is_too_long() -> None:
+    locks = {path.stem: read_lock(path.stem) for path in LOCKS.glob("*.json")}
+    assert set(locks) == {proof.name for proof in PROOFS}
+    assert [name for name, lock in locks.items() if lock is None or lock.seconds / 2 > 15 * MINUTE_S] == []
+
+
+def test_shards_of_tests_are_disjoint_and_together_all() -> None:
+    collected = [set(_collected(f"--shard={number}/3")) for number in (1, 2, 3)]
+    every = set(_collected())
+    assert set.union(*collected) == every and sum(map(len, collected)) == len(every) > 3
+
+
+def _collected(*options: str) -> list[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/crash/oracle_tests", *options]
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line for line in output.split("\n") if "::" in line]
