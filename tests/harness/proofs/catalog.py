@@ -124,9 +124,15 @@ PROOFS: Final = (
     ),
     proof_of_tests(
         "gpu-rehearsal",
-        ["tests/bench/test_gpu_rehearsal.py"],
+        [f"tests/bench/test_gpu_{name}.py" for name in ("rehearsal", "examination")],
         ["kernels/", "bench/gpu_examination/", "client/cli/calibrate/"],
-        1,
+        2,
+    ),
+    proof_of_tests(
+        "benchmarks",
+        [f"tests/bench/test_{name}.py" for name in ("compare", "behind_gpu", "curve")],
+        ["bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"],
+        4,
     ),
 )
 """All proofs, the quickest to break first."""
