@@ -6,6 +6,7 @@ its numbers. `event` names the kind of the line, for an administrator's alerts.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -14,8 +15,9 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
+from pagetier.shm.background_stream import BackgroundStream
 from pagetier.shm.stdio import settle_stdio
 
 _PLAIN: Final = re.compile(r"[!-~]+")
@@ -64,11 +66,31 @@ def sentence_of(line: str) -> str:
 
 
 def log_to_stderr(level: str) -> None:
-    """Logs records of `level` and above to stderr. Discards them if stderr is closed."""
+    """Logs records of `level` and above to stderr. Discards them if stderr is closed.
+
+    From now on, nothing that this process writes to stderr waits for its reader.
+    """
     settle_stdio()
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter())
+    chosen = formatter()
+    if _descriptor_of(sys.stderr) is not None:
+        sys.stderr = stream = BackgroundStream(sys.stderr, lambda lines: f"{chosen.format(_lines_lost(lines))}\n")
+        atexit.register(stream.finish)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(chosen)
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def finish_log() -> None:
+    """Waits for at most a second until the log was written. For a process that ends by os._exit()."""
+    if isinstance(sys.stderr, BackgroundStream):
+        sys.stderr.finish()
+
+
+def _lines_lost(lines: int) -> logging.LogRecord:
+    text = "%d log lines were left out, because stderr was not read or could not be written"
+    record = logging.LogRecord("pagetier.log", logging.WARNING, "", 0, text, (lines,), None)
+    vars(record).update(event("log_lost", lines=lines))
+    return record
 
 
 def formatter() -> logging.Formatter:
@@ -80,11 +102,20 @@ def formatter() -> logging.Formatter:
 
 def journald_reads(environ: Mapping[str, str]) -> bool:
     """Returns whether stderr is the stream that systemd connected to journald, according to $JOURNAL_STREAM."""
-    try:
-        stream = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):  # closed, or not a file
+    descriptor = _descriptor_of(sys.stderr)
+    if descriptor is None:
         return False
+    stream = os.fstat(descriptor)
     return environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    """Returns the descriptor of a stream, None if it is closed or not a file."""
+    try:
+        os.fstat(descriptor := stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return descriptor
 
 
 def priority(level: int) -> int:

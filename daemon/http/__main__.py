@@ -16,7 +16,7 @@ from pagetier.daemon.http.http_connection import HttpConnection, Response
 from pagetier.daemon.http.peers import OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer
-from pagetier.shm.log_format import log_to_stderr
+from pagetier.shm.log_format import finish_log, log_to_stderr
 from pagetier.shm.message_codec import pack
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
@@ -78,6 +78,7 @@ async def _run(connection: socket.socket, received: _Received) -> None:
     for descriptor, entrance in zip(listening, serve.entrances, strict=True):
         _accept(descriptor, OpenConnections(entrance, counts), api)
     await channel.closed
+    finish_log()
     os._exit(0)  # whatever is under way is of no use without the daemon
 
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
-from pagetier.shm.log_format import log_to_stderr
+from pagetier.shm.log_format import finish_log, log_to_stderr
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.base import Catalogue, DoubtError, Tier, TierError
@@ -143,5 +143,5 @@ def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
-    sys.stderr.flush()
+    finish_log()
     os._exit(code)  # a call of a fleet's store may never return; nothing else has to be cleaned up
