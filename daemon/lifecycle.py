@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -66,9 +65,7 @@ async def run(
     Raises PrefaultError if the arena cannot be populated.
     """
     life = _Life(config, segments, server, context or RunContext(Notifier({}), lambda _: config))
-    loop = asyncio.get_running_loop()
-    signals.pass_to(life.leave, loop)
-    loop.add_signal_handler(signal.SIGHUP, life.reload)
+    signals.pass_to(life.leave, life.reload, asyncio.get_running_loop())
     try:
         await life.live()
         await life.write_out()

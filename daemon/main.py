@@ -6,7 +6,6 @@ import asyncio
 import faulthandler
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from enum import Enum
@@ -99,8 +98,15 @@ class Action(Enum):
     help="Release the memory that an earlier daemon left, and exit; root may do so for every user.",
 )
 @config_options
+@click.pass_obj
 def main(
-    config: Path | None, leftovers: Leftovers, keep_while: Path | None, action: Action | None, **flags: Any
+    early: Reported | None,
+    /,
+    config: Path | None,
+    leftovers: Leftovers,
+    keep_while: Path | None,
+    action: Action | None,
+    **flags: Any,
 ) -> None:
     """Keep KV pages in host memory for the inference engines of this host.
 
@@ -123,7 +129,7 @@ def main(
         else:
             log_to_stderr(settings.log.level)
             context = RunContext(Notifier(os.environ), reader.read, keep_while, lambda: reader.sources)
-            _serve(settings, leftovers, context)
+            _serve(settings, leftovers, context, early)
     except ConfigError as error:
         give_up(Exit.USAGE, error)
     except UnfitError as error:
@@ -138,11 +144,10 @@ def _remedy(keep_while: Path | None) -> str:
     return "`systemctl stop` and then `systemctl start` discard what is in them, a restart does not"
 
 
-def _serve(settings: Config, leftovers: Leftovers, context: RunContext) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until a reload is possible, SIGHUP must not end the process
+def _serve(settings: Config, leftovers: Leftovers, context: RunContext, early: Reported | None) -> None:
     if context.notifier.watchdog is not None:
         faulthandler.enable()  # the watchdog's SIGABRT then prints where the process hung
-    with Reported() as signals:
+    with Reported(earlier=early) as signals:
         segments = _take(settings, leftovers, context.keep_while)
         point("daemon.segments")
         try:

@@ -1,14 +1,16 @@
-"""Signals that stop the daemon, handled from its first moment on."""
+"""Signals to the daemon, handled from its first moment on. Imports little, since they may come at once."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+    from types import FrameType
 
 
 class StopRequest(Enum):
@@ -23,6 +25,8 @@ SIGNALS = {
     signal.SIGINT: StopRequest.STOP,
     signal.SIGUSR1: StopRequest.HAND_OVER,
 }
+# Signals that would end the process before it has read its configuration, and must not. SIGTERM and SIGINT may do so.
+EARLY = (signal.SIGHUP, signal.SIGUSR1)
 
 
 def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
@@ -35,32 +39,42 @@ def meant_by(way: StopRequest, keep_while: Path | None) -> StopRequest:
 
 
 class Reported:
-    """Records stop signals while the daemon starts, until the event loop can handle them. For the main thread.
+    """Records signals while the daemon starts, until the event loop can handle them. For the main thread.
 
     As a context manager it installs its handlers, and restores the previous ones at the end.
 
     Blocking the signals would not work: a mask belongs to one thread, so the signal would be delivered to one of
-    numpy's threads, and its default action ends the process.
+    numpy's threads, and its default action ends the process. Ignoring SIGHUP would lose a reload.
+
+    Args:
+        numbers: The signals; all that the daemon handles without them.
+        earlier: What recorded signals until now.
     """
 
-    def __init__(self) -> None:
-        self._came: list[int] = []
+    def __init__(
+        self, numbers: Iterable[signal.Signals] = (signal.SIGHUP, *SIGNALS), earlier: Reported | None = None
+    ) -> None:
+        self._numbers = tuple(numbers)
+        self._came: list[int] = earlier._came if earlier is not None else []
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in self._numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def pass_to(self, leave: Callable[[StopRequest], None], loop: asyncio.AbstractEventLoop) -> None:
-        """Calls `leave` in the loop for each signal from now on, and at once for those that were recorded."""
+    def pass_to(
+        self, leave: Callable[[StopRequest], None], reload: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Calls one of both in the loop for each signal from now on, and at once for those that were recorded."""
+        loop.add_signal_handler(signal.SIGHUP, reload)
         for number, way in SIGNALS.items():
             loop.add_signal_handler(number, leave, way)
-        for came in self._came:
-            leave(SIGNALS[signal.Signals(came)])
+        for came in map(signal.Signals, self._came):
+            reload() if came is signal.SIGHUP else leave(SIGNALS[came])
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)

@@ -89,7 +89,9 @@ def _readable(descriptor: int) -> bool:
 
 
 def be_child(name: bytes, nice: int) -> None:
-    """Lets this process end with the daemon that started it, and ignore a Ctrl-C in its terminal.
+    """Lets this process end with the daemon that started it, and ignore signals that are meant for the daemon.
+
+    A terminal or a service manager may send these to all processes of the service.
 
     Args:
         name: The name that `ps` shows, at most 15 bytes.
@@ -98,6 +100,6 @@ def be_child(name: bytes, nice: int) -> None:
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_NAME, name)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(nice)

@@ -146,7 +146,7 @@ class Supervisor:
         if self._task is not None:
             self._task.cancel()
         if self._worker is not None:
-            self._worker.kill()
+            self._worker.abandon()
 
     async def _keep_running(self) -> None:
         pause = FIRST_PAUSE_S
@@ -174,16 +174,18 @@ class Supervisor:
         point("disk.attached")
         if slot < 0:
             worker.kill()
-            await worker.ended
+            await asyncio.wait([worker.ended])
             raise OSError("all slots are in use")
         self._worker = worker
         self._watcher.started(slot, worker.send)
         try:
             await self._serve(worker, slot)
-            await worker.ended
+            await asyncio.wait([worker.ended])  # awaiting the future itself would end it when this task is cancelled
         finally:
             self._worker = None
-            if worker.ended.done():
+            if not worker.ended.done():
+                worker.abandon()
+            else:
                 self._count_crash(worker, self._loop.time() - began)
                 self._keep_doubt(worker)
                 self._watcher.ended(slot, self._why_ended(worker))

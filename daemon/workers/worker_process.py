@@ -180,6 +180,11 @@ class WorkerProcess(asyncio.BufferedProtocol):
         if not self.ended.done():
             self._link.kill()
 
+    def abandon(self) -> None:
+        """Kills the worker without hearing its reports any more: what they are about is no longer kept."""
+        self._listens = False
+        self.kill()
+
     def expect_end(self) -> None:
         """Kills the worker if it does not end by itself within five seconds; `ended` follows."""
         if self._dying is None and not self.ended.done():

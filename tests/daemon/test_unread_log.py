@@ -1,4 +1,4 @@
-"""A stderr that is not read: a full pipe, or a terminal after Ctrl-S. Neither keeps the daemon from serving and ending."""
+"""A stderr that is not read (a full pipe, a terminal after Ctrl-S) does not keep the daemon from serving and ending."""
 
 from __future__ import annotations
 

@@ -43,13 +43,14 @@ class Watcher:
         self.send: CommandSender = worker_process.no_worker
         self.deaths: list[str] = []
         self.failures: list[str] = []
+        self.heard = 0
 
     def started(self, slot: int, send: CommandSender) -> None:
         self.begun.append(slot)
         self.send = send
 
     def hear(self, report: Report) -> None:
-        pass
+        self.heard += 1
 
     def ended(self, slot: int, why: str) -> None:
         assert slot == self.begun[-1]
@@ -286,3 +287,18 @@ async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor
     finally:
         for end in pipes:
             os.close(end)
+
+
+async def test_an_abandoned_worker_is_killed_and_not_heard(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a report on pages that were read for a daemon that was ending was a traceback in its log."""
+    before = children()
+    impostor(tmp_path, monkeypatch, *SAYS, "while True: say('hasread', 1, 0, b'', b'', '')")
+    async with supervised(segments, tmp_path) as (running, watcher):
+        await until(lambda: watcher.heard > 0)
+        running.abandon()
+        heard = watcher.heard
+        await until(lambda: children() <= before)
+        assert (watcher.heard, watcher.deaths) == (heard, [])
+    segments.owner.reap(watcher.begun[-1])
