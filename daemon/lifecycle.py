@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagetierd")
 
 _CHUNK_S: Final = 60.0  # the longest time without progress in populating before systemd gives up
+_SOCKETS_S: Final = 1.0  # between two checks whether a socket was removed
 _STATUS_S: Final = 10.0  # between two updates of the status that systemd shows
 _LEAVING_S: Final = 30.0  # what the end of the daemon takes beside writing, on a busy host
 
@@ -91,6 +92,7 @@ class _Life:
         self._refused = ""
         self._frames_logged = False
         self._status_due = float("inf")
+        self._sockets_due = 0.0
 
     def leave(self, way: StopRequest) -> None:
         """Handles a stop signal."""
@@ -161,8 +163,7 @@ class _Life:
     def end(self) -> None:
         """Leaves as the signal requested. After an error at the start, adopted pages stay."""
         self._notifier.stopping(self._way.value, _LEAVING_S)
-        # The socket is removed first: as soon as the segments are released, the next daemon may create a socket of this
-        # name.
+        # The socket is removed first: when the segments are released, the next daemon may create one of this name.
         self._server.stop()
         if self._http is not None:
             self._http.stop()
@@ -227,7 +228,15 @@ class _Life:
 
     def _alive(self) -> None:
         self._notifier.alive()
-        if (now := time.monotonic()) > self._status_due and not self._leaving.is_set():
+        if (now := time.monotonic()) > self._sockets_due and not self._leaving.is_set():
+            self._sockets_due = now + _SOCKETS_S
+            self._server.restore()
+            if self._http is not None:
+                self._http.restore()
+        self._show_status(now)
+
+    def _show_status(self, now: float) -> None:
+        if now > self._status_due and not self._leaving.is_set():
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
             self._check_frames()

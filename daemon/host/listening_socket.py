@@ -1,4 +1,4 @@
-"""Opens and removes listening Unix sockets."""
+"""Opens, restores and removes listening Unix sockets."""
 
 from __future__ import annotations
 
@@ -7,20 +7,65 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
+from pagetier.daemon.common.log_throttle import UNKNOWN_USER, FaultEvents, FaultLog, LogThrottle
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.socket_trust import folder_flaw
 
 log = logging.getLogger("pagetierd.socket")
 
+_LOST: Final = FaultEvents(log, "socket_lost", "socket_restored")
 _BACKLOG = 128
 _PROBE_S = 1.0
 
 
 class SocketError(Exception):
     """A socket cannot be opened. The message says why and what to do."""
+
+
+class BoundSocket:
+    """A listening socket that keeps its path: a cleaner of temporary files may remove that while the daemon runs.
+
+    Attributes:
+        path: Where the socket is.
+        listener: The socket, which restore() replaces.
+    """
+
+    def __init__(self, path: Path, mode: int, group: tuple[int, ...] = (), setting: str = "socket") -> None:
+        """Takes the arguments of open_socket(). Raises SocketError."""
+        self.path = path
+        self._open: Callable[[], socket.socket] = lambda: open_socket(path, mode, group, setting)
+        self.listener = self._open()
+        self._file = identity(path)
+        self._throttle = LogThrottle(log)
+        self._lost = FaultLog("a socket was removed and cannot be opened again: %s", events=_LOST)
+
+    def restore(self) -> socket.socket | None:
+        """Opens the socket again if its path no longer leads to it.
+
+        Returns:
+            The previous listener, which the caller closes; None if the listener is the same.
+        """
+        if identity(self.path) == self._file:
+            return None
+        try:
+            before, self.listener = self.listener, self._open()
+        except SocketError as error:
+            self._lost.report(str(error))
+            return None
+        self._file = identity(self.path)
+        self._lost.report("")
+        line, facts = "the socket %s was removed by another process: it was opened again", event("socket_restored")
+        self._throttle.log(logging.WARNING, UNKNOWN_USER, line, self.path, extra=facts)
+        return before
+
+    def remove(self) -> None:
+        """Removes the path if it still leads to this socket, which stays open."""
+        _remove(self.path, self._file)
 
 
 def open_socket(path: Path, mode: int, group: tuple[int, ...] = (), setting: str = "socket") -> socket.socket:
@@ -85,7 +130,7 @@ def _give(path: Path, bound: str, group: tuple[int, ...]) -> None:
             ) from error
 
 
-def remove_socket(path: Path, file: tuple[int, int] | None) -> None:
+def _remove(path: Path, file: tuple[int, int] | None) -> None:
     """Removes a socket if its path still leads to this file."""
     try:
         if identity(path) == file:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
-from pagetier.daemon.host.listening_socket import SocketError, identity, open_socket, remove_socket
 from pagetier.daemon.http.channel_messages import (
-    Entrance,
     ForUser,
     HttpRequest,
     Numbers,
@@ -28,6 +23,7 @@ from pagetier.daemon.http.channel_messages import (
     TakeNumbers,
     read_http_request,
 )
+from pagetier.daemon.http.listening_sockets import ListeningSockets
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
@@ -38,82 +34,9 @@ from pagetier.shm.unpacker import Unpacker
 
 log = logging.getLogger(__name__)
 
-_BACKLOG: Final = 128
 _FIRST_PAUSE_S: Final = 0.5  # before the process is started again; doubles while it does not last
 _LONGEST_PAUSE_S: Final = 30.0
 _LASTING_S: Final = 10.0
-_ELSE: Final = "set another port, or a path"
-_REMEDIES: Final = {
-    errno.EADDRINUSE: "stop the process that uses it, or set another port",
-    errno.EACCES: "ports below net.ipv4.ip_unprivileged_port_start (1024) need root: set another port, or a path",
-    errno.EAFNOSUPPORT: "the service has no network: `pagetier unit install --metrics` installs"
-    " metrics-on-localhost.conf, which gives it this host's; a path, such as /run/pagetier/metrics.sock, needs none",
-}
-
-
-class ListeningSockets:
-    """The sockets of http.listen and metrics.listen. Raises SocketError if an address cannot be used."""
-
-    def __init__(self, config: Config) -> None:
-        self._files: dict[Path, tuple[int, int] | None] = {}
-        self._sockets: list[tuple[socket.socket, Entrance]] = []
-        metrics = config.metrics.listen
-        try:
-            for address in config.http.listen:
-                entrance = Entrance.PORT if address.path is None else Entrance.SOCKET
-                self._open(address, "http.listen", config, entrance)
-            if metrics is not None and metrics not in config.http.listen:
-                self._open(metrics, "metrics.listen", config, Entrance.METRICS)
-        except SocketError:
-            self.close()
-            raise
-
-    def _open(self, address: Address, setting: str, config: Config, entrance: Entrance) -> None:
-        group = config.access.socket_group if entrance is Entrance.SOCKET else ()
-        listening = open_address(address, setting, config.access.socket_mode, group)
-        self._sockets.append((listening, entrance))
-        if address.path is not None:
-            self._files[address.path] = identity(address.path)
-
-    @property
-    def entrances(self) -> tuple[Entrance, ...]:
-        """How each of the sockets identifies its callers."""
-        return tuple(entrance for _, entrance in self._sockets)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """The descriptors of the sockets, in the order of `entrances`."""
-        return [each.fileno() for each, _ in self._sockets]
-
-    def close(self) -> None:
-        """Closes the sockets and removes their paths."""
-        for path, file in self._files.items():
-            remove_socket(path, file)
-        for listening, _ in self._sockets:
-            listening.close()
-
-
-def open_address(address: Address, setting: str, mode: int, group: tuple[int, ...] = ()) -> socket.socket:
-    """Returns a socket that listens on an address of this host. Raises SocketError."""
-    if address.path is not None:
-        return open_socket(Path(address.path), mode, group, setting)
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        return _listen(socket.socket(family, kind), place)
-    except OSError as error:
-        why = f"{error.strerror or error}: {_REMEDIES.get(error.errno or 0, _ELSE)}"
-        raise SocketError(f"{setting} = {address}: {why}") from error
-
-
-def _listen(listening: socket.socket, place: tuple[Any, ...]) -> socket.socket:
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(_BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 class HttpServer:
@@ -147,6 +70,11 @@ class HttpServer:
         self._settings = Settings(config.access, token)
         if self._process is not None:
             self._process.send(self._settings)
+
+    def restore(self) -> None:
+        """Opens sockets again that another process has removed, and replaces the process, which has the old ones."""
+        if self._sockets.restore() and self._process is not None:
+            self._process.replace()
 
     def stop(self) -> None:
         """Stops answering and removes the sockets."""
@@ -254,6 +182,10 @@ class _HttpProcess(asyncio.Protocol):
         self._release()
         if server is not None:
             server.ended(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+
+    def replace(self) -> None:
+        """Kills the process. Another one follows."""
+        self._child.kill()
 
     def end(self) -> None:
         """Kills the process, which keeps no state, and waits for its end."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.host.listening_socket import identity, open_socket, remove_socket
+from pagetier.daemon.host.listening_socket import BoundSocket
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.house import GREETING_S, House
@@ -40,14 +40,24 @@ class Server:
         self._limits = ConnectionLimits()
         self._throttle = LogThrottle(log)
         self._buffer = memoryview(bytearray(_RECEIVED))
-        self._listener = open_socket(path, access.socket_mode, access.socket_group)
-        self._file = identity(path)
+        self._bound = BoundSocket(path, access.socket_mode, access.socket_group)
         self._log_locked_out(access)
+        self._service: Service | None = None
         self._accepting: ConnectionAcceptor | None = None
 
     async def start(self, service: Service) -> None:
         """Starts to answer. Clients that connected since the constructor have waited in the queue."""
-        self._accepting = ConnectionAcceptor(self._listener, lambda: Connection(self._house(service)))
+        self._service = service
+        self._accepting = self._accept(service)
+
+    def restore(self) -> None:
+        """Opens the socket again if another process has removed it. To be called about once a second."""
+        if self._service is not None and self._accepting is not None and self._bound.restore() is not None:
+            self._accepting.close()
+            self._accepting = self._accept(self._service)
+
+    def _accept(self, service: Service) -> ConnectionAcceptor:
+        return ConnectionAcceptor(self._bound.listener, lambda: Connection(self._house(service)))
 
     def _house(self, service: Service) -> House:
         return House(service, self._access, self._limits, self._throttle, self._buffer, self._patience)
@@ -70,9 +80,9 @@ class Server:
 
     def stop(self) -> None:
         """Stops accepting connections. Existing ones stay open until the process ends."""
-        remove_socket(self._path, self._file)
+        self._bound.remove()
         point("server.unlinked")
-        (self._accepting or self._listener).close()
+        (self._accepting or self._bound.listener).close()
 
 
 def locked_out(found: os.stat_result, access: AccessOptions) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from pagetier.daemon.host.listening_socket import SocketError, identity, open_socket, remove_socket
+from pagetier.daemon.host.listening_socket import BoundSocket, SocketError
 from pagetier.daemon.host.peer_credentials import Peer, peer_of
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -29,6 +29,7 @@ _KEPT: Final = str(4 << 30)
 _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
 _OWN_PREFIX: Final = "PAGETIER_"
 _ABSENT_S: Final = 10.0
+_RESTORE_S: Final = 1.0  # between two checks whether the socket was removed
 _MODE: Final = 0o600
 
 
@@ -137,39 +138,39 @@ class PeerWorkers:
     def __init__(self, path: Path, absent: Callable[[str], None]) -> None:
         self._path = path
         self._absent = absent
-        self._listener: socket.socket | None = None
-        self._file: tuple[int, int] | None = None
+        self._bound: BoundSocket | None = None
 
     async def next(self) -> WorkerLink:
         """Waits for the next worker, for any time. Raises OSError."""
         loop = asyncio.get_running_loop()
-        listener = self._listener or self._open()
+        bound = self._bound = self._bound or self._open()
         absence = loop.call_later(
             _ABSENT_S, self._absent, f"no worker came to {self._path}: start pagetierd-remote.service"
         )
         try:
             while True:
-                connection, _ = await loop.sock_accept(listener)
-                if (link := _accepted(connection)) is not None:
-                    return link
+                if (before := bound.restore()) is not None:
+                    before.close()
+                bound.listener.settimeout(0.0)
+                with contextlib.suppress(TimeoutError):
+                    connection, _ = await asyncio.wait_for(loop.sock_accept(bound.listener), _RESTORE_S)
+                    if (link := _accepted(connection)) is not None:
+                        return link
         finally:
             absence.cancel()
 
-    def _open(self) -> socket.socket:
+    def _open(self) -> BoundSocket:
         try:
-            self._listener = open_socket(self._path, _MODE, setting="socket of the fleet's worker")
+            return BoundSocket(self._path, _MODE, setting="socket of the fleet's worker")
         except SocketError as error:
             raise OSError(str(error)) from error
-        self._listener.settimeout(0.0)
-        self._file = identity(self._path)
-        return self._listener
 
     def close(self) -> None:
         """Removes the socket."""
-        if self._listener is not None:
-            remove_socket(self._path, self._file)
-            self._listener.close()
-            self._listener = None
+        if self._bound is not None:
+            self._bound.remove()
+            self._bound.listener.close()
+            self._bound = None
 
 
 def _accepted(connection: socket.socket) -> PeerLink | None:

@@ -11,7 +11,7 @@ import pytest
 
 from pagetier.daemon.config.address import Address, address_setting
 from pagetier.daemon.host.listening_socket import SocketError
-from pagetier.daemon.http.http_server import open_address
+from pagetier.daemon.http.listening_sockets import open_address
 
 SETTING = address_setting("")
 

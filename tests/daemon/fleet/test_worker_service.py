@@ -84,6 +84,14 @@ def test_a_worker_that_waits_finds_a_daemon_that_starts_later(tmp_path: Path) ->
     assert not socket_of(daemon).exists()
 
 
+def test_a_worker_comes_to_a_socket_that_was_removed_and_opened_again(daemon: RunningDaemon) -> None:
+    path = socket_of(daemon)
+    path.unlink()
+    assert eventually(lambda: mode_of(path) == 0o600), daemon.log.read_text()
+    with worker_of(daemon):
+        assert eventually(lambda: standing(daemon) == "open", WORKER_S), daemon.log.read_text()
+
+
 def test_a_daemon_says_that_no_worker_came(daemon: RunningDaemon) -> None:
     assert eventually(lambda: standing(daemon) == "down", WORKER_S)
     trouble = daemon.snapshot().fleet.trouble

@@ -1,0 +1,63 @@
+"""Sockets whose files another process removes, as a cleaner of temporary files does, while the daemon runs."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from eventually import eventually
+from http_calls import call
+from running_daemon import RunningDaemon
+
+RESTORED, LOST = "event=socket_restored", "event=socket_lost"
+
+
+def connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as peer:
+        try:
+            peer.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("with_folder", [False, True])
+def test_a_removed_control_socket_is_opened_again(tmp_path: Path, with_folder: bool) -> None:
+    daemon = RunningDaemon()
+    daemon.socket = tmp_path / "folder" / "pagetier.sock"
+    with daemon, daemon.client() as attached:
+        if with_folder:
+            shutil.rmtree(daemon.socket.parent)
+        else:
+            daemon.socket.unlink()
+        assert eventually(daemon.socket.is_socket)
+        assert daemon.client().attached and attached.attached
+        assert len(daemon.lines(RESTORED)) == 1 and str(daemon.socket) in daemon.lines(RESTORED)[0]
+    assert not daemon.socket.exists()
+
+
+def test_a_socket_stays_lost_while_another_daemon_listens_there(tmp_path: Path) -> None:
+    with RunningDaemon() as daemon:
+        daemon.socket.unlink()
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(daemon.socket))
+            other.listen()
+            assert eventually(lambda: len(daemon.lines(LOST)) == 1), daemon.log.read_text()
+            assert "another daemon listens on" in daemon.lines(LOST)[0]
+        assert eventually(lambda: len(daemon.lines(RESTORED)) == 1), "the socket of a dead process is replaced"
+
+
+def test_removed_http_sockets_are_opened_again_for_a_new_process(tmp_path: Path) -> None:
+    paths = [tmp_path / "http.sock", tmp_path / "metrics.sock"]
+    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(paths[0]), "--metrics-listen", str(paths[1])):
+        for path in paths:
+            assert call(path, "GET", "/healthz")[0] == 200
+            path.unlink()
+        for path in paths:
+            assert eventually(functools.partial(connects, path))
+            assert call(path, "GET", "/healthz")[0] == 200
+    assert not any(path.exists() for path in paths)
