@@ -22,10 +22,12 @@ from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_page_report
 from pagetier.daemon.host.memory_policy import Region, advise
+from pagetier.daemon.host.orphans import Orphans
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
+from pagetier.daemon.upkeep import Upkeep
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagetierd")
 
 _CHUNK_S: Final = 60.0  # the longest time without progress in populating before systemd gives up
-_SOCKETS_S: Final = 1.0  # between two checks whether a socket was removed
 _STATUS_S: Final = 10.0  # between two updates of the status that systemd shows
 _LEAVING_S: Final = 30.0  # what the end of the daemon takes beside writing, on a busy host
 
@@ -82,6 +83,7 @@ class _Life:
         self._notifier = context.notifier
         self._segments = segments
         self._server = server
+        self._upkeep = Upkeep(server.restore, Orphans().reap)
         self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
@@ -92,7 +94,6 @@ class _Life:
         self._refused = ""
         self._frames_logged = False
         self._status_due = float("inf")
-        self._sockets_due = 0.0
 
     def leave(self, way: StopRequest) -> None:
         """Handles a stop signal."""
@@ -197,6 +198,7 @@ class _Life:
         from pagetier.daemon.http.http_server import HttpServer
 
         self._http = HttpServer(self._config, service)
+        self._upkeep.add(self._http.restore)
         if self._config.metrics.listen is not None:
             log.info("metrics on %s", self._config.metrics.listen, extra=event("metrics"))
         if listen := ", ".join(map(str, self._config.http.listen)):
@@ -228,15 +230,10 @@ class _Life:
 
     def _alive(self) -> None:
         self._notifier.alive()
-        if (now := time.monotonic()) > self._sockets_due and not self._leaving.is_set():
-            self._sockets_due = now + _SOCKETS_S
-            self._server.restore()
-            if self._http is not None:
-                self._http.restore()
-        self._show_status(now)
-
-    def _show_status(self, now: float) -> None:
-        if now > self._status_due and not self._leaving.is_set():
+        if self._leaving.is_set():
+            return
+        self._upkeep.run_when_due()
+        if (now := time.monotonic()) > self._status_due:
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
             self._check_frames()

@@ -54,7 +54,7 @@ class BoundSocket:
             return None
         try:
             before, self.listener = self.listener, self._open()
-        except SocketError as error:
+        except (SocketError, OSError) as error:
             self._lost.report(str(error))
             return None
         self._file = identity(self.path)

@@ -1,0 +1,77 @@
+"""A daemon that is PID 1 of a container reaps processes whose parents have ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from disk_daemon import DiskDaemon
+from eventually import eventually
+from other_users import as_root
+
+AS_INIT = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+SLEEPER = "98765"  # the argument by which the orphan is found
+
+
+class InitDaemon(DiskDaemon):
+    """A daemon with a disk that is PID 1 of its own namespace."""
+
+    def __init__(self) -> None:
+        super().__init__(before=AS_INIT)
+
+    @property
+    def pid(self) -> int:
+        """The PID of the daemon, outside of its namespace."""
+        return children(super().pid)[0]
+
+    def findings(self) -> list[str]:
+        """Returns nothing: the daemon refuses observers from outside of its namespace."""
+        return []
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the daemon."""
+        os.kill(self.pid, number)
+
+
+@pytest.fixture
+def daemon() -> Iterator[InitDaemon]:
+    with InitDaemon() as daemon:
+        yield daemon
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def child_with(daemon: InitDaemon, argument: str) -> int:
+    """Returns the child of the daemon that has this argument, as soon as there is one."""
+    found: list[int] = []
+
+    def finds() -> bool:
+        found[:] = [pid for pid in children(daemon.pid) if argument in arguments(pid)]
+        return bool(found)
+
+    assert eventually(finds), daemon.log.read_text()
+    return found[0]
+
+
+def arguments(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+@as_root
+def test_orphans_are_reaped_and_exit_codes_of_workers_are_known(daemon: InitDaemon) -> None:
+    inside = ["nsenter", "--target", str(daemon.pid), "--pid", "--", "sh", "-c", f"sleep {SLEEPER} >/dev/null 2>&1 &"]
+    subprocess.run(inside, check=True)
+    orphan = child_with(daemon, SLEEPER)
+    for restart in range(1, 4):
+        os.kill(child_with(daemon, "pagetier.tiers.worker"), signal.SIGSEGV)
+        daemon.wait_open(restart)
+    os.kill(orphan, signal.SIGKILL)
+    assert eventually(lambda: orphan not in children(daemon.pid))
+    assert len(daemon.lines("its worker was killed by signal 11")) == 3
