@@ -150,6 +150,20 @@ class StoreConformance:
         opened.replace(page, opened.object(page) + bytes(more))
         self.assert_lost(opened, page, kept=not is_plain)
 
+    @pytest.mark.parametrize("length", [1, HEADER_BYTES, HEADER_BYTES + 1, 1 << 20])
+    def test_an_object_of_another_length_is_replaced_by_the_next_writer(
+        self, opened: OpenedFleet, is_plain: bool, length: int
+    ) -> None:
+        """No question shows an object that is too short, and no host has room for one that is too long."""
+        page, other = outgoing(35), outgoing(36)
+        opened.store_all(page, other)
+        opened.replace(page, opened.object(page)[:length].ljust(length, b"?"))
+        written = opened.fleet.write([], [page, other])
+        is_kept = not is_plain and length > HEADER_BYTES + page.size
+        assert written.present == (frozenset({0, 1}) if is_kept else frozenset({1}))
+        assert opened.outcome(page) is (ReadOutcome.ABSENT if is_kept else ReadOutcome.EXACT)
+        assert opened.fleet.state().damaged == (not is_kept)
+
     def test_the_object_of_another_page_is_a_miss(self, opened: OpenedFleet) -> None:
         page, other = outgoing(9), outgoing(10)
         opened.store_all(page, other)
@@ -214,7 +228,7 @@ class StoreConformance:
         with opened_fleet(with_key(options, tmp_path)) as opened:
             opened.store_all(page)
             with opened_fleet(with_key(options, tmp_path, b"other" + b"k" * 27)) as other:
-                monkeypatch.setattr(other.fleet._codec, "key_id", opened.fleet._codec.key_id)
+                monkeypatch.setattr(other.fleet._judge._codec, "key_id", opened.fleet._judge._codec.key_id)
                 assert other.outcome(page) is ReadOutcome.ABSENT
             assert opened.outcome(page) is ReadOutcome.EXACT
 

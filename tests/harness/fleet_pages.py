@@ -33,7 +33,7 @@ class OpenedFleet:
     def __init__(self, options: FleetOptions) -> None:
         self.options = options
         self.fleet: ObjectFleet = open_fleet(options)
-        self.store: ObjectStore = self.fleet._store
+        self.store: ObjectStore = self.fleet._objects.store
 
     def name(self, page: Outgoing) -> str:
         return object_name(self.options.prefix, PageName(page.space.digest, page.key))

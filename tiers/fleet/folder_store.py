@@ -2,27 +2,36 @@
 
 A mount that is gone leaves an empty folder, in which every object is absent. The folder `.unfinished`, which the
 opening creates, tells the two apart: without it a call fails, and nothing is created below the mount point.
+
+Only a regular file is an object. Anything else by the name of one is there and has no bytes, so that it is found
+damaged, removed and replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
-import time
+import re
+import stat
 import uuid
 from array import array
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.check_host import check_folder
-from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
+from pagetier.tiers.fleet.object_store import ABSENT, UNFINISHED, StoreSettings
+from pagetier.tiers.fleet.shared_folder import OddEntryError, SharedFolder
 
-_UNFINISHED: Final = ".unfinished"
+_OWN_NAME: Final = re.compile(r"[0-9a-f]{32}")  # of a file in it
 _ABANDONED_S: Final = 3600.0
+_MOST_LISTED: Final = 10_000
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_FILE: Final = (errno.ELOOP, errno.ENXIO)  # a link, a socket
 
 
 class FolderStore:
@@ -31,102 +40,149 @@ class FolderStore:
     def __init__(self, options: StoreSettings) -> None:
         self._folder = Path(options.path)
         check_folder(self._folder)
-        self._unfinished = self._folder / _UNFINISHED
-        try:
-            self._unfinished.mkdir(exist_ok=True)
-            self._remove_abandoned()
-        except OSError as error:
-            raise TierError(f"{self._folder} cannot be written: {error.strerror or error}") from error
+        with self._opened() as folder, folder.explained():
+            beside = folder.made(UNFINISHED)
+            with contextlib.suppress(OSError):  # a host that may not write still reads
+                _remove_abandoned(beside, _time_there(folder))
 
-    def _remove_abandoned(self) -> None:
-        """Removes what processes that died have left."""
-        for path in self._unfinished.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime < time.time() - _ABANDONED_S:
-                    path.unlink()
+    def _opened(self) -> SharedFolder:
+        try:
+            return SharedFolder(self._folder)
+        except FileNotFoundError as error:
+            raise self._lost() from error
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Returns which files are there."""
-        return [bool(length) for length in self.sizes(names)]
+        """Returns which names are taken, by whatever it is."""
+        with self._opened() as folder:
+            there = [self._status(folder, name) is not None for name in names]
+            if not all(there):
+                self._require_mount(folder)
+            return there
 
     def sizes(self, names: Sequence[str]) -> array[int]:
         """Returns the lengths of the files."""
-        lengths = array("Q", [self._size(self._folder / name) for name in names])
-        if not all(lengths):
-            self._require_mount()
-        return lengths
+        with self._opened() as folder:
+            lengths = array("Q", [self._size(folder, name) for name in names])
+            if not all(lengths):
+                self._require_mount(folder)
+            return lengths
 
-    def _require_mount(self) -> None:
-        if not self._unfinished.is_dir():
-            raise TierError(f"{self._folder} has lost its folder {_UNFINISHED}: mount its file system again")
-
-    def _size(self, path: Path) -> int:
+    def _status(self, folder: SharedFolder, name: str) -> os.stat_result | None:
         try:
-            return path.stat().st_size
+            return folder.status(name)
         except FileNotFoundError:
+            return None
+
+    def _size(self, folder: SharedFolder, name: str) -> int:
+        try:
+            found = self._status(folder, name)
+        except OddEntryError:
             return 0
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
+
+    def _require_mount(self, folder: SharedFolder) -> None:
+        try:
+            folder.folder(UNFINISHED)
+        except FileNotFoundError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> TierError:
+        return TierError(f"{self._folder} has lost its folder {UNFINISHED}: mount its file system again")
 
     def put(self, name: str, data: memoryview) -> bool:
         """Writes a file elsewhere and links it to its name, which fails if there is one."""
-        unfinished = f"{_UNFINISHED}/{uuid.uuid4().hex}"
-        with _opened(self._folder) as root:
-            self._write(unfinished, data, root)
-            try:
-                _make_parents(name, root)
-                os.link(unfinished, name, src_dir_fd=root, dst_dir_fd=root)
-            except FileExistsError:
-                return False
-            finally:
-                os.unlink(unfinished, dir_fd=root)
+        above, _, last = name.rpartition("/")
+        with self._opened() as folder, folder.explained():
+            self._require_mount(folder)
+            with self._written(folder, data) as unfinished:
+                places = {"src_dir_fd": folder.folder(UNFINISHED), "dst_dir_fd": folder.made(above)}
+                try:
+                    os.link(unfinished, last, **places, follow_symlinks=False)
+                except FileExistsError:
+                    return False
         return True
 
-    def _write(self, path: str, data: memoryview, root: int) -> None:
+    @contextlib.contextmanager
+    def _written(self, folder: SharedFolder, data: memoryview) -> Iterator[str]:
+        """Yields the name of a file with these bytes, which is removed at the end."""
+        name = uuid.uuid4().hex
+        descriptor = folder.create(UNFINISHED, name)
         try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=root)
-        except FileNotFoundError:
-            self._require_mount()
-            raise
-        try:
-            with os.fdopen(file, "wb", buffering=0) as out:
+            with os.fdopen(descriptor, "wb", buffering=0) as out:
                 while data:
                     data = data[out.write(data) :]
+            yield name
         except OSError as error:
-            os.unlink(path, dir_fd=root)
             if error.errno in _FULL:
                 raise TierError(f"{self._folder} is full: delete old objects, or give it more room") from error
             raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder.folder(UNFINISHED))
 
     def get(self, name: str, into: memoryview) -> int:
         """Reads a file into the buffer."""
-        try:
-            with (self._folder / name).open("rb", buffering=0) as file:
-                length = os.fstat(file.fileno()).st_size
-                while into and (count := file.readinto(into)):
-                    into = into[count:]
-        except FileNotFoundError:
-            self._require_mount()
-            return ABSENT
-        return length
+        with self._opened() as folder:
+            try:
+                return _read(folder, name, into)
+            except FileNotFoundError:
+                self._require_mount(folder)
+            except OddEntryError:
+                pass
+        return ABSENT
 
     def remove(self, name: str) -> None:
-        """Removes the file."""
-        (self._folder / name).unlink(missing_ok=True)
+        """Removes the entry, whatever it is; a folder is moved away."""
+        above, _, last = name.rpartition("/")
+        with self._opened() as folder, contextlib.suppress(FileNotFoundError):
+            inside = folder.folder(above)
+            try:
+                os.unlink(last, dir_fd=inside)
+            except IsADirectoryError:
+                aside = folder.folder(UNFINISHED)
+                os.rename(last, uuid.uuid4().hex, src_dir_fd=inside, dst_dir_fd=aside)
 
     def close(self) -> None:
         """Does nothing."""
 
 
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """Opens a folder. What is created relative to it is in the same file system, even if it is unmounted."""
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _read(folder: SharedFolder, name: str, into: memoryview) -> int:
+    """Returns the length of an object whose bytes it has read, 0 for anything but a regular file."""
+    above, _, last = name.rpartition("/")
     try:
-        yield root
+        descriptor = os.open(last, _FILE, dir_fd=folder.folder(above))
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        return 0
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return 0
+        while into and (count := os.readv(descriptor, [into])):
+            into = into[count:]
+        return found.st_size
     finally:
-        os.close(root)
+        os.close(descriptor)
 
 
-def _make_parents(name: str, root: int) -> None:
-    for parent in reversed(PurePosixPath(name).parents[:-1]):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(parent, dir_fd=root)
+def _time_there(folder: SharedFolder) -> float:
+    """Returns the time by the clock of the file system, since that of this host may be wrong. Raises OSError."""
+    name = uuid.uuid4().hex
+    descriptor = folder.create(UNFINISHED, name)
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        os.unlink(name, dir_fd=folder.folder(UNFINISHED))
+
+
+def _remove_abandoned(beside: int, now: float) -> None:
+    """Removes what processes that died have left. Entries of other programs stay."""
+    with os.scandir(beside) as entries:
+        names = [entry.name for entry in itertools.islice(entries, _MOST_LISTED) if _OWN_NAME.fullmatch(entry.name)]
+    for name in names:
+        with contextlib.suppress(OSError):
+            found = os.stat(name, dir_fd=beside, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and found.st_mtime < now - _ABANDONED_S:
+                os.unlink(name, dir_fd=beside)

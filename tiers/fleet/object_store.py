@@ -12,6 +12,7 @@ import msgspec
 from pagetier.tiers.base import TierError
 
 ABSENT: Final = -1
+UNFINISHED: Final = ".unfinished"  # beside the prefixes in a folder: what is being written
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class ObjectStore(Protocol):
     """
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Returns which objects are there."""
+        """Returns which names are taken, also by an object of no bytes."""
 
     def sizes(self, names: Sequence[str]) -> array[int]:
         """Returns the length of each object, 0 if it is absent, as an array of type "Q". The lengths may be guesses."""

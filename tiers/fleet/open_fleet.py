@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffers
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
-from pagetier.tiers.fleet.object_store import ObjectStore, StoreSettings
+from pagetier.tiers.fleet.object_store import UNFINISHED, ObjectStore, StoreSettings
 from pagetier.tiers.fleet.objects import KEY_FILE_BYTES, EncryptedCodec, PageCodec, PlainCodec
 from pagetier.tiers.fleet.store_calls import LateError, StoreCalls, one_line
 from pagetier.tiers.worker_protocol import FleetOptions
@@ -53,7 +53,8 @@ def check_options(options: FleetOptions) -> SplitResult:
         raise TierError(
             "Mooncake shows pages to everybody who reaches its port: set remote.key_file, or remote.trusted"
         )
-    if not options.prefix.strip("/") or any(part in ("", ".", "..") for part in options.prefix.split("/")):
+    parts_of_prefix = options.prefix.split("/")
+    if parts_of_prefix[0] == UNFINISHED or any(part in ("", ".", "..") for part in parts_of_prefix):
         raise TierError(f"remote.prefix cannot be {options.prefix!r}: write a name such as 'pagetier'")
     return parts
 

@@ -1,0 +1,101 @@
+"""Decides whether an object is a page's, and counts those that are not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from pagetier.tiers.base import PageName, ReadOutcome, ReadResult
+from pagetier.tiers.fleet.object_store import ABSENT
+from pagetier.tiers.fleet.objects import (
+    HEADER_BYTES,
+    MAGIC,
+    PLAIN,
+    VERSION,
+    ObjectHeader,
+    PageCodec,
+    copy_to_frames,
+    is_other,
+    unpack_header,
+    wrong_header,
+)
+
+_ABSENT: Final = ReadResult(ReadOutcome.ABSENT)
+_EXACT: Final = ReadResult(ReadOutcome.EXACT)
+
+
+class ObjectJudge:
+    """Judges objects by one codec. Thread-safe.
+
+    Attributes:
+        damaged: The objects that no fleet can read.
+        foreign: The objects that may be right for a fleet with another key.
+    """
+
+    def __init__(self, codec: PageCodec) -> None:
+        self._codec = codec
+        self._lock = threading.Lock()
+        self._other_versions = 0
+        self.damaged = self.foreign = 0
+
+    @property
+    def note(self) -> str:
+        """What an administrator should know of the objects, "" if nothing."""
+        if self.foreign:
+            return "objects were written with another fleet key: compare remote.key_file"
+        return "objects are of another version: choose another remote.prefix" if self._other_versions else ""
+
+    def judge(
+        self, name: PageName, size: int, frames: Sequence[memoryview], length: int, data: memoryview
+    ) -> ReadResult:
+        """Returns what an object is, after filling the frames from it and verifying them there.
+
+        Args:
+            name: The page that it should be.
+            size: The page's size.
+            frames: The page's frames; none to look at the header alone.
+            length: The object's length, or ABSENT.
+            data: The memory that it is in, if it is not longer than that.
+        """
+        if length == ABSENT:
+            return _ABSENT
+        if length > len(data) and self._codec.codec != PLAIN:
+            return self._reject_foreign()  # nothing of it was read
+        if not HEADER_BYTES <= length <= len(data):
+            return self._reject(f"the object has {length} bytes")
+        header = unpack_header(bytes(data[:HEADER_BYTES]))  # once: others may write to the buffer
+        if header.magic != MAGIC:
+            return self._reject("the object has another header")
+        if is_other(header, size, length):
+            self._other_versions += header.version != VERSION
+            return _ABSENT
+        return self._judge_own(name, frames, header, data[:length])
+
+    def _judge_own(
+        self, name: PageName, frames: Sequence[memoryview], header: ObjectHeader, data: memoryview
+    ) -> ReadResult:
+        """Judges an object of this version, and fills the frames from it."""
+        if (header.codec, header.key_id) != (self._codec.codec, self._codec.key_id):
+            return self._reject_foreign()
+        wrong = wrong_header(header, name, len(data))
+        if not wrong and frames:
+            copy_to_frames(data[HEADER_BYTES:], frames)
+            wrong = "" if self._codec.verify(header, frames) else "the checksum does not match"
+        if not wrong:
+            return _EXACT
+        return self._reject(wrong) if self._is_own(header, name) else self._reject_foreign()
+
+    def _is_own(self, header: ObjectHeader, name: PageName) -> bool:
+        """Returns whether this fleet's key wrote an object, so that it is right for no other fleet."""
+        return header.proof in (self._codec.proof(name), self._codec.proof(header.page)) or self._codec.codec == PLAIN
+
+    def _reject(self, why: str) -> ReadResult:
+        with self._lock:
+            self.damaged += 1
+        return ReadResult(ReadOutcome.DAMAGED, why)
+
+    def _reject_foreign(self) -> ReadResult:
+        with self._lock:
+            self.foreign += 1
+        return _ABSENT

@@ -1,0 +1,138 @@
+"""Writes pages to a store of objects: those that are absent, and those whose object is no page."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from pagetier.shm.failpoints import point
+from pagetier.tiers.base import Outgoing, PageName, ReadOutcome, TierError
+from pagetier.tiers.fleet.object_calls import ObjectCalls
+from pagetier.tiers.fleet.object_store import ABSENT
+from pagetier.tiers.fleet.objects import HEADER_BYTES, PageCodec
+from pagetier.tiers.fleet.store_calls import LateReads
+
+_PUTS_AT_ONCE: Final = 4
+_LENGTHS_AT_ONCE: Final = 64  # of more, S3 is asked for some only
+
+
+class ObjectWriter:
+    """Writes one batch of pages after the other. Thread-safe."""
+
+    def __init__(self, objects: ObjectCalls, codec: PageCodec, reads: LateReads) -> None:
+        self._objects = objects
+        self._codec = codec
+        self._reads = reads
+
+    def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, bool], str]:
+        """Returns for each page that is in the store whether it is new, and why the first of the others is not."""
+        batch = _Batch(self._objects, pages)
+        try:
+            absent = batch.absent()
+        except TierError as error:
+            return {}, str(error)
+        why = self._put_all(absent, batch)
+        if not why and (broken := batch.broken()):
+            why = self._put_all(broken, batch)
+        return batch.done, why
+
+    def _put_all(self, absent: Sequence[int], batch: _Batch) -> str:
+        """Puts pages and notes which are stored. Returns the first failure, after which no other put begins."""
+        running: collections.deque[tuple[int, Callable[[], bool]]] = collections.deque()
+        why, waiting = "", collections.deque(absent)
+        while running or (waiting and not why):
+            try:
+                if waiting and not why and len(running) < _PUTS_AT_ONCE:
+                    self._reads.wait(self._objects.calls.timeout_s)
+                    number = waiting.popleft()
+                    running.append((number, self._begin_put(batch.pages[number])))
+                else:
+                    number, end = running.popleft()
+                    batch.done[number] = end()
+            except TierError as error:
+                why = why or str(error)
+        return why
+
+    def _begin_put(self, page: Outgoing) -> Callable[[], bool]:
+        """Starts to store a page, and returns the function that waits for its end and raises TierError."""
+        until, page_name = self._objects.end_of_call(), _name(page)
+        name, calls = self._objects.name(page_name), self._objects.calls
+        with self._objects.buffer(page.size, until) as buffer:
+            self._codec.pack(page_name, page.size, page.frames, buffer.memory)
+            point("fleet.packed")
+            buffer.retain()
+
+        def put() -> bool:
+            return bool(self._objects.store.put(name, buffer.memory))
+
+        try:
+            call = calls.start(put, buffer, until)
+        except TierError:
+            buffer.release()
+            raise
+
+        def end() -> bool:
+            try:
+                return calls.finish_or_repeat(call, put, buffer)
+            finally:
+                buffer.release()
+
+        return end
+
+
+class _Batch:
+    """The pages of one write, and for each that is in the store whether it is new."""
+
+    def __init__(self, objects: ObjectCalls, pages: Sequence[Outgoing]) -> None:
+        self._objects = objects
+        self.pages = pages
+        self._names = [objects.name(_name(page)) for page in pages]
+        self.done: dict[int, bool] = {}
+
+    def absent(self) -> list[int]:
+        """Returns which pages the store does not have, and notes the others. Raises TierError."""
+        there = self._objects.ask(lambda: [bool(one) for one in self._objects.store.exists(self._names)])
+        if len(there) != len(self._names):
+            raise TierError("the store's answer is not one for each object")
+        self.done = {number: False for number, is_there in enumerate(there) if is_there}
+        return [number for number, is_there in enumerate(there) if not is_there]
+
+    def broken(self) -> list[int]:
+        """Returns which of the objects that were there are no pages, after removing them.
+
+        Questions do not show an object that is too short, and no host can read one that is larger than its arena: only
+        a host that has the page can find these.
+        """
+        there = [number for number, is_new in self.done.items() if not is_new]
+        broken = [number for number in self._odd(there) if self._can_be_replaced(self.pages[number])]
+        for number in broken:
+            del self.done[number]
+        return broken
+
+    def _odd(self, there: Sequence[int]) -> Iterator[int]:
+        """Yields the objects that may have another length than the page's; none if the store does not answer."""
+        for at in range(0, len(there), _LENGTHS_AT_ONCE):
+            some = there[at : at + _LENGTHS_AT_ONCE]
+            names = [self._names[number] for number in some]
+            try:
+                lengths = self._objects.ask(partial(self._objects.store.sizes, names))
+            except TierError:
+                return
+            pairs = zip(some, lengths, strict=False)
+            yield from (number for number, length in pairs if length != HEADER_BYTES + self.pages[number].size)
+
+    def _can_be_replaced(self, page: Outgoing) -> bool:
+        until = self._objects.end_of_call()
+        try:
+            length, result = self._objects.get(_name(page), page.size, (), until)
+        except TierError:
+            return False
+        if result.outcome is ReadOutcome.DAMAGED:
+            return self._objects.remove_damaged(_name(page), until)
+        return length == ABSENT
+
+
+def _name(page: Outgoing) -> PageName:
+    return PageName(page.space.digest, page.key)
