@@ -172,6 +172,29 @@ def test_a_question_is_answered_whatever_the_store_raises(opened: OpenedFleet, e
     assert sizes == [0] and why
 
 
+@pytest.mark.parametrize("call", ["exists", "put", "get"])
+@pytest.mark.parametrize("error", [BaseException("a panic"), asyncio.CancelledError(), SystemExit(1)])
+def test_whatever_a_store_raises_is_a_failure(opened: OpenedFleet, error: BaseException, call: str) -> None:
+    def failing(name: str) -> None:
+        if name == call:
+            raise error
+
+    opened.store_all(outgoing(14))
+    FaultyStore.before.append(failing)
+    written, (read, _) = opened.fleet.write([], [outgoing(15)]), read_from(opened.fleet, outgoing(14))
+    assert written.stored == (call == "get",) and read.outcome is (ReadOutcome.EXACT, ReadOutcome.FAILED)[call == "get"]
+    assert f"the store failed: {type(error).__name__}" in (written.reasons[0] or read.reason)
+
+
+@pytest.mark.parametrize("answer", [[], [True, False], None, 7])
+def test_a_wrong_answer_to_exists_is_a_failure(
+    opened: OpenedFleet, answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FaultyStore, "exists", lambda self, names: answer)
+    written = opened.fleet.write([], [outgoing(16)])
+    assert written.stored == (False,) and "the store" in written.reasons[0]
+
+
 @pytest.mark.parametrize("lengths", [[], [1000, 1000], [-1], ["text"], 7])
 def test_an_answer_that_fits_no_question_is_a_failure(
     opened: OpenedFleet, lengths: object, monkeypatch: pytest.MonkeyPatch

@@ -39,14 +39,14 @@ class StoreCall(Generic[_T]):
         self._given_up = False
         self.until = until
         self._outcome: tuple[_T] | None = None
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
     def run(self) -> None:
         """Makes the call unless it has been given up, and releases its bounce buffer."""
         try:
             if not self._given_up:
-                self._outcome = (self._function(),)
-        except BaseException as error:  # noqa: BLE001  a library may raise anything; the caller gets it
+                self._outcome = (_called(self._function),)
+        except Exception as error:  # noqa: BLE001  a library may raise anything; the caller gets it
             self._error = error
         if self._buffer is not None:
             self._buffer.release()
@@ -179,11 +179,11 @@ class StoreCalls:
     def twice(self, function: Callable[[], _T], until: float) -> _T:
         """Returns the result of a function, called on this thread and repeated as a call. Raises TierError."""
         try:
-            return function()
+            return _called(function)
         except Exception as error:
             if not self.has_half(until):
                 raise _failure(error) from error
-        return _converted(function)
+        return _converted(lambda: _called(function))
 
     def has_half(self, until: float) -> bool:
         """Returns whether at least half of the time that a call may take is left, enough to repeat it."""
@@ -248,10 +248,20 @@ def _converted(function: Callable[[], _T]) -> _T:
         raise _failure(error) from error
 
 
-def _failure(error: Exception) -> TierError:
+def _called(function: Callable[[], _T]) -> _T:
+    """Calls a library, whose errors are all failures of the store: a panic of a Rust library is no Exception."""
+    try:
+        return function()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _failure(error) from error
+
+
+def _failure(error: BaseException) -> TierError:
     return TierError(f"the store failed: {one_line(error)}")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Returns the first line of an error, at most 200 characters."""
     return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()

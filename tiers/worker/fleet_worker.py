@@ -101,7 +101,7 @@ class FleetWorker:
         def guarded() -> None:
             try:
                 function()
-            except Exception as error:  # noqa: BLE001  its pages would be pending as long as this process lives
+            except BaseException as error:  # noqa: BLE001  its pages would be pending as long as this process lives
                 self._break(f"{type(error).__name__}: {error}")
 
         threads.submit(guarded)
