@@ -20,6 +20,7 @@ from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.shm.protocol import Space
 
 NO_ROOM = "there is no room: drop pages first"
+SKIPPED = "another page of the same write had failed"
 
 
 class TierError(Exception):
@@ -77,7 +78,7 @@ class Written(msgspec.Struct, frozen=True):
 
     Attributes:
         stored: Whether the page is in the tier now.
-        reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first.
+        reasons: Why it is not, "" if it is; NO_ROOM if pages must be dropped first, SKIPPED if it was not tried.
         undropped: Why some drops may still be in the tier, "" if all are gone.
         disk_bytes: Bytes passed to the file system or to the fleet, trees and free lists included.
         present: The numbers of pages that were stored before, and were not written again.

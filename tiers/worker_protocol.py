@@ -191,7 +191,8 @@ class Complete(_WorkerMessage, frozen=True):
 class Stored(IntEnum):
     """The result of one page of a Write.
 
-    GONE: it had left memory; NO_ROOM: pages must be dropped first; PRESENT: the fleet had it already.
+    GONE: it had left memory; NO_ROOM: pages must be dropped first; PRESENT: the fleet had it already; SKIPPED: it was
+    not tried after another page of the same write had failed.
     """
 
     FAILED = 0
@@ -199,6 +200,7 @@ class Stored(IntEnum):
     GONE = 2
     NO_ROOM = 3
     PRESENT = 4
+    SKIPPED = 5
 
 
 class Wrote(_WorkerMessage, frozen=True):

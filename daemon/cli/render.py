@@ -58,8 +58,14 @@ def fleet_line(fleet: FleetStatus) -> str:
     dropped = f", {format_size(fleet.dropped_bytes)} dropped" if fleet.dropped_bytes else ""
     moved = f"read {format_size(fleet.read_bytes)}, wrote {format_size(fleet.written_bytes)}"
     present = f" ({counted(fleet.present, 'page')} present already{dropped})"
+    unwritten = _unwritten(fleet.waiting, "to be written again", fleet.write_trouble)
+    unwritten += _unwritten(fleet.failed, "given up", fleet.given_up)
     faults = f"{fleet.damaged:,} damaged; breaker opened {fleet.openings} times"
-    return f"Fleet {fleet.url}: {state}{trouble}; {questions}; {moved}{present}; {faults}"
+    return f"Fleet {fleet.url}: {state}{trouble}; {questions}; {moved}{present}{unwritten}; {faults}"
+
+
+def _unwritten(pages: int, what: str, why: str) -> str:
+    return f"; {counted(pages, 'page')} {what} ({why})" if pages else ""
 
 
 def absent_line(absent: AbsentTokens) -> str:

@@ -30,8 +30,11 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         written: Pages that were written.
         present: Pages that the fleet had already.
         gone: Pages that left memory before they could be written.
-        dropped: Pages that were not written because the queue was full or the breaker open.
-        failed: Pages that could not be written.
+        dropped: Pages that were not written because the queue was full.
+        failed: Pages that could not be written until they left memory.
+        given_up: Why the last of these could not be written, "" if there is none.
+        waiting: Pages that could not be written and are tried again.
+        write_trouble: Why they wait, "" if none does.
         queued_bytes: Bytes that wait to be written.
         lent_bytes: Bytes of the worker's buffers that are in use.
         damaged: Objects that did not contain what was written.
@@ -61,6 +64,9 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     dropped_bytes: int = 0
     failed: int = 0
+    given_up: str = ""
+    waiting: int = 0
+    write_trouble: str = ""
     queued_bytes: int = 0
     lent_bytes: int = 0
     damaged: int = 0

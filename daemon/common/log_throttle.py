@@ -80,7 +80,6 @@ class FaultEvents(NamedTuple):
 
 
 DISK_EVENTS: Final = FaultEvents(logging.getLogger("pagetierd.disk"), "disk_trouble", "disk_well")
-FLEET_EVENTS: Final = FaultEvents(logging.getLogger("pagetierd.fleet"), "fleet_trouble", "fleet_well")
 
 
 class FaultLog:

@@ -49,11 +49,16 @@ class WaitingFetch:
         return sum(1 for page in absent if not (located and located[page]))
 
 
-class ReadJob(msgspec.Struct, frozen=True):
-    """The pages of one read command to a worker."""
+class ReadJob(msgspec.Struct, eq=False):
+    """The pages of one read command to a worker.
+
+    Attributes:
+        at: When pages of it ended last, or it was sent, or became the oldest one.
+    """
 
     serials: array[int]
     sizes: array[int]
+    at: float
 
 
 class PageRead(msgspec.Struct, frozen=True, eq=False):
@@ -78,6 +83,17 @@ class DeviceReads(msgspec.Struct, eq=False):
     jobs: dict[int, ReadJob] = {}
     frames: int = 0
     read_at: float = 0.0
+
+    @property
+    def oldest(self) -> ReadJob | None:
+        """The command that was sent first, None if all have ended."""
+        return next(iter(self.jobs.values()), None)
+
+    def end(self, number: int, now: float) -> None:
+        """Removes a command that has ended."""
+        oldest = self.oldest
+        if self.jobs.pop(number) is oldest and self.oldest is not None:
+            self.oldest.at = now
 
     def stalled(self, now: float) -> bool:
         """Returns whether the device has completed no read for long."""

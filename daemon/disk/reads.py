@@ -134,7 +134,7 @@ class DiskReads:
         """
         device = self._devices[number]
         job = self._require_job(number, report)
-        device.read_at = self._loop.time()
+        device.read_at = job.at = self._loop.time()
         came = 0
         for page, flag in enumerate(report.read, report.first):
             came += job.sizes[page] if flag else 0
@@ -142,10 +142,15 @@ class DiskReads:
             self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
         point("disk_reads.completed")
         if not any(serial in self._reading for serial in job.serials):
-            del device.jobs[report.number]
+            device.end(report.number, job.at)
         self._note_work()
         read = report.read.count(1)
         return ReadPages(read, came, len(report.read) - read)
+
+    def oldest(self, number: int, now: float) -> tuple[int, float]:
+        """Returns the number of pages of a device's oldest command, and for how many seconds none of them ended."""
+        job = self._devices[number].oldest if number in self._devices else None
+        return (len(job.serials), now - job.at) if job is not None else (0, 0.0)
 
     def _require_job(self, number: int, report: HasRead) -> ReadJob:
         """Returns the read command of a report. Raises ProtocolError if there is none."""
@@ -202,7 +207,7 @@ class DiskReads:
         spaces = b"".join(request.spaces[4 * i : 4 * i + 4] for i in pages) if number == FLEET else b""
         table = request.table if number == FLEET else ()
         command = Read(next(self._numbers), wanted, numbers, keys, sizes, spaces, table)
-        job = ReadJob(array("Q", numbers), array("Q", sizes))
+        job = ReadJob(array("Q", numbers), array("Q", sizes), self._loop.time())
         if not device.jobs:
             device.read_at = self._loop.time()
         device.jobs[command.number] = job

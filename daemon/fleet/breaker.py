@@ -23,7 +23,7 @@ class Breaker:
 
     An answer clears only the failures of calls of its kind, because a store may answer questions and hang in reads.
     After a probe has closed the breaker, other kinds are on trial: their next failure opens it again, with a longer
-    pause, until one of them is answered.
+    pause, until one of them is answered. Writes have a breaker of their own, whose probes are writes.
 
     Attributes:
         is_open: Nothing but probes may be asked.

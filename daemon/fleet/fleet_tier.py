@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,11 +11,11 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.log_throttle import FLEET_EVENTS, FaultLog
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
-from pagetier.daemon.fleet.breaker import Breaker, Call
+from pagetier.daemon.fleet.breaker import Call
+from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.locates import Answered, Locates
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
@@ -26,6 +25,7 @@ from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Locate, Located, ProtocolError, Reserve, Reserved
 from pagetier.shm.segments import Segments
+from pagetier.shm.units import counted
 from pagetier.tiers import worker_protocol
 from pagetier.tiers.base import FleetState
 from pagetier.tiers.worker_protocol import (
@@ -48,6 +48,7 @@ _REPORT_EVERY_S: Final = 1.0
 _SILENT_S: Final = 5.0
 _OPENING_S: Final = 30.0
 _STOP_S: Final = 0.5
+_PATIENCE: Final = 10  # times remote.timeout, and once for each page: then a command is never answered
 
 
 class FleetTier:
@@ -75,7 +76,7 @@ class FleetTier:
         self._reads = reads
         self._publish = publish
         self._send: CommandSender = no_worker
-        self._breaker = Breaker()
+        self._health = FleetHealth(loop.time, self._follow_breaker)
         self.locates = Locates(loop, options.ask_timeout, self._answered)
         self.writes = WriteThrough(self._owner.header().arena_bytes, loop.time)
         self.writes.rate = options.rate
@@ -83,11 +84,6 @@ class FleetTier:
         self._is_open = False
         self._heard_at = self._asked_at = 0.0
         self._rate = ReadRate()
-        self._faults = FaultLog(
-            "the fleet cannot be used: %s; its pages are misses: run pagetier doctor",
-            "the fleet answers again",
-            events=FLEET_EVENTS,
-        )
         self.report = FleetStatus(url=options.url)
         self._owner.set_fleet_breaker(1)
 
@@ -128,6 +124,8 @@ class FleetTier:
         self._options = options
         self.locates.ask_timeout, self.writes.rate = options.ask_timeout, options.rate
         self.writes.enabled = self._is_open and options.write == "through"
+        if options.write != "through":
+            self.writes.drop_all()
 
     def locate(self, request: Locate, reply: Callable[[Located], None]) -> None:
         """Asks which pages the fleet has. `reply` is called once, at most `remote.ask_timeout` later."""
@@ -150,6 +148,7 @@ class FleetTier:
         now = self._loop.time()
         if self._is_open:
             self._tidy_open(now)
+            self._end_overdue(now)
         if self._send is not no_worker and now - self._heard_at > (_SILENT_S if self._is_open else _OPENING_S):
             self._supervisor.replace("did not answer and was killed")
             self._heard_at = now
@@ -157,19 +156,28 @@ class FleetTier:
             self._asked_at = now
             self._send(GetState())
             self._note()
+            self._health.report_given_up(self.writes.counts.failed, self.writes.given_up)
+
+    def _end_overdue(self, now: float) -> None:
+        """Replaces a worker that answers, but that has lost a command: its pages would be pending for ever."""
+        for pages, waited_s in (self._reads.oldest(FLEET, now), self.writes.oldest(now)):
+            if waited_s > (limit := self._options.timeout * (_PATIENCE + pages)):
+                self._supervisor.replace(f"did not answer a command for {counted(pages, 'page')} within {limit:g} s")
 
     def _tidy_open(self, now: float) -> None:
-        if self._breaker.take_probe(now):
+        if self._health.reads.take_probe(now):
             self.locates.probe(self._probed)
-        if self._breaker.is_open:
-            self.writes.drop_all()
-        else:
+        if self._health.reads.is_open:
+            return
+        if not self._health.writes.is_open:
             self.writes.send_due()
+        elif self.writes.is_due and self._health.writes.take_probe(now):
+            self.writes.send_due(1)
 
     @property
     def _asks(self) -> bool:
         """Whether engines may ask."""
-        return self._is_open and not self._breaker.is_open
+        return self._is_open and not self._health.reads.is_open
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
@@ -192,7 +200,7 @@ class FleetTier:
             case HasRead():
                 self._has_read(report)
             case Wrote():
-                self._judge(Call.WRITE, self.writes.wrote(report))
+                self._health.judge(Call.WRITE, self.writes.wrote(report))
             case worker_protocol.FleetReport():
                 self._log_note(report.state.note)
                 self._note(**_fields(report.state))
@@ -224,7 +232,7 @@ class FleetTier:
 
     def _open(self, state: FleetState) -> None:
         self._is_open = True
-        self._breaker.probe_answered()
+        self._health.answers()
         self.locates.send = self._send
         self.writes.begin(self._send)
         self.follow(self._options)
@@ -246,32 +254,19 @@ class FleetTier:
             unread=self.report.unread + done.unread,
             rate=self._rate.rate,
         )
-        self._judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
+        self._health.judge(Call.READ, report.reason if report.read.count(0) > len(report.damaged) // 32 else "")
 
     def _answered(self, answered: Answered, trouble: str) -> None:
-        self._judge(Call.QUESTION, trouble)
+        self._health.judge(Call.QUESTION, trouble)
 
     def _probed(self, answered: Answered, trouble: str) -> None:
         if answered is not Answered.LATE:
-            self._breaker.probe_answered()
-            self._follow_breaker("")
+            self._health.answers()
 
-    def _judge(self, call: Call, trouble: str) -> None:
-        """Takes note of an answer, or of a failure, which may open the breaker."""
-        if trouble:
-            self._breaker.failed(call, self._loop.time())
-        else:
-            self._breaker.answered(call)
-        self._follow_breaker(trouble)
-
-    def _follow_breaker(self, trouble: str) -> None:
-        """Lets engines ask or not if the breaker has opened or closed."""
-        if self.report.breaker_open == self._breaker.is_open:
-            return
-        self._faults.report(trouble)
-        self._owner.set_fleet_breaker(int(self._breaker.is_open or not self._is_open))
-        opened_at = time.time() if self._breaker.is_open else self.report.opened_at
-        self._note(trouble=trouble, opened_at=opened_at)
+    def _follow_breaker(self) -> None:
+        """Lets engines ask or not after the breaker has opened or closed."""
+        self._owner.set_fleet_breaker(int(not self._asks))
+        self._note(trouble=self._health.trouble, opened_at=self._health.opened_at)
 
     def _log_note(self, note: str) -> None:
         if note and note != self.report.note:
@@ -281,8 +276,10 @@ class FleetTier:
         """Takes over the fields in `news` and the current values of the others, and publishes them."""
         counts = {answered.value: count for answered, count in self.locates.counts.items()}
         state = {
-            "breaker_open": self._breaker.is_open,
-            "openings": self._breaker.openings,
+            "breaker_open": self._health.reads.is_open,
+            "openings": self._health.reads.openings,
+            "write_trouble": self.writes.trouble,
+            "given_up": self.writes.given_up,
             "queued_bytes": self.writes.queued_bytes,
             "restarts": self._supervisor.restarts,
         }

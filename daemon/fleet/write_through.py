@@ -10,32 +10,22 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common.namespaces import printable
+from pagetier.daemon.fleet.granted_pages import Page, granted_pages
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
-from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, ReserveOutcome
-from pagetier.shm.message_codec import LENGTH, read_answer, read_request
-from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
+from pagetier.shm._core import HISTORY_BYTES
+from pagetier.shm.protocol import ProtocolError, Reserve, Reserved
 from pagetier.tiers.worker_protocol import Stored, Write, Wrote
 
 _SETTLING_S: Final = 0.5  # after its reservation, a page is usually complete
 _RETRIES_S: Final = (2.0, 8.0)  # after the write of a page that was not complete yet
+_FIRST_PAUSE_S: Final = 1.0  # after a write that failed
+_LONGEST_PAUSE_S: Final = 30.0
 _BATCH_BYTES: Final = 32 << 20
 _MOST_WRITES: Final = 2
 _SMALLEST_PART: Final = 8  # of the arena: pages that are being written cannot be evicted
 _LEAST_QUEUE: Final = 256 << 20
 _QUEUE_S: Final = 2.0  # of work at the measured rate
 _WHOLE: Final = 1 << 62
-
-
-class Page(msgspec.Struct, frozen=True):
-    """A page that was granted to a writer. `tries` counts the writes for which it was not complete."""
-
-    entry: int
-    serial: int
-    key: bytes
-    size: int
-    space: Space
-    tries: int = 0
 
 
 class _Run(msgspec.Struct, frozen=True, eq=False):
@@ -53,8 +43,9 @@ class WriteCounts(msgspec.Struct):
         written: Pages that are in the fleet now.
         present: Pages that the fleet had already.
         gone: Pages that left memory, or were never complete, before they could be written.
-        dropped: Pages that did not fit into the queue, or waited while the breaker was open.
-        failed: Pages that the fleet did not take.
+        dropped: Pages that did not fit into the queue.
+        failed: Pages that the fleet did not take until they left memory.
+        waiting: Pages that the fleet did not take, and that are tried again.
     """
 
     written: int = 0
@@ -64,6 +55,7 @@ class WriteCounts(msgspec.Struct):
     dropped: int = 0
     dropped_bytes: int = 0
     failed: int = 0
+    waiting: int = 0
 
 
 class WriteThrough:
@@ -73,7 +65,7 @@ class WriteThrough:
         enabled: Whether pages are noted: `remote.write` is "through", and there is a worker.
         rate: The most bytes per second, 0 for any.
         queued_bytes: The bytes in the queue.
-        trouble: Why the last write failed, "" if it did not.
+        given_up: Why the last page that was given up had failed, "" if none was.
     """
 
     def __init__(self, arena_bytes: int, clock: Callable[[], float]) -> None:
@@ -90,21 +82,29 @@ class WriteThrough:
         self.enabled = False
         self.rate = 0
         self.queued_bytes = 0
-        self.trouble = ""
+        self._why = ""
+        self.given_up = ""
         self.counts = WriteCounts()
 
     def begin(self, send: CommandSender) -> None:
         """Sends the writes to this worker from now on."""
         self._send = send
 
+    @property
+    def trouble(self) -> str:
+        """Why pages wait to be written again, "" if none does."""
+        return self._why if self.counts.waiting else ""
+
     def lost(self) -> None:
-        """Forgets the queue and the writes in progress: the worker is gone."""
+        """Queues the pages of writes in progress again: the worker is gone."""
         self._send = no_worker
-        self._writing.clear()
-        self.drop_all()
+        lost, self._writing = self._writing, {}
+        for pages, _ in lost.values():
+            for page in pages:
+                self._retry(page, "the worker of the fleet ended while it wrote", self._clock())
 
     def drop_all(self) -> None:
-        """Drops the queue: a dead fleet must not keep it."""
+        """Drops the queue: nothing is to be written any more."""
         for run in self._runs:
             self._drop(sum(1 for page in run.pages()), run.nbytes)
         self._drop(len(self._ready), sum(page.size for page in self._ready))
@@ -113,6 +113,7 @@ class WriteThrough:
         self._ready.clear()
         self._retries.clear()
         self.queued_bytes = 0
+        self.counts.waiting = sum(bool(page.why) for pages, _ in self._writing.values() for page in pages)
 
     def note(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
         """Queues what a reservation granted, as far as it fits.
@@ -125,17 +126,28 @@ class WriteThrough:
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))
         self.queued_bytes += taken
-        self._runs.append(_Run(self._clock() + _SETTLING_S, taken, lambda: _granted(request, response)))
+        self._runs.append(_Run(self._clock() + _SETTLING_S, taken, lambda: granted_pages(request, response)))
 
-    def send_due(self) -> None:
-        """Sends the writes that are due. Called a few times a second."""
+    @property
+    def is_due(self) -> bool:
+        """Whether there are pages to write now."""
         self._take_due()
-        while self._ready and len(self._writing) < _MOST_WRITES:
+        return bool(self._ready)
+
+    def send_due(self, most: int = _MOST_WRITES) -> None:
+        """Sends the writes that are due, up to `most` in progress. Called a few times a second."""
+        self._take_due()
+        while self._ready and len(self._writing) < most:
             if not (pages := self._next_batch()):
                 return
             number = next(self._numbers)
             self._writing[number] = (pages, self._clock())
             self._send(_command(number, pages))
+
+    def oldest(self, now: float) -> tuple[int, float]:
+        """Returns the number of pages of the oldest write in progress, and for how many seconds it has been."""
+        pages, began = next(iter(self._writing.values()), ([], now))
+        return len(pages), now - began
 
     def wrote(self, report: Wrote) -> str:
         """Handles the end of a write.
@@ -154,27 +166,53 @@ class WriteThrough:
         if done:
             speed = done / max(1e-6, now - began)
             self._speed = speed if not self._speed else 0.8 * self._speed + 0.2 * speed
+        skipped = list[Page]()
         for page, stored in zip(pages, report.stored, strict=True):
-            self._count(page, Stored(stored), now)
-        self.trouble = report.reason
+            match Stored(stored):
+                case Stored.FAILED:
+                    self._retry(page, report.reason, now)
+                case Stored.SKIPPED:
+                    skipped.append(page)
+                case ended:
+                    self._count(page, ended, now)
+        self._put_back(skipped)
         return report.reason if Stored.FAILED in report.stored else ""
+
+    def _retry(self, page: Page, why: str, now: float) -> None:
+        """Lets a page that was not taken wait for another try, as long as it is in memory."""
+        self.counts.waiting += not page.why
+        self._why = why
+        pause = min(_FIRST_PAUSE_S * 2.0**page.failures, _LONGEST_PAUSE_S)
+        again = msgspec.structs.replace(page, failures=page.failures + 1, why=why or "no reason is known")
+        self._retries.append((now + pause, again))
+        self.queued_bytes += page.size
+
+    def _put_back(self, pages: list[Page]) -> None:
+        """Puts pages before all others that are ready, in their order: pages after a missing one are not found."""
+        self._ready.extendleft(reversed(pages))
+        self.queued_bytes += sum(page.size for page in pages)
 
     def _count(self, page: Page, stored: Stored, now: float) -> None:
         counts = self.counts
+        counts.waiting -= bool(page.why)
         match stored:
             case Stored.DONE:
                 counts.written += 1
                 counts.written_bytes += page.size
+            case Stored.PRESENT if page.why:  # an earlier write was late
+                counts.written += 1
+                counts.written_bytes += page.size
             case Stored.PRESENT:
                 counts.present += 1
+            case Stored.GONE if page.why:
+                counts.failed += 1
+                self.given_up = page.why
             case Stored.GONE if page.tries < len(_RETRIES_S):
                 again = msgspec.structs.replace(page, tries=page.tries + 1)
                 self._retries.append((now + _RETRIES_S[page.tries], again))
                 self.queued_bytes += page.size
-            case Stored.GONE:
-                counts.gone += 1
             case _:
-                counts.failed += 1
+                counts.gone += 1
 
     def _take_due(self) -> None:
         now = self._clock()
@@ -189,12 +227,10 @@ class WriteThrough:
                 else:
                     self._ready.append(page)
                     self.queued_bytes += page.size
-        for _ in range(len(self._retries)):
-            due, page = self._retries.popleft()
-            if due <= now:
-                self._ready.append(page)
-            else:
-                self._retries.append((due, page))
+        due = [page for at, page in self._retries if at <= now]
+        if due:
+            self._retries = deque((at, page) for at, page in self._retries if at > now)
+            self._ready.extendleft(reversed(due))
 
     def _next_batch(self) -> list[Page]:
         """Returns the pages of the next write, head first; none if the rate does not allow it yet."""
@@ -208,31 +244,18 @@ class WriteThrough:
         while self._ready and (not pages or nbytes + self._ready[0].size <= self._most_bytes):
             page = self._ready.popleft()
             self.queued_bytes -= page.size
-            if page.key not in keys:
-                keys.add(page.key)
-                pages.append(page)
-                nbytes += page.size
+            if page.key in keys:
+                self.counts.waiting -= bool(page.why)
+                continue
+            keys.add(page.key)
+            pages.append(page)
+            nbytes += page.size
         self._allowed -= nbytes
         return pages
 
     def _drop(self, pages: int, nbytes: int) -> None:
         self.counts.dropped += pages
         self.counts.dropped_bytes += nbytes
-
-
-def _granted(request: bytes | Reserve, response: bytes | Reserved) -> Iterator[Page]:
-    """Yields the pages that were granted to the writer of part 0, in their order: ranks do not count twice."""
-    asked = read_request(request[LENGTH.size :]) if isinstance(request, bytes) else request
-    answer = read_answer(response[LENGTH.size :]) if isinstance(response, bytes) else response
-    assert isinstance(asked, Reserve) and isinstance(answer, Reserved)
-    if asked.part:
-        return
-    space = msgspec.structs.replace(asked.space, name=printable(asked.space.name))
-    sizes, entries, serials = array("Q", asked.sizes), array("I", answer.entries), array("Q", answer.serials)
-    for at, outcome in enumerate(answer.outcomes):
-        if outcome == ReserveOutcome.GRANTED:
-            key = asked.keys[KEY_BYTES * at : KEY_BYTES * (at + 1)]
-            yield Page(entries[at], serials[at], key, sizes[at], space)
 
 
 def _command(number: int, pages: list[Page]) -> Write:

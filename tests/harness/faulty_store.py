@@ -123,12 +123,17 @@ class HangingFolder(FolderStore):
 
 
 class UnreadableFolder(FolderStore):
-    """A folder whose get() fails while there is a file `unreadable` in it."""
+    """A folder whose get() fails while there is a file `unreadable` in it, and put() while there is `unwritable`."""
 
     def get(self, name: str, into: memoryview) -> int:
         if (self._folder / "unreadable").exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().get(name, into)
+
+    def put(self, name: str, data: memoryview) -> bool:
+        if (self._folder / "unwritable").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().put(name, data)
 
 
 def unreadable_folder(settings: StoreSettings) -> UnreadableFolder:

@@ -52,9 +52,17 @@ class FolderStore:
             raise self._lost() from error
 
     def exists(self, names: Sequence[str]) -> list[bool]:
-        """Returns which names are taken, by whatever it is."""
+        """Returns which names are taken, by whatever it is. Raises OddEntryError if none can be looked up."""
         with self._opened() as folder:
-            there = [self._status(folder, name) is not None for name in names]
+            odd, there = list[OddEntryError](), list[bool]()
+            for name in names:
+                try:
+                    there.append(self._status(folder, name) is not None)
+                except OddEntryError as error:
+                    odd.append(error)
+                    there.append(False)  # put() says why, of this page alone
+            if odd and len(odd) == len(names):
+                raise odd[0]
             if not all(there):
                 self._require_mount(folder)
             return there

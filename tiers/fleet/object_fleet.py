@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import (
+    SKIPPED,
     FleetState,
     Incoming,
     Outgoing,
@@ -85,14 +86,14 @@ class ObjectFleet:
         self._calls.start(locate, None, until)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        """Stores the pages that are not there, a few at once. A failure of the store ends the batch and is a reason."""
-        done, why = self._writer.write(pages) if pages else ({}, "")
+        """Stores the pages that are not there, a few at once. After a failure of the store the others are not tried."""
+        done, failed = self._writer.write(pages) if pages else ({}, {})
         present = frozenset(number for number, is_new in done.items() if not is_new)
         with self._lock:
             self._present += len(present)
         return Written(
             stored=tuple(number in done for number in range(len(pages))),
-            reasons=tuple("" if number in done else why for number in range(len(pages))),
+            reasons=tuple("" if number in done else failed.get(number, SKIPPED) for number in range(len(pages))),
             disk_bytes=sum(pages[number].size for number, is_new in done.items() if is_new),
             present=present,
         )

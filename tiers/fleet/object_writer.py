@@ -26,34 +26,33 @@ class ObjectWriter:
         self._codec = codec
         self._reads = reads
 
-    def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, bool], str]:
-        """Returns for each page that is in the store whether it is new, and why the first of the others is not."""
+    def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, bool], dict[int, str]]:
+        """Returns for each page that is in the store whether it is new, and why pages that were tried are not."""
         batch = _Batch(self._objects, pages)
         try:
             absent = batch.absent()
         except TierError as error:
-            return {}, str(error)
-        why = self._put_all(absent, batch)
-        if not why and (broken := batch.broken()):
-            why = self._put_all(broken, batch)
-        return batch.done, why
+            return {}, dict.fromkeys(range(len(pages)), str(error))
+        self._put_all(absent, batch)
+        if not batch.failed and (broken := batch.broken()):
+            self._put_all(broken, batch)
+        return batch.done, batch.failed
 
-    def _put_all(self, absent: Sequence[int], batch: _Batch) -> str:
-        """Puts pages and notes which are stored. Returns the first failure, after which no other put begins."""
+    def _put_all(self, absent: Sequence[int], batch: _Batch) -> None:
+        """Puts pages and notes which are stored and which failed. After the first failure no other put begins."""
         running: collections.deque[tuple[int, Callable[[], bool]]] = collections.deque()
-        why, waiting = "", collections.deque(absent)
-        while running or (waiting and not why):
+        waiting = collections.deque(absent)
+        while running or (waiting and not batch.failed):
+            begins = waiting and not batch.failed and len(running) < _PUTS_AT_ONCE
+            number = waiting[0] if begins else running[0][0]
             try:
-                if waiting and not why and len(running) < _PUTS_AT_ONCE:
+                if begins:
                     self._reads.wait(self._objects.calls.timeout_s)
-                    number = waiting.popleft()
-                    running.append((number, self._begin_put(batch.pages[number])))
+                    running.append((number, self._begin_put(batch.pages[waiting.popleft()])))
                 else:
-                    number, end = running.popleft()
-                    batch.done[number] = end()
+                    batch.done[number] = running.popleft()[1]()
             except TierError as error:
-                why = why or str(error)
-        return why
+                batch.failed[number] = str(error)
 
     def _begin_put(self, page: Outgoing) -> Callable[[], bool]:
         """Starts to store a page, and returns the function that waits for its end and raises TierError."""
@@ -83,13 +82,14 @@ class ObjectWriter:
 
 
 class _Batch:
-    """The pages of one write, and for each that is in the store whether it is new."""
+    """The pages of one write: `done` says of those in the store whether they are new, `failed` why others are not."""
 
     def __init__(self, objects: ObjectCalls, pages: Sequence[Outgoing]) -> None:
         self._objects = objects
         self.pages = pages
         self._names = [objects.name(_name(page)) for page in pages]
         self.done: dict[int, bool] = {}
+        self.failed: dict[int, str] = {}
 
     def absent(self) -> list[int]:
         """Returns which pages the store does not have, and notes the others. Raises TierError."""

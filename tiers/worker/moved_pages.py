@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pagetier.shm.failpoints import point
-from pagetier.tiers.base import NO_ROOM, Incoming, Outgoing, ReadOutcome, ReadResult, Written
+from pagetier.tiers.base import NO_ROOM, SKIPPED, Incoming, Outgoing, ReadOutcome, ReadResult, Written
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.tasks import ReadTask, drops_of, outgoing
 from pagetier.tiers.worker_protocol import HasRead, Stored, Write, Wrote
 
 Writer: TypeAlias = Callable[[Sequence[bytes], Sequence[Outgoing]], Written]
 Reader: TypeAlias = Callable[[Incoming], ReadResult]
+_WHY_NOT: Final = {NO_ROOM: Stored.NO_ROOM, SKIPPED: Stored.SKIPPED}
 
 
 def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
@@ -25,14 +26,14 @@ def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     point("worker.unpinned")
     results = (_stored(written, number) for number in range(len(written.stored)))
     stored = bytes(next(results) if here else Stored.GONE for here in there)
-    reason = next((why for why in written.reasons if why not in ("", NO_ROOM)), "") or written.undropped
+    reason = next((why for why in written.reasons if why and why not in _WHY_NOT), "") or written.undropped
     return Wrote(command.number, stored, reason, written.disk_bytes)
 
 
 def _stored(written: Written, number: int) -> Stored:
     if written.stored[number]:
         return Stored.PRESENT if number in written.present else Stored.DONE
-    return Stored.NO_ROOM if written.reasons[number] == NO_ROOM else Stored.FAILED
+    return _WHY_NOT.get(written.reasons[number], Stored.FAILED)
 
 
 def read_pages(read_one: Reader, memory: WorkerArena, task: ReadTask) -> HasRead:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -86,20 +84,42 @@ def test_a_mount_point_is_no_folder_of_a_fleet() -> None:
         check_folder(folder)
 
 
-def test_a_full_store_closes_the_fleet(stack: ExitStack) -> None:
+def test_a_full_store_is_read_and_takes_the_pages_when_there_is_room(stack: ExitStack) -> None:
     with small_file_system("1m") as disk:
         (disk / "pages").mkdir()
-        host = FleetHost(f"file://{disk}/pages", stack, *PATIENT)
-        names = (f"filling {number}" for number in itertools.count())
-
-        def has_opened() -> bool:
-            host.client.store(keys_of(next(names), 4), pages_of(4, SIZE))
-            time.sleep(0.3)  # one write at a time: a failure is that of a whole write
-            return host.report.openings > 0
-
-        assert eventually(has_opened, 15.0), host.report
-        assert_one_line(host, "pages is full: delete old objects, or give it more room")
+        host = FleetHost(f"file://{disk}/pages", stack, *PATIENT, "--arena-size", "64MiB")
+        share_each(host, "first")
+        (disk / "filling").write_bytes(bytes(600_000))
+        host.client.store(keys_of("more", 6), pages_of(6, SIZE))
+        assert eventually(lambda: host.report.waiting > 0, 15.0), host.report
+        assert "pages is full: delete old objects, or give it more room" in host.report.write_trouble
+        text = " ".join(host.daemon.pagetier("stats").stdout.split())
+        assert "to be written again (the store failed: " in text or "is full: delete old objects" in text, text
+        assert eventually(lambda: bool(host.daemon.lines("event=fleet_write_trouble")), 30.0), host.report
+        assert host.asks and not host.report.openings and not host.daemon.lines("event=fleet_trouble")
+        assert host.load("first", 1, SIZE).pages == 1, "a store that takes no pages still returns them"
+        (disk / "filling").unlink()
+        assert eventually(lambda: host.report.written == 7, 60.0), host.report
+        assert host.report.waiting == 0 and host.report.failed == 0
+        host.daemon.drop_all_pages()
+        assert host.load("more", 6, SIZE).pages == 6, "the chain has no hole"
         stack.close()
+
+
+def test_pages_that_leave_memory_unwritten_are_named(stack: ExitStack, tmp_path: Path) -> None:
+    (tmp_path / "unwritable").touch()
+    host = FleetHost(f"python://faulty_store:unreadable_folder?folder={tmp_path}", stack, *PATIENT)
+    host.client.store(keys_of("lost", 3), pages_of(3, SIZE))
+    assert eventually(lambda: host.report.waiting == 3, 30.0), host.report
+    host.daemon.drop_all_pages()
+    assert eventually(lambda: host.report.failed == 3, 60.0), host.report
+    (line,) = host.daemon.lines("event=fleet_given_up")
+    assert "3 pages have left memory and are not in the fleet: the store failed: OSError: [Errno 28]" in line
+    text = " ".join(host.daemon.pagetier("stats").stdout.split())
+    assert "3 pages given up (the store failed: OSError: [Errno 28]" in text, text
+    (tmp_path / "unwritable").unlink()
+    host.client.store(keys_of("lost", 5), pages_of(5, SIZE))
+    assert eventually(lambda: host.report.written == 5, 60.0), "the next host that computes them fills the hole"
 
 
 def test_a_store_that_lists_but_does_not_serve_closes_the_fleet(stack: ExitStack, tmp_path: Path) -> None:

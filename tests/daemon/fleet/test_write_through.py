@@ -44,8 +44,8 @@ class Queue:
         self.writes.send_due()
         return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
 
-    def answer(self, *stored: Stored) -> str:
-        return self.writes.wrote(Wrote(self.sent[-1].number, bytes(stored), "broken", 0))
+    def answer(self, *stored: Stored, why: str = "broken") -> str:
+        return self.writes.wrote(Wrote(self.sent[-1].number, bytes(stored), why, 0))
 
 
 def test_what_was_granted_for_part_0_is_written_once_half_a_second_later() -> None:
@@ -99,14 +99,58 @@ def test_the_rate_limits_what_is_sent() -> None:
     assert 70 * MIB < nbytes < 110 * MIB
 
 
-def test_a_failure_is_reported_and_counted() -> None:
+def test_a_page_that_failed_is_tried_again_with_growing_pauses_until_the_fleet_has_it() -> None:
+    queue, pauses = Queue(), list[float]()
+    queue.store("ab")
+    assert queue.after(1.0) == ["ab"]
+    assert queue.answer(Stored.DONE, Stored.FAILED) == "broken"
+    with pytest.raises(ProtocolError):
+        queue.answer(Stored.DONE)
+    for _ in range(8):
+        pause = 0.0
+        while not queue.after(0.5):
+            pause += 0.5
+        pauses.append(pause + 0.5)
+        assert queue.writes.counts.waiting == 1 and queue.writes.trouble == "broken"
+        queue.answer(Stored.FAILED)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert queue.after(30.0) == ["b"]
+    queue.answer(Stored.PRESENT, why="")  # an earlier write was late
+    counts = queue.writes.counts
+    assert (counts.written, counts.present, counts.failed, counts.waiting) == (2, 0, 0, 0)
+    assert queue.writes.trouble == "" and queue.writes.queued_bytes == 0
+
+
+def test_a_page_that_leaves_memory_after_a_failure_is_given_up_by_name() -> None:
     queue = Queue()
     queue.store("ab")
     queue.after(1.0)
-    assert queue.answer(Stored.DONE, Stored.FAILED) == "broken" and queue.writes.counts.failed == 1
-    with pytest.raises(ProtocolError):
-        queue.answer(Stored.DONE)
-    queue.store("c")
+    queue.answer(Stored.FAILED, Stored.SKIPPED)
+    assert queue.after(0.0) == ["b"], "one page that fails does not keep the others from being written"
+    queue.answer(Stored.DONE, why="")
+    assert queue.after(1.0) == ["a"] and queue.answer(Stored.GONE, why="") == ""
+    assert (queue.writes.counts.failed, queue.writes.given_up, queue.writes.trouble) == (1, "broken", "")
+    assert queue.after(100.0) == [] and queue.writes.counts.gone == 0
+
+
+def test_what_was_not_tried_or_failed_goes_before_what_came_later() -> None:
+    queue = Queue()
+    queue.store("abc")
     queue.after(1.0)
+    queue.store("xyz")
+    queue.answer(Stored.FAILED, Stored.SKIPPED, Stored.SKIPPED)
+    assert queue.after(1.0) == ["abcxyz"]
+
+
+def test_the_end_of_a_worker_loses_no_page() -> None:
+    queue = Queue()
+    queue.store("ab")
+    queue.after(1.0)
+    queue.store("c")
     queue.writes.lost()
-    assert queue.after(100.0) == []
+    queue.writes.begin(queue.send)
+    assert queue.after(1.0) == ["abc"]
+    assert queue.writes.oldest(queue.now + 7.0) == (3, 7.0)
+    queue.answer(*[Stored.DONE] * 3, why="")
+    assert (queue.writes.counts.written, queue.writes.counts.waiting) == (3, 0)
+    assert queue.writes.oldest(queue.now + 7.0) == (0, 0.0)
