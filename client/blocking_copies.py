@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.keys import Keys
+from pagetier.client.load import reachable_pages
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks
@@ -26,9 +28,9 @@ class BlockingCopies(Protocol):
 
         Args:
             match: A match that is not released.
-            slots: The slots of one page or more; no more pages than are available.
+            slots: The slots of one page or more.
             start_page: The first page to copy.
-            timeout: Seconds to wait for pages on disk; None for the client's timeout.
+            timeout: Seconds to wait for pages on disk and in the fleet; None for the client's timeout.
         """
 
     def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
@@ -69,7 +71,8 @@ class DeviceCopies:
     def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
         """Implements BlockingCopies.load()."""
         copier = self._copier.open()
-        with self._read_from_disk(match, start_page + len(slots), timeout) as whole:
+        seconds = self._client.timeout if timeout is None else timeout
+        with self._read_rest(match, start_page + len(slots), seconds) as whole:
             pages = max(0, min(len(slots), len(whole) - start_page))
             load = copier.load(whole, slots.some(0, pages), start_page, copier.engine_event())
         while not load.wait(load.layers - 1, _POLL_S):
@@ -86,13 +89,18 @@ class DeviceCopies:
         return store.wait(0)
 
     @contextmanager
-    def _read_from_disk(self, match: Match, end_page: int, timeout: float | None) -> Iterator[Match]:
-        """Yields a match that includes the pages up to `end_page` that reached memory in time."""
-        keys = match.keys
-        if keys is None or min(end_page, match.available_pages) <= len(match):
+    def _read_rest(self, match: Match, end_page: int, timeout: float) -> Iterator[Match]:
+        """Yields a match that includes the pages up to `end_page` that reached memory in time, from disk or fleet."""
+        keys, available = match.keys, min(end_page, match.available_pages)
+        ends = time.monotonic() + timeout
+        asks = keys is not None and timeout > 0 and available < min(end_page, reachable_pages(match))
+        located = self._client.locate(keys[available:end_page], timeout) if keys is not None and asks else None
+        in_fleet = located.wait(timeout) if located is not None else 0
+        if keys is None or available + in_fleet <= len(match):
             yield match
             return
-        self._client.prefetch(keys[:end_page], timeout).wait(self._client.timeout if timeout is None else timeout)
+        left = max(0.0, ends - time.monotonic())
+        self._client.prefetch(keys[:end_page], left, located if in_fleet else None).wait(left)
         with self._client.rematch(match) as longer:
             yield longer
 

@@ -109,6 +109,12 @@ def destination_of(match: Match, out: HostBuffers | Blocks, start_page: int, thr
     return BufferDestination(out, start_page, threads)
 
 
+def reachable_pages(match: Match) -> int:
+    """Returns how many pages a load may bring: those on this host, or all while the fleet can be asked for them."""
+    session = match.session
+    return match.asked if session is not None and session.asks_fleet else match.available_pages
+
+
 class UnpinnedPrefix(msgspec.Struct, frozen=True):
     """The keys of a prefix that is partly on disk or in the fleet.
 
@@ -135,7 +141,7 @@ def unpinned_prefix_of(match: Match, out: Destination) -> UnpinnedPrefix | None:
     keys, session = match.keys, match.session
     if keys is None or not match.pinned or session is None or not session.usable:
         return None
-    available = match.asked if session.asks_fleet else match.available_pages
+    available = reachable_pages(match)
     if available <= len(match):
         return None
     sizes = match.page_sizes

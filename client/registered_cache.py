@@ -10,6 +10,7 @@ from pagetier.client.blocking_copies import BlockingCopies, DeviceCopies, HostCo
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
+from pagetier.client.load import reachable_pages
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.store_result import StoreResult
@@ -114,19 +115,20 @@ class RegisteredCache:
     ) -> int:
         """Copies the pages of a match into the engine's blocks, as far as the table has room for whole pages.
 
-        Pages of the match that are on disk are loaded too. The engine must not use the blocks until the call returns.
+        Pages of the match that are on disk are loaded too, and pages after them that the fleet has. The engine must not
+        use the blocks until the call returns.
 
         Args:
             match: A match of this cache that is not released.
             block_table: The prompt's blocks, from its first token on.
             skip_tokens: Tokens at the beginning of the prompt that the engine has already: their slots are not written.
-            timeout: Seconds to wait for pages on disk; None for the client's timeout. It does not limit the time for
-                copying.
+            timeout: Seconds to wait for pages on disk and in the fleet, which is not asked with 0; None for the
+                client's timeout. It does not limit the time for copying.
             strict: Raises if fewer tokens were loaded than are matched.
 
         Returns:
             The number of tokens that need no prefill: those that were loaded and all before them. It is `skip_tokens`
-            if nothing was loaded, and more than `match.tokens` if pages came from disk.
+            if nothing was loaded, and more than `match.tokens` if pages came from disk or from the fleet.
 
         Raises:
             IncompleteLoadError: `strict` is set and fewer tokens than `match.tokens` are in the blocks.
@@ -276,7 +278,7 @@ class RegisteredCache:
         return slot_map(block_table, pages, self.paged.page.tokens, self.paged.cache.block_tokens)
 
     def slots_to_load(self, match: Match, block_table: Ids, skip_tokens: int) -> tuple[SlotMap, int]:
-        """Returns the slots of the available pages for which the table has room, and the first page.
+        """Returns the slots of the pages that a load may bring and for which the table has room, and the first page.
 
         Raises:
             ValueError: As slot_map() does, or `skip_tokens` is negative.
@@ -285,7 +287,7 @@ class RegisteredCache:
             raise ValueError(f"skip_tokens must be 0 or more, not {skip_tokens}")
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens
         start_page = skip_tokens // self.page_tokens
-        pages = max(0, min(match.available_pages, len(block_table) * block // page) - start_page)
+        pages = max(0, min(reachable_pages(match), len(block_table) * block // page) - start_page)
         first, end = start_page * page, (start_page + pages) * page
         skipped = min(skip_tokens - start_page * self.page_tokens, page - 1)
         return slot_map(

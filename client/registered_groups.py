@@ -87,14 +87,14 @@ class RegisteredGroups:
     ) -> int:
         """Copies the pages of a hit into the blocks of all groups.
 
-        If the hit continues on disk and the tables have room for it, those pages are read first, and loaded if all of
-        them came in time. The engine must not use the blocks until the call returns.
+        If the hit continues on disk or in the fleet and the tables have room for it, those pages are read first, and
+        loaded if all of them came in time. The engine must not use the blocks until the call returns.
 
         Args:
             match: A match of these groups that is not released.
             block_tables: The prompt's blocks in each group. All pages that the hit needs have blocks.
-            timeout: Seconds to wait for pages on disk; None for the client's timeout. It does not limit the time for
-                copying.
+            timeout: Seconds to wait for pages on disk and in the fleet, which is not asked with 0; None for the
+                client's timeout. It does not limit the time for copying.
             strict: Raises if fewer tokens were loaded than are matched.
 
         Returns:
@@ -106,7 +106,7 @@ class RegisteredGroups:
                 there are tables for another number of groups.
         """
         tables = self._tables(block_tables)
-        with self._read_from_disk(match, tables, timeout) as whole:
+        with self._read_rest(match, tables, timeout) as whole:
             copied = [
                 cache.copies.load(its, slots, 0, 0) if len(slots) else 0
                 for cache, its, slots in zip(self.caches, whole.matches, self._needed_slots(whole, tables), strict=True)
@@ -215,17 +215,29 @@ class RegisteredGroups:
         ]
 
     @contextmanager
-    def _read_from_disk(
-        self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None
-    ) -> Iterator[GroupMatch]:
-        """Yields the longer hit if its pages on disk, for which there are blocks, came into memory in time."""
-        limit = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
-        if min(match.available_tokens, limit) <= match.tokens:
+    def _read_rest(self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None) -> Iterator[GroupMatch]:
+        """Yields the longer hit if its pages on disk or in the fleet, for which there are blocks, came in time."""
+        room = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
+        limit, seconds = min(room, match.asked), self._client.timeout if timeout is None else timeout
+        session = self._client.session
+        asks = session is not None and session.asks_fleet
+        if limit <= match.tokens or not (asks or match.available_tokens > match.tokens):
             yield match
             return
-        self._client.prefetch_groups(match, timeout).wait(self._client.timeout if timeout is None else timeout)
+        with self._client.find_groups(match.groups, limit) as reachable:
+            self._read(reachable, match.tokens, time.monotonic() + seconds)
         with self._client.find_groups(match.groups, limit) as longer:
             yield longer if longer.tokens > match.tokens else match
+
+    def _read(self, reachable: GroupMatch, pinned_tokens: int, ends: float) -> None:
+        """Waits until `ends` for the pages of the longest hit that disk and fleet allow, if it is longer."""
+        seconds = max(0.0, ends - time.monotonic())
+        location = self._client.locate_groups(reachable, seconds) if seconds else None
+        located = location.longest_hit() if location is not None and location.wait(seconds) else None
+        if located is None and reachable.available_tokens <= pinned_tokens:
+            return
+        left = max(0.0, ends - time.monotonic())
+        self._client.prefetch_groups(reachable, left, located).wait(left)
 
     def _needed_slots(self, match: GroupMatch, tables: Sequence[_Table]) -> list[SlotMap]:
         """Returns the slots of the pages that the hit needs in each group. Raises ValueError for missing blocks."""

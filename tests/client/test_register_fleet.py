@@ -1,0 +1,70 @@
+"""A registered cache loads what other hosts have stored, as Client.load() does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fleet_host import PATIENT, FleetHost
+from hybrid_engine import TOKENS, HybridEngine, same, tables
+from pagetier.client import RegisteredCache
+from pagetier.client.blocking_copies import DeviceCopies, LazyCopier
+
+LAYERS, BLOCKS, BLOCK, PAGE = 2, 64, 16, 32
+PAGES = 4
+PROMPT = list(range(PAGES * PAGE + 5))
+WRITTEN, READ = np.arange(31, -1, -1), np.arange(63, 31, -1)
+
+
+class Hosts(NamedTuple):
+    first: FleetHost
+    second: FleetHost
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    url = f"file://{tmp_path_factory.mktemp('store')}"
+    with ExitStack() as stack:
+        yield Hosts(FleetHost(url, stack, *PATIENT), FleetHost(url, stack, "--remote-write", "never", *PATIENT))
+
+
+def registered(host: FleetHost, model: str, copies: str) -> tuple[RegisteredCache, npt.NDArray[np.int16]]:
+    tensors = np.random.default_rng(7).integers(0, 2**15, (LAYERS, BLOCKS, 2, BLOCK, 4, 8), np.int16)
+    cache = host.client.register(list(tensors), model=model, page_tokens=PAGE, layout="flashinfer")
+    if copies == "device":
+        cache.copies = DeviceCopies(host.client, LazyCopier(host.client, cache.paged))
+    return cache, tensors
+
+
+@pytest.mark.parametrize("copies", ["host", "device"])
+def test_a_cache_loads_the_pages_of_another_host(hosts: Hosts, copies: str) -> None:
+    cache, _ = registered(hosts.first, copies, copies)
+    assert cache.store(PROMPT, WRITTEN).stored == PAGES
+    hosts.first.wait_shared(PAGES)
+    cache, tensors = registered(hosts.second, copies, copies)
+    expected = tensors[:, WRITTEN[: PAGES * PAGE // BLOCK]].copy()
+    with cache.match(PROMPT) as match:
+        assert (match.tokens, match.available_tokens) == (0, 0)
+        assert cache.load(match, READ, timeout=0) == 0, "the fleet is not asked"
+        assert cache.load(match, READ[: 2 * PAGE // BLOCK], timeout=20) == 2 * PAGE, "as far as the table has room"
+    with cache.match(PROMPT) as match:
+        assert match.tokens == 2 * PAGE
+        assert cache.load(match, READ, timeout=20) == PAGES * PAGE
+    assert np.array_equal(tensors[:, READ[: PAGES * PAGE // BLOCK]], expected)
+
+
+def test_groups_load_the_pages_of_another_host(hosts: Hosts) -> None:
+    engine = HybridEngine(hosts.first.client, "hybrid")
+    stored = engine.groups.store(engine.prompt, tables(0, 3))
+    hosts.first.wait_shared(sum(result.stored for result in stored))
+    other = HybridEngine(hosts.second.client, "hybrid")
+    with other.groups.match(other.prompt) as hit:
+        assert hit.tokens == 0
+        assert other.groups.load(hit, tables(24, 3), timeout=0) == 0, "the fleet is not asked"
+        assert other.groups.load(hit, tables(24, 3), timeout=20) == TOKENS
+    assert same(other, 0, 24, 3)
