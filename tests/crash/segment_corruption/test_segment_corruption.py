@@ -24,9 +24,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
 
 
 @pytest.mark.parametrize("chunk", range(_CHUNKS))
-def test_exact_bytes_or_a_miss(
-    lives: Lives, chunk: int, record_property: Callable[[str, object], None]
-) -> None:
+def test_exact_bytes_or_a_miss(lives: Lives, chunk: int, record_property: Callable[[str, object], None]) -> None:
     """About half of the lives lose a page. It may take more than the first ones until one does."""
     assert any(_loses_pages(lives) for _ in range(5)), "nothing was damaged"
     record_property("counted", {"damaged lives": _LIVES})

@@ -106,7 +106,7 @@ PROOFS: Final = (
     Proof("stress-mutants", ("shm/core/", f"{_STRESS}/"), partial(_mutants, _STRESS)),
     Proof("fuzzers", (*_CORE, "shm/binding/", *_INDEX), partial(_drivers, _FUZZ, "fuzz/")),
     Proof("fuzzers-mutants", _CORE, partial(_drivers, _FUZZ, "refute/")),
-    proof_of_tests("failpoints", ["tests/crash/injection/test_failpoints.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 12),
+    proof_of_tests("failpoints", ["tests/crash/injection/test_failpoints.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 16),
     proof_of_tests(
         "disk-calls",
         [f"tests/crash/injection/test_{name}.py" for name in ("disk_calls", "kernel", "lost")],
@@ -115,10 +115,10 @@ PROOFS: Final = (
     ),
     proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 3),
     proof_of_tests("power-loss", ["tests/crash/power_loss"], _STORES, 6),
-    proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _STORES, 4),
+    proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _STORES, 8),
     proof_of_tests("segment-corruption", ["tests/crash/segment_corruption"], ["shm/core/", *_INDEX], 1),
-    proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_INDEX], 2),
-    proof_of_tests("host-events", ["tests/crash/host_events"], [*_DISK, "daemon/host/", "daemon/main.py"], 3),
+    proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_INDEX], 4),
+    proof_of_tests("host-events", ["tests/crash/host_events"], [*_DISK, "daemon/host/", "daemon/main.py"], 4),
     proof_of_tests(
         "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 6
     ),
