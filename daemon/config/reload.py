@@ -16,6 +16,7 @@ from pagetier.shm.units import parse_size
 
 AT_ONCE: Final = frozenset(
     {
+        "access.authorize_by",
         "access.users",
         "access.groups",
         "access.watch_users",

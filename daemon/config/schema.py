@@ -13,6 +13,7 @@ import msgspec
 
 from pagetier.daemon.config.address import Address, address_setting, addresses_setting
 from pagetier.daemon.config.disk_options import DiskOptions
+from pagetier.daemon.config.id_ranges import IdRanges, group_setting, groups_setting, users_setting
 from pagetier.daemon.config.path_types import file_setting, socket_setting
 from pagetier.daemon.config.quota import TenantQuota, quota_setting
 from pagetier.daemon.config.remote_options import RemoteOptions
@@ -23,13 +24,10 @@ from pagetier.daemon.config.value_types import (
     count_setting,
     duration_setting,
     frame_setting,
-    group_setting,
-    groups_setting,
     mode_setting,
     name_setting,
     pause_setting,
     share_setting,
-    users_setting,
 )
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.socket_path import default_socket
@@ -151,19 +149,32 @@ class MatchOptions(Section, frozen=True, kw_only=True):
 class AccessOptions(Section, frozen=True, kw_only=True):
     """Users that may attach or observe, besides root and the daemon's own user."""
 
+    authorize_by: Annotated[
+        Literal["lists", "socket"],
+        choice_setting(
+            "Which processes may attach: those of listed users and groups, or all that the folder and the mode of the"
+            " socket let connect.",
+            "lists",
+            "socket",
+        ),
+    ] = "lists"
     users: Annotated[
-        tuple[int, ...], users_setting("Users (names or numbers) that may attach; a change detaches no engine.")
+        IdRanges,
+        users_setting(
+            "Users (names, numbers, ranges such as 65536-131071) that may attach; a change detaches no engine."
+        ),
     ] = ()
     groups: Annotated[
-        tuple[int, ...], groups_setting("Groups (names or numbers) that may attach; a change detaches no engine.")
+        IdRanges,
+        groups_setting("Groups (names, numbers, ranges) that may attach; a change detaches no engine."),
     ] = ()
     watch_users: Annotated[
-        tuple[int, ...],
-        users_setting("Users that may only observe (stats, top); see socket_mode."),
+        IdRanges,
+        users_setting("Users (names, numbers, ranges) that may only observe (stats, top); see socket_mode."),
     ] = ()
     watch_groups: Annotated[
-        tuple[int, ...],
-        groups_setting("Groups that may only observe (stats, top); see socket_mode."),
+        IdRanges,
+        groups_setting("Groups (names, numbers, ranges) that may only observe (stats, top); see socket_mode."),
     ] = ()
     socket_group: Annotated[
         tuple[int, ...], group_setting("Group of the control socket, one of the daemon's own; empty: its primary one.")
@@ -172,7 +183,7 @@ class AccessOptions(Section, frozen=True, kw_only=True):
         int,
         mode_setting(
             "Permission bits, in octal, of the control socket and of paths in http.listen and metrics.listen. 0666 lets"
-            " every user open it; the daemon still rejects users that are not listed."
+            " every user open it; the daemon still rejects users that are not listed, unless authorize_by is socket."
         ),
     ] = 0o660
 

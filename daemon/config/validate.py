@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -61,7 +62,10 @@ Describe: TypeAlias = Callable[[str, str], str]
 
 def first_conflict(config: Config, describe: Describe) -> str:
     """Returns the first conflict between settings; or ""."""
-    checks = (_check_arena, _check_disk, _check_remote, _check_evict, _check_quota, _check_sockets, _check_http)
+    checks = (
+        *(_check_arena, _check_disk, _check_remote, _check_evict),
+        *(_check_quota, _check_access, _check_sockets, _check_http),
+    )
     return next((wrong for check in checks for wrong in check(config, describe)), "")
 
 
@@ -130,6 +134,22 @@ def _check_quota(config: Config, describe: Describe) -> Iterator[str]:
         if quota.arena.most * config.arena.frames < 1:
             frames = f"{config.arena.frames} frames of arena.size"
             yield f"{describe('quota', str(quota))} has a maximum of less than one of the {frames}: raise it"
+
+
+def _check_access(config: Config, describe: Describe) -> Iterator[str]:
+    access = config.access
+    if access.authorize_by != "socket":
+        return
+    lists = {"users": access.users, "groups": access.groups}
+    lists |= {"watch_users": access.watch_users, "watch_groups": access.watch_groups}
+    by = describe("access.authorize_by", "socket")
+    for key, ranges in lists.items():
+        if ranges:
+            given = describe(f"access.{key}", ",".join(map(str, ranges)))
+            yield f"{given} has no effect: {by} lets every process attach that can open the socket; remove one of them"
+    if not access.socket_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = describe("access.socket_mode", f"{access.socket_mode:04o}")
+        yield f"{mode} keeps out every user that {by} would let in: set access.socket_mode to 0660 or 0666"
 
 
 def _check_sockets(config: Config, describe: Describe) -> Iterator[str]:

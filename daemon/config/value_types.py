@@ -7,9 +7,7 @@ flags, any TOML type from a file), returns the typed one, and raises ValueError 
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +17,6 @@ import msgspec
 from pagetier.daemon.config.suggestions import hint
 from pagetier.shm._core import LEAST_FRAME_BYTES
 from pagetier.shm.units import parse_duration, parse_size, shown, spell_duration, spell_size
-
-_MAX_ID = 2**32 - 2
-_BARE_ID = re.compile("[0-9]{1,10}")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,53 +218,3 @@ def mode_setting(help: str) -> Setting:
         return int(raw, 8)
 
     return Setting(read=read, show="{:04o}".format, metavar="MODE", help=help)
-
-
-def users_setting(help: str) -> Setting:
-    """Returns a setting for user IDs, given as names or numbers in a list or in one string with commas."""
-    return _ids_setting(help, "user", lambda name: pwd.getpwnam(name).pw_uid)
-
-
-def groups_setting(help: str) -> Setting:
-    """Returns a setting for group IDs, given as names or numbers in a list or in one string with commas."""
-    return _ids_setting(help, "group", lambda name: grp.getgrnam(name).gr_gid)
-
-
-def group_setting(help: str) -> Setting:
-    """Returns a setting for at most one group, given as a name or a number; its value is a tuple of zero or one ID."""
-    several = groups_setting(help)
-
-    def read(raw: object) -> tuple[int, ...]:
-        ids: tuple[int, ...] = several.read([raw] if isinstance(raw, int) else raw)
-        if len(ids) > 1:
-            raise ValueError(f"{shown(raw)} is more than one group")
-        return ids
-
-    return Setting(read=read, show=several.show, metavar="GROUP", help=help)
-
-
-def _ids_setting(help: str, noun: str, find_id: Callable[[str], int]) -> Setting:
-    def read(raw: object) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(_id(item, noun, find_id) for item in _items(raw, noun)))
-
-    metavar = f"{noun.upper()},..."
-    return Setting(read=read, show=lambda ids: ",".join(map(str, ids)), metavar=metavar, help=help)
-
-
-def _items(raw: object, noun: str) -> list[object]:
-    if isinstance(raw, str):
-        return [item.strip() for item in raw.split(",")] if raw.strip() else []
-    if isinstance(raw, list):
-        return raw
-    raise ValueError(f'{shown(raw)} is not a list of {noun}s, such as ["alice", 1000]')
-
-
-def _id(item: object, noun: str, find_id: Callable[[str], int]) -> int:
-    if isinstance(item, bool) or not isinstance(item, (str, int)) or item == "":
-        raise ValueError(f"{shown(item)} is not the name or the number of a {noun}")
-    if _BARE_ID.fullmatch(str(item)) and int(item) <= _MAX_ID:
-        return int(item)
-    try:
-        return find_id(str(item))
-    except (KeyError, ValueError):
-        raise ValueError(f"there is no {noun} {shown(item)} on this host") from None

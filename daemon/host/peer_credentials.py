@@ -10,7 +10,9 @@ from enum import IntEnum
 
 import msgspec
 
+from pagetier.daemon.config.id_ranges import contains_any
 from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.host.user_namespace import unmapped_ids
 from pagetier.shm.process import Process
 from pagetier.shm.socket_trust import peer_credentials
 
@@ -95,10 +97,16 @@ class Rights(IntEnum):
 
 
 def rights_of(peer: Peer | Caller, access: AccessOptions) -> Rights:
-    """Returns a peer's rights: all for root and the daemon's own user, for others what the configuration grants."""
-    if peer.uid in (os.geteuid(), 0):
+    """Returns a peer's rights: all for root and the daemon's own user, for others what the configuration grants.
+
+    A number that stands for all users or groups whom this user namespace does not map identifies none of them, so it
+    is in no list, and is not the daemon's own user.
+    """
+    unmapped = unmapped_ids()
+    users, groups = {peer.uid} - {unmapped.user}, peer.groups - {unmapped.group}
+    if users & {os.geteuid(), 0}:
         return Rights.MANAGE
-    if peer.uid in access.users or not peer.groups.isdisjoint(access.groups):
+    if access.authorize_by == "socket" or contains_any(access.users, users) or contains_any(access.groups, groups):
         return Rights.ATTACH
-    watches = peer.uid in access.watch_users or not peer.groups.isdisjoint(access.watch_groups)
+    watches = contains_any(access.watch_users, users) or contains_any(access.watch_groups, groups)
     return Rights.WATCH if watches else Rights.NOTHING

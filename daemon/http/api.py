@@ -11,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.peer_credentials import Rights
+from pagetier.daemon.host.refusals import why_forbidden
 from pagetier.daemon.http.bodies import (
     Health,
     HintBody,
@@ -34,10 +35,6 @@ from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
 _PREFETCH: Final = "/v1/prefetch/"
-_FORBIDDEN: Final = {
-    Rights.WATCH: "this user may not: see access.watch_users and access.watch_groups",
-    Rights.ATTACH: "this user may not attach: see access.users and access.groups",
-}
 
 
 class Route(NamedTuple):
@@ -90,11 +87,12 @@ class Api:
     def _require(self, needs: Rights, request: Request) -> None:
         if needs is Rights.NOTHING:
             return
-        rights = request.peer.rights(self._daemon.settings, request.headers.get("authorization", ""))
-        if rights < Rights.WATCH and request.peer.caller is None:
+        settings, caller = self._daemon.settings, request.peer.caller
+        if request.peer.rights(settings, request.headers.get("authorization", "")) >= needs:
+            return
+        if caller is None:
             raise HttpError(HTTPStatus.UNAUTHORIZED, "a port needs the header `Authorization: Bearer TOKEN`")
-        if rights < needs:
-            raise HttpError(HTTPStatus.FORBIDDEN, _FORBIDDEN[needs])
+        raise HttpError(HTTPStatus.FORBIDDEN, why_forbidden(caller, needs, settings.access))
 
     async def _metrics(self, request: Request) -> Response:
         return await self._render(request.headers.get("accept", ""))

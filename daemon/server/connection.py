@@ -7,6 +7,7 @@ import logging
 import time
 
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
+from pagetier.daemon.host.refusals import why_forbidden
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
 from pagetier.daemon.server.house import House
@@ -47,10 +48,6 @@ log = logging.getLogger(__name__)
 _WATCHER_LIMIT = 64 << 10  # bytes of a message from a peer that is not attached
 _TURN_S = 0.002  # then other connections get their turn
 _MOST_OPEN = 1024  # requests of one peer without a response: beyond these, nothing is read from it
-_NOT_ALLOWED = {
-    Rights.WATCH: "this user may only watch: see access.users and access.groups",
-    Rights.ATTACH: "only root and the daemon's own user may change sizes",
-}
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -208,9 +205,9 @@ class Connection(asyncio.BufferedProtocol):
                     self._send(Detached(request.number))
 
     def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Forget | Check | Resize) -> None:
-        rights = self._greeter.rights
-        if rights < (Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH):
-            self._send(Refusal(_NOT_ALLOWED[rights]))
+        needs = Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH
+        if self._greeter.rights < needs:
+            self._send(Refusal(why_forbidden(self._caller, needs, self._access)))
             return
         match request:
             case Fetch():

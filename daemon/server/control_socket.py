@@ -9,8 +9,10 @@ import stat
 from pathlib import Path
 
 from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.listening_socket import BoundSocket
+from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, UnmappedIds, unmapped_ids
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.house import GREETING_S, House
@@ -74,6 +76,8 @@ class Server:
             self._log_locked_out(asked)
 
     def _log_locked_out(self, asked: AccessOptions) -> None:
+        if trouble := unidentified(asked, unmapped_ids()):
+            log.warning("%s", trouble, extra=event("users_unmapped"))
         with contextlib.suppress(FileNotFoundError):  # the socket was removed by another process
             if trouble := locked_out(self._path.stat(), asked):
                 log.warning("%s", trouble, extra=event("socket_shut"))
@@ -105,9 +109,21 @@ def locked_out(found: os.stat_result, access: AccessOptions) -> str:
     return f'{problem}set access.socket_mode = "0666" and restart (the daemon still refuses all other users)'
 
 
+def unidentified(access: AccessOptions, unmapped: UnmappedIds) -> str:
+    """Returns which list names the number that stands for all unmapped users or groups, and what follows; or ""."""
+    users = {"users": access.users, "watch_users": access.watch_users}
+    groups = {"groups": access.groups, "watch_groups": access.watch_groups}
+    named = [(key, ids, unmapped.user) for key, ids in users.items()]
+    named += [(key, ids, unmapped.group) for key, ids in groups.items()]
+    for key, ids, number in named:
+        if number is not None and IdRange(number, number) in ids:
+            return f"access.{key} names {number}, which {STANDS_FOR_UNMAPPED}: it admits none of them"
+    return ""
+
+
 def _keeps_out(mode: int, group: int, access: AccessOptions) -> bool:
     """Returns whether a socket of this mode and group keeps out a configured user."""
     users, groups = access.users + access.watch_users, access.groups + access.watch_groups
     if mode & stat.S_IWOTH or not (users or groups):
         return False
-    return bool(users) or not mode & stat.S_IWGRP or set(groups) != {group}
+    return bool(users) or not mode & stat.S_IWGRP or set(groups) != {IdRange(group, group)}

@@ -6,11 +6,13 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.host.peer_credentials import Peer, Rights, peer_of, rights_of
+from pagetier.daemon.host.peer_credentials import Peer, Rights, caller_of, peer_of, rights_of
+from pagetier.daemon.host.refusals import why_forbidden, why_unseen
 from pagetier.daemon.index.service import Service
 from pagetier.shm._core import ShmError
 from pagetier.shm.message_codec import pack
@@ -48,8 +50,8 @@ class Greeter:
             return _refuse(f"the daemon is {BUILD!r}, the client {request.build!r}: install the same version")
         try:
             peer = peer_of(connection)
-        except ProcessLookupError as error:
-            return _refuse(str(error))
+        except ProcessLookupError:
+            return _refuse(why_unseen(caller_of(connection), Path("/")))
         try:
             return self._authorize_peer(request, peer)
         except ShmError as error:
@@ -61,8 +63,9 @@ class Greeter:
     def _authorize_peer(self, request: Attach | Observe, peer: Peer) -> GreetingReply:
         segments = self._service.segments
         self.rights = rights_of(peer, self._access)
-        if self.rights < (Rights.WATCH if isinstance(request, Observe) else Rights.ATTACH):
-            return _refuse(f"user {peer.uid} may not attach: see access.users and access.groups")
+        needs = Rights.WATCH if isinstance(request, Observe) else Rights.ATTACH
+        if self.rights < needs:
+            return _refuse(why_forbidden(peer, needs, self._access))
         if isinstance(request, Observe):
             return GreetingReply(self._service.observe(), segments.read_only_descriptors())
         self._had_slot = self._service.has_slot(peer, request)

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.listening_socket import BoundSocket, SocketError
-from pagetier.daemon.host.peer_credentials import Peer, peer_of
+from pagetier.daemon.host.peer_credentials import Peer, Rights, peer_of, rights_of
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.process import Process
@@ -181,7 +182,7 @@ def _accepted(connection: socket.socket) -> PeerLink | None:
         log.warning("refused a worker of the fleet: %s", error, extra=event("worker_refused"))
         connection.close()
         return None
-    if peer.uid in (os.geteuid(), 0):
+    if rights_of(peer, AccessOptions()) is Rights.MANAGE:
         return PeerLink(connection, peer)
     log.warning(
         "refused a worker of the fleet: process %d has user %d: run it as user %d",

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.load import load
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
@@ -112,7 +113,7 @@ def test_the_examples_are_valid_configurations(tmp_path: Path) -> None:
         assert load(file, {}, {}).arena.size == 1 << 30
         file.write_text(re.sub(r"(?m)^# (?=[a-z_]+ = )", "", text))
         config = load(file, {}, {})
-        assert (config.disk.size, config.access.groups) == ((100 << 30,), (0,))
+        assert (config.disk.size, config.access.groups) == ((100 << 30,), (IdRange(0, 0),))
 
 
 def test_a_second_installation_keeps_the_configuration(tmp_path: Path) -> None:

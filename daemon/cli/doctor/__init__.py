@@ -22,6 +22,7 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_locked_memory,
     check_room,
     check_shared_memory,
+    check_users,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
 from pagetier.daemon.common.fleet_status import FleetStatus
@@ -94,6 +95,7 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
     yield check_shared_memory(host)
     yield check_locked_memory(config, host)
     yield from check_kernel()
+    yield check_users(config.access, host)
     yield check_folder(config.socket.parent)
     yield from check_socket(config.socket, config.access)
     try:

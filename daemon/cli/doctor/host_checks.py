@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.common.huge_page_report import FEW_REMEDY, HugePageReport
-from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
+from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, read_unmapped_ids
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
 
@@ -66,6 +67,20 @@ def check_locked_memory(config: Config, host: Host) -> Result:
         "memlock",
         f"{format_size(limit)}, but the arena has {format_size(config.arena.size)}: drivers that count pinned memory,"
         " as for RDMA, cannot pin it in engines: set ulimit -l unlimited, or LimitMEMLOCK=infinity in their unit",
+    )
+
+
+def check_users(access: AccessOptions, host: Host) -> Result:
+    """Checks whether a daemon in this user namespace can identify the users of engines."""
+    unmapped = read_unmapped_ids(host.root)
+    if unmapped.user is None:
+        return ok("users", "all users of the host are mapped")
+    if access.authorize_by == "socket":
+        return ok("users", 'not all are mapped; access.authorize_by = "socket" needs none')
+    return warning(
+        "users",
+        f"{unmapped.user} {STANDS_FOR_UNMAPPED}, and such engines are refused: run the daemon without one, or set"
+        ' access.authorize_by = "socket"',
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
+from fake_host import host_files
 from fake_snapshots import snapshot
 from file_changes import write_at
 from other_users import NOBODY, as_root, output_as
@@ -19,10 +20,16 @@ from pagetier.daemon.cli.connect import daemon_at
 from pagetier.daemon.cli.doctor import host_checks
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
 from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
-from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_locked_memory, check_shared_memory
+from pagetier.daemon.cli.doctor.host_checks import (
+    check_huge_pages,
+    check_locked_memory,
+    check_shared_memory,
+    check_users,
+)
 from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DiskOptions
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.load import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.disk.disk_report import DiskReport
@@ -33,7 +40,7 @@ from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
-WORLD = AccessOptions(users=(NOBODY,))
+WORLD = AccessOptions(users=(IdRange(NOBODY, NOBODY),))
 
 
 def doctor(*arguments: str) -> Result:
@@ -254,3 +261,11 @@ def test_an_old_kernel_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_checks, "SO_PEERPIDFD", 9999)
     levels = {result.what: result.level for result in host_checks.check_kernel()}
     assert levels == {"pidfd": Level.PROBLEM, "SO_PEERPIDFD": Level.WARNING, "populating": Level.PROBLEM}
+
+
+def test_a_user_namespace_that_hides_users_is_a_warning(tmp_path: Path) -> None:
+    assert check_users(AccessOptions(), Host()).level is Level.OK
+    host_files(tmp_path, {"proc/self/uid_map": "0 100000 65536"})
+    found = check_users(AccessOptions(), Host(tmp_path))
+    assert found.level is Level.WARNING and found.text.startswith("65534 stands for everyone that the daemon's user")
+    assert check_users(AccessOptions(authorize_by="socket"), Host(tmp_path)).level is Level.OK

@@ -143,4 +143,4 @@ def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None
         imports = "import pagetier.daemon.cli.lookup, pagetier.daemon.cli.prefetch"
         assert output_as(ALICE, imports, code, "lookup", *words)[0] == 0
         status, output = output_as(ALICE, imports, code, "prefetch", *words)
-        assert status == Exit.WRONG and "this user may only watch" in output
+        assert status == Exit.WRONG and f"user {ALICE} may only watch" in output

@@ -6,6 +6,7 @@ import click
 from click.testing import CliRunner
 
 from pagetier.daemon.config.cli_options import config_flags, config_options
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.load import Config, fields, load
 
 GIVEN = {"--name": "other", "--arena-size": "2GiB", "--evict-high": "0.5", "--access-users": "root,7"}
@@ -28,7 +29,8 @@ def test_flags_reach_the_configuration() -> None:
     seen, output, code = run(*(word for pair in GIVEN.items() for word in pair))
     assert code == 0, output
     (config,) = seen
-    assert (config.name, config.arena.size, config.evict.high, config.access.users) == ("other", 2 << 30, 0.5, (0, 7))
+    assert (config.name, config.arena.size, config.evict.high) == ("other", 2 << 30, 0.5)
+    assert config.access.users == (IdRange(0, 0), IdRange(7, 7))
     assert config.arena.frame_size == 1 << 20
 
 

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from pagetier.daemon.config.address import Address
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.load import Config, fields, load
 from pagetier.daemon.config.quota import ShareRange, TenantQuota
+
+
+def id_range(number: int) -> IdRange:
+    return IdRange(number, number)
+
 
 # One valid raw text for each setting, and its value.
 TYPED = {
@@ -56,10 +62,11 @@ TYPED = {
     "remote.ask_timeout": ("20ms", 0.02),
     "remote.timeout": ("5s", 5.0),
     "remote.buffers": ("64MiB", 64 << 20),
-    "access.users": ("root, 1234", (0, 1234)),
-    "access.groups": ("root,77", (0, 77)),
-    "access.watch_users": ("root", (0,)),
-    "access.watch_groups": ("77", (77,)),
+    "access.authorize_by": ("socket", "socket"),
+    "access.users": ("root, 1234,65536-131071", (id_range(0), id_range(1234), IdRange(65536, 131071))),
+    "access.groups": ("root,77-79", (id_range(0), IdRange(77, 79))),
+    "access.watch_users": ("root", (id_range(0),)),
+    "access.watch_groups": ("7-77", (IdRange(7, 77),)),
     "access.socket_group": ("77", (77,)),
     "access.socket_mode": ("0600", 0o600),
     "advise.window": ("2h", 7200.0),
@@ -128,14 +135,14 @@ def test_toml_numbers_and_lists_are_accepted(file: Path) -> None:
         [store]
         reservation_timeout = 1.5
         [access]
-        users = ["root", 1234, "1234", 0]
+        users = ["root", 1234, "1234", 0, "2000-2999"]
         groups = []
         """
     )
     config = load(file, {}, {})
     assert (config.arena.size, config.arena.frame_size, config.arena.threads) == (1 << 20, 4096, 2)
     assert (config.evict.low, config.evict.high, config.store.reservation_timeout) == (0.0, 0.5, 1.5)
-    assert (config.access.users, config.access.groups) == ((0, 1234), ())
+    assert (config.access.users, config.access.groups) == ((id_range(0), id_range(1234), IdRange(2000, 2999)), ())
 
 
 @pytest.mark.parametrize(("in_file", "in_env", "in_flags"), list(itertools.product([False, True], repeat=3)), ids=str)
@@ -185,4 +192,4 @@ def test_the_arena_is_rounded_down_to_whole_frames() -> None:
 def test_users_and_groups_of_this_host_by_name() -> None:
     user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
     access = load(None, {}, {"access_users": user, "access_groups": group}).access
-    assert (access.users, access.groups) == ((os.getuid(),), (os.getgid(),))
+    assert (access.users, access.groups) == ((id_range(os.getuid()),), (id_range(os.getgid()),))

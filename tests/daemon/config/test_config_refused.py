@@ -80,6 +80,12 @@ def file(tmp_path: Path) -> Path:
         ("[access]\nusers = [4294967295]", ["access.users", "4294967295"]),
         ("[access]\nusers = [true]", ["access.users", "true"]),
         ('[access]\nusers = "root,,root"', ["access.users", '""']),
+        ('[access]\nusers = ["65536-"]', ["access.users", '"65536-" is not a range', "FIRST-LAST"]),
+        ('[access]\nusers = ["9-8"]', ["access.users", '"9-8" is not a range', "first number must not be above"]),
+        ('[access]\ngroups = "0-4294967295"', ["access.groups", '"0-4294967295"', "4294967294 at most"]),
+        ('[access]\nwatch_users = ["a-b"]', ["access.watch_users", "no user", '"a-b"']),
+        ('[access]\nsocket_group = "7-8"', ["access.socket_group", '"7-8" is more than one group']),
+        ('[access]\nauthorize_by = "sokcet"', ["access.authorize_by", 'did you mean "socket"']),
         ("[access]\nusers = 0", ["access.users", "0", "not a list"]),
         ('[log]\nlevel = "WARN"', ["log.level", '"WARN"', "debug, info, warning, error"]),
         ('[log]\nlevel = ["info"]', ["log.level", "not one of"]),
@@ -179,6 +185,19 @@ def test_a_conflict_of_two_settings_names_both_and_their_sources(file: Path) -> 
     assert "evict.low = 0.5 (flag --evict-low)" in message
     assert "evict.high = 0.01 (default)" in message
     assert "frames" in refused(arena_size="16TiB", arena_frame_size="4096")
+
+
+def test_lists_and_a_closed_socket_do_not_fit_the_authorization_by_the_socket(file: Path) -> None:
+    file.write_text('[access]\nauthorize_by = "socket"\n')
+    by = f"access.authorize_by = socket ({file}: access.authorize_by)"
+    for key in ("users", "groups", "watch_users", "watch_groups"):
+        message = refused(file, {f"PAGETIER_ACCESS_{key.upper()}": "7-8"})
+        assert f"access.{key} = 7-8 (variable PAGETIER_ACCESS_{key.upper()}) has no effect: {by} lets" in message
+    message = refused(file, access_socket_mode="0600")
+    assert (
+        f"access.socket_mode = 0600 (flag --access-socket-mode) keeps out every user that {by} would let in" in message
+    )
+    assert load(file, {}, {"access_users": ""}).access.authorize_by == "socket"
 
 
 def test_metrics_cannot_use_the_control_socket(file: Path) -> None:

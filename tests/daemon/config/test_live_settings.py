@@ -9,6 +9,7 @@ import pytest
 
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.fields import replaced
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.reload import Changes, LiveSettings
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config, EvictOptions, LogOptions
@@ -20,7 +21,10 @@ def test_live_settings_change_and_the_others_are_named() -> None:
     in_force, reported = LiveSettings(Config()), list[Config]()
     in_force.follow(reported.append)
     wanted = Config(
-        name="other", arena=ArenaOptions(size=1 << 20), access=AccessOptions(users=(7,)), log=LogOptions(level="debug")
+        name="other",
+        arena=ArenaOptions(size=1 << 20),
+        access=AccessOptions(users=(IdRange(7, 7),)),
+        log=LogOptions(level="debug"),
     )
     changes = in_force.take(wanted)
     assert changes == Changes(("access.users = 7", "log.level = debug"), ("name", "arena.size"))
@@ -34,7 +38,9 @@ def test_live_settings_change_and_the_others_are_named() -> None:
 
 
 def test_a_list_that_becomes_empty_is_reported() -> None:
-    assert LiveSettings(Config(access=AccessOptions(users=(7,)))).take(Config()).done == ("access.users = (none)",)
+    assert LiveSettings(Config(access=AccessOptions(users=(IdRange(7, 7),)))).take(Config()).done == (
+        "access.users = (none)",
+    )
 
 
 def test_without_changes_no_follower_is_called() -> None:

@@ -20,6 +20,7 @@ from eventually import Second, eventually
 from in_process_server import Peer, serves
 from open_descriptors import open_descriptors
 from other_users import NOBODY, as_root, output_as
+from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
@@ -42,6 +43,7 @@ from pagetier.shm.protocol import (
 from running_daemon import START_S, RunningDaemon
 
 SLOTS = 56
+EIGHT = IdRange(8, 8)
 
 
 # --- peers that leave or do not read ---------------------------------------------------------------------------------
@@ -225,7 +227,8 @@ def test_an_unknown_user_that_can_open_the_socket_is_refused() -> None:
     with open_to_all() as daemon:
         lines = as_nobody(daemon)
         assert len(lines) == 2
-        assert all("user 65534 may not attach: see access.users and access.groups" in line for line in lines)
+        assert "user 65534 may not attach: access.users does not list it, nor access.groups one" in lines[0]
+        assert "user 65534 may not watch: access.watch_users does not list it, nor access.watch_groups" in lines[1]
 
 
 @as_root
@@ -243,7 +246,7 @@ def test_a_configured_user_may_attach(access: tuple[str, ...], groups: tuple[int
 def test_a_user_with_watch_access_may_not_attach(access: tuple[str, ...]) -> None:
     with open_to_all(*access) as daemon:
         refused, observed = as_nobody(daemon)
-        assert "user 65534 may not attach" in refused
+        assert "user 65534 may only watch" in refused
         assert observed == "slot -1"
 
 
@@ -288,10 +291,11 @@ def test_peers_are_identified_by_the_kernel(path: Path) -> None:
 def test_the_warning_names_the_setting_that_waits_for_a_restart() -> None:
     found = os.stat_result((stat.S_IFSOCK | 0o660, 0, 0, 1, 0, 7, 0, 0, 0, 0))
     for access, words in (
-        (AccessOptions(groups=(8,)), 'set access.socket_mode = "0666" and restart'),
-        (AccessOptions(groups=(8,), socket_group=(8,)), "access.socket_group waits for a restart"),
-        (AccessOptions(users=(8,), socket_mode=0o666), 'access.socket_mode = "0666" waits for a restart'),
-        (AccessOptions(users=(8,), socket_mode=0o600), 'set access.socket_mode = "0666" and restart'),
+        (AccessOptions(groups=(EIGHT,)), 'set access.socket_mode = "0666" and restart'),
+        (AccessOptions(groups=(EIGHT,), socket_group=(8,)), "access.socket_group waits for a restart"),
+        (AccessOptions(users=(EIGHT,), socket_mode=0o666), 'access.socket_mode = "0666" waits for a restart'),
+        (AccessOptions(users=(EIGHT,), socket_mode=0o600), 'set access.socket_mode = "0666" and restart'),
     ):
         assert words in locked_out(found, access)
-    assert locked_out(found, AccessOptions(groups=(7,))) == locked_out(found, AccessOptions()) == ""
+    assert locked_out(found, AccessOptions(groups=(IdRange(7, 8),)))
+    assert locked_out(found, AccessOptions(groups=(IdRange(7, 7),))) == locked_out(found, AccessOptions()) == ""

@@ -1,0 +1,62 @@
+"""Says why a process at the control socket is refused, and what an administrator can do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.host.mounts import read_mounts
+from pagetier.daemon.host.peer_credentials import Caller, Peer, Rights, rights_of
+from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, unmapped_ids
+
+_MOST_GROUPS: Final = 8  # that a message names
+_HOST_IDS: Final = 1 << 16  # container runtimes leave the numbers below to the host
+_REMEDY: Final = 'run the daemon without one, or set access.authorize_by = "socket"'
+_RANGE: Final = "; for a container with a user namespace, list the namespace's range (FIRST-LAST)"
+
+
+def why_forbidden(peer: Peer | Caller, needs: Rights, access: AccessOptions) -> str:
+    """Returns why a peer does not have the right that a request needs, and what grants it."""
+    if needs is Rights.MANAGE:
+        return f"user {peer.uid} may not change sizes: only root and the daemon's own user may"
+    may = "only watch" if rights_of(peer, access) is Rights.WATCH else _denied(needs)
+    if peer.uid == unmapped_ids().user:
+        return f"user {peer.uid} may {may}: this number {STANDS_FOR_UNMAPPED}; {_REMEDY}"
+    return f"user {peer.uid} may {may}: {_unlisted(peer, needs)}{_RANGE if peer.uid >= _HOST_IDS else ''}"
+
+
+def _denied(needs: Rights) -> str:
+    return "not watch" if needs is Rights.WATCH else "not attach"
+
+
+def _unlisted(peer: Peer | Caller, needs: Rights) -> str:
+    prefix = "access.watch_" if needs is Rights.WATCH else "access."
+    names = sorted(peer.groups)
+    groups = ", ".join(map(str, names[:_MOST_GROUPS])) + (", ..." if len(names) > _MOST_GROUPS else "")
+    return f"{prefix}users does not list it, nor {prefix}groups one of its groups ({groups})"
+
+
+def why_unseen(caller: Caller, root: Path) -> str:
+    """Returns why this process cannot see the one that connected.
+
+    Args:
+        caller: The process.
+        root: A folder with proc.
+    """
+    if caller.pid <= 0:
+        return (
+            f"a process of user {caller.uid} lives in a PID namespace that cannot be seen from here: give the daemon"
+            " the host's PID namespace"
+        )
+    if hidden := _hidepid(root):
+        return (
+            f"{caller} cannot be seen from here: /proc is mounted with hidepid={hidden}; mount it with gid=GROUP, a"
+            " group of the daemon's user"
+        )
+    return f"{caller} cannot be seen from here, or has ended"
+
+
+def _hidepid(root: Path) -> str:
+    mounts = [mount for mount in read_mounts(root / "proc/self/mountinfo") if mount.point == "/proc"]
+    return mounts[-1].option("hidepid") if mounts else ""
