@@ -12,7 +12,7 @@ from user_namespaces import command_in
 
 pytestmark = as_root
 
-USER, GROUP = 201000, 204710  # outside; inside 1000 and 4710
+USER, GROUP = 201000, 204710  # outside; inside 1000, and a supplementary group 4710
 RANGE = "196608-262143"
 ATTACHED = ["attached", "observes"]
 OPEN = '[access]\nsocket_mode = "0666"\n'
@@ -20,10 +20,13 @@ BY_SOCKET = f'{OPEN}authorize_by = "socket"\n'
 _ENGINE = """
 import os, sys
 from pathlib import Path
-from user_namespaces import enter
+from user_namespaces import enter, mount_with_owners_of_inside
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import BUILD, Attach, Observe
-enter("0 200000 65536", 1000, 4710)
+IDS = "0 200000 65536"
+if sys.argv[2] == "volume":
+    mount_with_owners_of_inside(str(Path(sys.argv[1]).parent), IDS)
+enter(IDS, 1000, 1000, 4710)
 os.chdir("/")
 for request in (Attach(BUILD, 1, "contained"), Observe(BUILD)):
     try:
@@ -42,10 +45,15 @@ def daemon_with(access: str, *before: str) -> RunningDaemon:
     return daemon
 
 
-def greetings_of_engine(daemon: RunningDaemon) -> list[str]:
-    """Returns the responses to an engine in a user namespace: to the request to attach, and to observe."""
+def greetings_of_engine(daemon: RunningDaemon, mount: str = "folder") -> list[str]:
+    """Returns the responses to an engine in a user namespace: to the request to attach, and to observe.
+
+    Args:
+        daemon: The daemon.
+        mount: "volume" to mount the folder of the socket as the kubelet does; "folder" to leave it.
+    """
     environ = environ_with({"PYTHONPATH": str(Path(__file__).parents[2] / "harness")})
-    command = [sys.executable, "-c", _ENGINE, str(daemon.socket)]
+    command = [sys.executable, "-c", _ENGINE, str(daemon.socket), mount]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -54,7 +62,7 @@ def greetings_of_engine(daemon: RunningDaemon) -> list[str]:
 def test_an_engine_in_a_user_namespace_is_admitted_by_its_range_or_by_the_socket() -> None:
     with daemon_with(OPEN) as daemon:
         attach, observe = greetings_of_engine(daemon)
-        for words in (f"user {USER} may not attach: ", f"({GROUP})", "list the namespace's range (FIRST-LAST)"):
+        for words in (f"user {USER} may not attach: ", f"(201000, {GROUP})", "list the namespace's range (FIRST-LAST)"):
             assert words in attach
         assert f"user {USER} may not watch: access.watch_users does not list it" in observe
         daemon.reload(f'{OPEN}watch_users = ["{RANGE}"]\n')
@@ -78,3 +86,15 @@ def test_a_daemon_in_a_user_namespace_identifies_no_unmapped_user_by_a_number() 
         (warned,) = daemon.lines("event=users_unmapped")
         assert "access.users names 65534, which stands for everyone" in warned
         daemon.reload(BY_SOCKET)
+
+
+def test_the_group_of_a_closed_socket_admits_a_pod_in_a_user_namespace() -> None:
+    """The engine has the socket's group 4710 inside only. Its volume is mounted so that the group counts there."""
+    closed = '[access]\nsocket_mode = "0660"\nsocket_group = "4710"\n'
+    with daemon_with(f'{closed}authorize_by = "socket"\n') as daemon:
+        assert greetings_of_engine(daemon, "volume") == ATTACHED
+        assert all("Permission denied" in line for line in greetings_of_engine(daemon))
+        daemon.reload(f'{closed}users = ["{RANGE}"]\n')
+        assert greetings_of_engine(daemon, "volume") == ATTACHED
+        daemon.reload(f"{closed}groups = [4710]\n")
+        assert f"user {USER} may not attach" in greetings_of_engine(daemon, "volume")[0]
