@@ -29,7 +29,7 @@ from pagetier.shm.protocol import (
     Welcome,
 )
 from pagetier.shm.socket_path import DefaultSocket
-from pagetier.shm.socket_trust import why_untrusted
+from pagetier.shm.socket_trust import peer_credentials, why_untrusted
 from pagetier.shm.unpacker import Unpacker
 
 _CHUNK = 64 << 10
@@ -91,6 +91,11 @@ class Link:
             self.close()
             raise
         unix_socket.limit_receiving(self._socket)
+
+    @property
+    def daemon_pid(self) -> int:
+        """The PID of the daemon; 0 if it lives in a PID namespace that cannot be seen from here."""
+        return peer_credentials(self._socket)[0]
 
     def greet(self, request: Attach | Observe, timeout: float) -> Greeting:
         """Returns the daemon's response to the request that opens a connection.
@@ -275,11 +280,7 @@ class Link:
 
 
 def _check_trust(connected: socket.socket, path: Path) -> None:
-    """Checks the peer of a connected socket at a default path. Raises OSError if the path is gone.
-
-    Raises:
-        RefusedError: Another user could have placed the socket.
-    """
+    """Checks the peer at a default path. Raises RefusedError if it is not trusted, OSError if the path is gone."""
     if isinstance(path, DefaultSocket) and (why := why_untrusted(path, connected)):
         raise RefusedError(f"cannot trust {path}: {why}, or name the socket to use with PAGETIER_SOCKET")
 

@@ -51,6 +51,11 @@ class Daemon:
         self.extras = extras
         self._link = link
 
+    @property
+    def pid(self) -> int:
+        """The PID of the daemon; 0 if it lives in a PID namespace that cannot be seen from here."""
+        return self._link.daemon_pid
+
     def is_there(self) -> bool:
         """Returns whether the daemon still runs. Sends it nothing."""
         try:

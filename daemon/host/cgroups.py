@@ -1,4 +1,4 @@
-"""Reads the memory limits of control groups: this process's group and all groups above it, versions 2 and 1."""
+"""Reads control groups, versions 2 and 1: memory limits of this process's groups, and what a group is charged with."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class _Version(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...]
     usage: str
     reclaimable: tuple[str, ...]
+    shared: str
 
 
 # Above memory.high no process is killed, but shared memory cannot be reclaimed, so that the group would nearly stop.
@@ -47,12 +48,14 @@ _V2 = _Version(
     limits=("memory.max", "memory.high"),
     usage="memory.current",
     reclaimable=("inactive_file", "active_file"),
+    shared="shmem",
 )
 _V1 = _Version(
     kind="cgroup",
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
     reclaimable=("total_inactive_file", "total_active_file"),
+    shared="total_shmem",
 )
 
 
@@ -63,19 +66,37 @@ def memory_groups(root: Path) -> tuple[MemoryGroup, ...]:
         root: A folder with proc and sys.
     """
     found: list[MemoryGroup] = []
-    for version, group in _memberships(root):
+    for version, group in _memberships(root, "self"):
         for mount in _mounts(root, version):
             for folder in _folders(root, mount, group):
                 found += _limits(folder, version)
     return tuple(found)
 
 
-def _memberships(root: Path) -> Iterator[tuple[_Version, str]]:
-    """Yields the versions and paths of this process's groups.
+def shared_memory_charge(root: Path, process: int) -> int | None:
+    """Returns the bytes of shared memory that the group of a process and the groups in it are charged with.
 
-    Lines of /proc/self/cgroup are `0::PATH` for version 2 and `N:CONTROLLERS:PATH` for version 1.
+    Args:
+        root: A folder with proc and sys.
+        process: The PID.
+
+    Returns:
+        The bytes; None if this process cannot see them.
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for version, group in _memberships(root, str(process)):
+        for mount in _mounts(root, version):
+            statistics = _statistics(next(_folders(root, mount, group)) / "memory.stat")
+            if _is_mounted(group, mount.root) and version.shared in statistics:
+                return statistics[version.shared]
+    return None
+
+
+def _memberships(root: Path, process: str) -> Iterator[tuple[_Version, str]]:
+    """Yields the versions and paths of a process's groups.
+
+    Lines of /proc/PID/cgroup are `0::PATH` for version 2 and `N:CONTROLLERS:PATH` for version 1.
+    """
+    for line in _text(root / "proc" / process / "cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
@@ -102,10 +123,12 @@ def _folders(root: Path, mount: Mount, group: str) -> Iterator[Path]:
 
 
 def _inside(group: str, mounted: str) -> PurePosixPath:
+    return PurePosixPath(group).relative_to(mounted) if _is_mounted(group, mounted) else PurePosixPath()
+
+
+def _is_mounted(group: str, mounted: str) -> bool:
     path = PurePosixPath(group)
-    if ".." in path.parts or not path.is_relative_to(mounted):
-        return PurePosixPath()
-    return path.relative_to(mounted)
+    return ".." not in path.parts and path.is_relative_to(mounted)
 
 
 def _limits(folder: Path, version: _Version) -> Iterator[MemoryGroup]:
@@ -118,8 +141,12 @@ def _limits(folder: Path, version: _Version) -> Iterator[MemoryGroup]:
 
 
 def _reclaimable(stat: Path, names: tuple[str, ...]) -> int:
+    return sum(nbytes for name, nbytes in _statistics(stat).items() if name in names)
+
+
+def _statistics(stat: Path) -> dict[str, int]:
     pairs = (line.split() for line in _text(stat).splitlines())
-    return sum(int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] in names)
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
 
 
 def _number(file: Path) -> int | None:

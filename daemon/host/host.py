@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagetier.daemon.host.cgroups import MemoryGroup, memory_groups
+from pagetier.daemon.host.cgroups import MemoryGroup, memory_groups, shared_memory_charge
 from pagetier.daemon.host.mounts import Mount, read_mounts
 
 _THP = "sys/kernel/mm/transparent_hugepage"
@@ -120,6 +120,10 @@ class Host(msgspec.Struct, frozen=True):
     def memory_groups(self) -> tuple[MemoryGroup, ...]:
         """Returns the control groups of this process that have a memory limit, its own first."""
         return memory_groups(self.root)
+
+    def shared_memory_charge(self, process: int) -> int | None:
+        """Returns the bytes of shared memory that the control group of this PID is charged with."""
+        return shared_memory_charge(self.root, process)
 
     def locked(self) -> Locked:
         """Returns RLIMIT_MEMLOCK."""

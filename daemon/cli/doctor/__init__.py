@@ -13,7 +13,13 @@ import click
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.connect import Refused, Unreachable, daemon_at
-from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_leftovers, check_socket
+from pagetier.daemon.cli.doctor.daemon_checks import (
+    check_charge,
+    check_daemon,
+    check_folder,
+    check_leftovers,
+    check_socket,
+)
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.host_checks import (
@@ -103,6 +109,7 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
             snapshot = take_snapshot(daemon.observer)
             yield check_huge_pages(config, host, snapshot.huge_pages)
             yield from check_daemon(daemon, config)
+            yield from check_charge(daemon, config, host)
             yield from check_disk(config, host, snapshot)
             yield from check_fleet(config.remote, snapshot.fleet)
     except Unreachable as error:

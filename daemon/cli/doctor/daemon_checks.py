@@ -13,6 +13,7 @@ from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
+from pagetier.daemon.host.host import Host
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
@@ -60,15 +61,26 @@ def check_socket(path: Path, access: AccessOptions) -> Iterator[Result]:
         yield problem("socket", f"{whose}: this user may not open it, see access.users and access.socket_mode")
     elif trouble := locked_out(found, access):
         yield warning("socket", trouble)
+    elif access.authorize_by == "socket" and found.st_mode & stat.S_IWOTH and path.parent.stat().st_mode & stat.S_IXOTH:
+        yield warning("socket", f"{whose}: {_OPEN_TO_ALL}")
     else:
         yield ok("socket", whose)
 
 
+_OPEN_TO_ALL = (
+    'every user of this host may attach, since access.authorize_by = "socket": set access.socket_mode = "0660", or'
+    " close the folder to others"
+)
 _MOST_LEFTOVERS = 3  # that get a line each
 _NAMESPACES_FULL = 0.8
 _NAMESPACES_ADVICE = (
     "a full table drops those unused for index.namespace_idle, and rejects new ones if there are none: lower"
     " index.namespace_idle (a reload applies it), or raise index.namespaces (stop and start)"
+)
+_UNCHARGED = 1 / 8  # of the segments: the statistics of the kernel lag behind
+_CHARGE_ADVICE = (
+    "a container that was replaced while its pages were kept has left them there, and the limit of this one does not"
+    " count them; a stop that does not keep pages, and a start, moves the charge"
 )
 _REFUSED = "a restart with it fails while pages are in memory"
 _RECREATED = "a restart with it creates new segments, since memory has no pages now; it fails once there are some"
@@ -93,6 +105,19 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
         yield warning("frames", wasteful)
     yield _namespaces(snapshot)
     yield from _integrity(daemon)
+
+
+def check_charge(daemon: Daemon, config: Config, host: Host) -> Iterator[Result]:
+    """Checks whether the daemon's control group is charged with the segments: the group that allocated memory is."""
+    charged = host.shared_memory_charge(daemon.pid)
+    nbytes = sum(found.nbytes for found in survey() if found.name == config.name)
+    if charged is None or not nbytes:
+        return
+    if nbytes - charged <= nbytes * _UNCHARGED:
+        yield ok("charge", f"the daemon's memory group is charged with the segments, {format_size(nbytes)}")
+        return
+    elsewhere = f"{format_size(nbytes - charged)} of the segments' {format_size(nbytes)}"
+    yield warning("charge", f"{elsewhere} are swapped out or charged to another memory group: {_CHARGE_ADVICE}")
 
 
 def _namespaces(snapshot: Snapshot) -> Result:

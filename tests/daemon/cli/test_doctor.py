@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import struct
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from msgspec import structs
 from fake_host import host_files
 from fake_snapshots import snapshot
 from file_changes import write_at
+from memory_cgroup import limited
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli.connect import daemon_at
@@ -269,3 +271,31 @@ def test_a_user_namespace_that_hides_users_is_a_warning(tmp_path: Path) -> None:
     found = check_users(AccessOptions(), Host(tmp_path))
     assert found.level is Level.WARNING and found.text.startswith("65534 stands for everyone that the daemon's user")
     assert check_users(AccessOptions(authorize_by="socket"), Host(tmp_path)).level is Level.OK
+
+
+def test_memory_that_an_earlier_group_pays_for_is_a_warning() -> None:
+    with limited(512 << 20) as first, limited(512 << 20) as second:
+        before = list(first.before)
+        with RunningDaemon("64MiB", "64KiB", before=before) as daemon:
+            assert lines_of(daemon.pagetier("doctor"))["charge"].startswith("ok: the daemon's memory group is charged")
+            daemon.kill()
+            before[:] = second.before
+            daemon.start()
+            found = lines_of(daemon.pagetier("doctor"))["charge"]
+            assert found.startswith("warning: 6") and "swapped out or charged to another memory group" in found
+            daemon.stop()
+            daemon.start()
+            assert lines_of(daemon.pagetier("doctor"))["charge"].startswith("ok")
+
+
+def test_a_socket_that_lets_every_user_attach_is_a_warning(tmp_path: Path) -> None:
+    socket_path, by_socket = tmp_path / "p.sock", AccessOptions(authorize_by="socket", socket_mode=0o666)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_path))
+        found = {}
+        for folder, mode, access in ((0o755, 0o666, by_socket), (0o750, 0o666, by_socket), (0o755, 0o660, by_socket)):
+            tmp_path.chmod(folder)
+            socket_path.chmod(mode)
+            (found[folder, mode],) = check_socket(socket_path, access)
+    assert found.pop((0o755, 0o666)).text.endswith("or close the folder to others")
+    assert {result.level for result in found.values()} == {Level.OK}

@@ -282,3 +282,18 @@ def test_a_real_tmpfs_of_16_mib_with_4_taken(tmp_path: Path) -> None:
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("no mount namespaces here")
     assert done.stdout.split() == [str(12 * MIB), str(12 * MIB)], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "charge"),
+    [
+        ({"proc/9/cgroup": "0::/a.slice/b.service"}, 77),
+        ({"proc/9/cgroup": "0::/a.slice"}, None),
+        ({"proc/9/cgroup": "0::/../b", "sys/fs/cgroup/memory.stat": "shmem 5"}, None),
+        ({"proc/9/cgroup": "0::/", "sys/fs/cgroup/memory.stat": "shmem 5"}, 5),
+        ({}, None),
+    ],
+)
+def test_the_charge_of_another_process_in_version_2(v2: Path, files: dict[str, object], charge: int | None) -> None:
+    host_files(v2, files)
+    assert Host(v2).shared_memory_charge(9) == charge
