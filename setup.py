@@ -18,7 +18,7 @@ def manual() -> list[tuple[str, list[str]]]:
 
 def documents() -> list[tuple[str, list[str]]]:
     """Returns the documentation for administrators, and the files that it mentions, by their install folder."""
-    folders = [Path("docs"), *(Path("docs", name) for name in ("design", "kubernetes", "monitoring"))]
+    folders = [Path("docs"), *(Path("docs", name) for name in ("design", "docker", "kubernetes", "monitoring"))]
     pages = [(f"share/doc/pagetier{str(folder)[4:]}", _files_in(folder)) for folder in folders]
     return [*pages, ("share/doc/pagetier", ["CHANGELOG.md"])]
 

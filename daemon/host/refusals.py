@@ -47,7 +47,7 @@ def why_unseen(caller: Caller, root: Path) -> str:
     if caller.pid <= 0:
         return (
             f"a process of user {caller.uid} lives in a PID namespace that cannot be seen from here: give the daemon"
-            " the host's PID namespace"
+            " the host's PID namespace, or use Linux 6.9 or later"
         )
     if hidden := _hidepid(root):
         return (

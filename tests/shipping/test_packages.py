@@ -61,7 +61,8 @@ def test_the_wheel_is_one_for_all_versions_of_python(built: Built) -> None:
     documents = ("CHANGELOG.md", "installation.md", "configuration.md", "design/disk.md", "monitoring/alerts.yml")
     for page in ("man/man1/pagetier.1", *(f"doc/pagetier/{name}" for name in documents)):
         assert any(name.endswith(f"share/{page}") for name in names)
-    assert any(name.endswith("share/doc/pagetier/kubernetes/daemonset.yaml") for name in names)
+    for file in ("kubernetes/daemonset.yaml", "docker/compose.yaml"):
+        assert any(name.endswith(f"share/doc/pagetier/{file}") for name in names)
     assert not any(name.startswith(("tests", "bench")) for name in names)
 
 

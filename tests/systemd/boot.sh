@@ -6,7 +6,7 @@
 # boot.sh inside FOLDER REPOSITORY PYTHON SITE            is PID 1, and becomes systemd
 # boot.sh try FOLDER REPOSITORY PYTHON SITE               ends well where the other two can work
 # boot.sh container FOLDER REPOSITORY PYTHON SITE RUN USER COMMAND...   the same without systemd: the command is PID 1, of
-#                                                         another user (a number), and of the host it sees RUN at /run/pagetier
+#                                                         another user (a number), and of the host it sees RUN at /run/pagetier, read-only
 set -eu
 
 outside() {
@@ -99,8 +99,7 @@ container() {
 
 contained() {
     root_of_its_own "$1" "$2" "$3" "$4"
-    mkdir "$root/run/pagetier"
-    mount --bind "$5" "$root/run/pagetier"
+    seen_at "$5" /run/pagetier
     user=$6
     shift 6
     enter

@@ -35,6 +35,10 @@ def objects() -> Iterator[Any]:
         yield from yaml.safe_load_all(path.read_text())
 
 
+def of_kind(kind: str) -> list[Any]:
+    return [each for each in objects() if each["kind"] == kind]
+
+
 def configuration() -> str:
     return str(document("daemonset.yaml", "ConfigMap")["data"]["pagetierd.toml"])
 
@@ -44,9 +48,9 @@ def daemon() -> Any:
     return document("daemonset.yaml", "DaemonSet")["spec"]["template"]["spec"]
 
 
-@pytest.fixture
-def engine() -> Any:
-    return document("vllm.yaml", "Pod")["spec"]
+@pytest.fixture(params=["vllm.yaml", "sglang.yaml"])
+def engine(request: pytest.FixtureRequest) -> Any:
+    return document(request.param, "Pod")["spec"]
 
 
 def paths(spec: Any) -> dict[str, str]:
@@ -64,11 +68,11 @@ def test_every_object_fits_the_schema_of_kubernetes(version: str) -> None:
         kinds.append(each["kind"])
     assert sorted(kinds) == [
         "ConfigMap",
-        "DaemonSet",
-        "DaemonSet",
-        *["Namespace"] * 2,
+        "ConfigMap",
+        *["DaemonSet"] * 3,
+        *["Namespace"] * 4,
         *["NetworkPolicy"] * 2,
-        "Pod",
+        *["Pod"] * 2,
         "Secret",
     ]
 
@@ -111,8 +115,25 @@ def test_the_daemons_configuration_and_command_are_valid(daemon: Any, tmp_path: 
     assert int(memory.removesuffix("Gi")) << 30 > config.arena.size + 200 * config.entries
 
 
-def test_the_daemon_sees_pids_and_keeps_its_memory_without_other_privileges(daemon: Any) -> None:
-    assert daemon["hostPID"] is True
+def test_the_daemonset_for_old_kernels_differs_by_the_hosts_pids_only(daemon: Any) -> None:
+    assert not {"hostPID", "hostIPC", "hostNetwork", "hostUsers"} & daemon.keys()
+    daemon["hostPID"] = True
+    assert document("daemonset-host-pid.yaml", "DaemonSet")["spec"]["template"]["spec"] == daemon
+    for kind in ("Namespace", "ConfigMap"):
+        assert document("daemonset-host-pid.yaml", kind) == document("daemonset.yaml", kind)
+
+
+def test_namespaces_allow_the_folders_of_the_node_that_their_pods_need() -> None:
+    """The levels "baseline" and "restricted" of the Pod Security Standards refuse each pod with a hostPath."""
+    level = "pod-security.kubernetes.io/enforce"
+    levels = {each["metadata"]["name"]: each["metadata"]["labels"][level] for each in of_kind("Namespace")}
+    pods = [(each["metadata"]["namespace"], each["spec"]) for each in of_kind("Pod")]
+    pods += [(each["metadata"]["namespace"], each["spec"]["template"]["spec"]) for each in of_kind("DaemonSet")]
+    needs = {namespace for namespace, spec in pods if any("hostPath" in volume for volume in spec["volumes"])}
+    assert levels == dict.fromkeys(needs, "privileged")
+
+
+def test_the_daemon_keeps_its_memory_without_other_privileges(daemon: Any) -> None:
     assert paths(daemon)["/dev/shm"] == "/dev/shm"
     assert daemon["securityContext"]["runAsNonRoot"] is True
     context = daemon["containers"][0]["securityContext"]
@@ -148,7 +169,7 @@ def test_prometheus_reaches_the_socket_of_the_metrics(daemon: Any) -> None:
 
 
 def test_pods_have_namespaces_and_run_on_nodes_with_gpus(daemon: Any, engine: Any) -> None:
-    for name, kind in (("daemonset.yaml", "DaemonSet"), ("vllm.yaml", "Pod")):
+    for name, kind in (("daemonset.yaml", "DaemonSet"), ("vllm.yaml", "Pod"), ("sglang.yaml", "Pod")):
         namespace = document(name, "Namespace")["metadata"]["name"]
         assert document(name, kind)["metadata"]["namespace"] == namespace
     assert daemon["tolerations"] == engine["tolerations"]
@@ -160,11 +181,21 @@ def test_the_engine_needs_only_the_folder(daemon: Any, engine: Any, tmp_path: Pa
     file = tmp_path / "pagetierd.toml"
     file.write_text(configuration())
     config = load(file, {}, {})
-    assert set(engine["securityContext"]["supplementalGroups"]) == set(config.access.groups)
-    assert daemon["securityContext"]["runAsGroup"] in config.access.groups  # the group of the socket
-    container = engine["containers"][0]
-    assert {"name": "PAGETIER_SOCKET", "value": str(config.socket)} in container["env"]
-    assert json.loads(container["args"][1])["kv_connector"] == "PagetierConnector"
+    (group,) = engine["securityContext"]["supplementalGroups"]
+    assert (daemon["securityContext"]["runAsGroup"], config.access.socket_group) == (group, ())
+    assert (config.access.authorize_by, config.access.socket_mode) == ("socket", 0o660)
+    assert engine["securityContext"]["runAsNonRoot"] is True and engine["securityContext"]["runAsUser"] != group
+    assert {"name": "PAGETIER_SOCKET", "value": str(config.socket)} in engine["containers"][0]["env"]
+
+
+def test_the_engines_load_pagetier() -> None:
+    vllm, sglang = (document(name, "Pod")["spec"]["containers"][0] for name in ("vllm.yaml", "sglang.yaml"))
+    assert json.loads(vllm["args"][1])["kv_connector"] == "PagetierConnector"
+    linker = json.loads(sglang["args"][-1])
+    module = Path(__file__).parents[2] / "src" / linker["linker_module_path"].replace(".", "/") / "__init__.py"
+    assert f'"{linker["linker"]}"' in module.read_text().partition("__all__")[2]
+    page = (DOCS.parent / "sglang.md").read_text()
+    assert all(word in page for word in sglang["args"] if word.startswith("--"))
 
 
 @pytest.fixture
