@@ -125,6 +125,11 @@ class Host(msgspec.Struct, frozen=True):
         """Returns the bytes of shared memory that the control group of this PID is charged with."""
         return shared_memory_charge(self.root, process)
 
+    def hidepid(self) -> str:
+        """Returns the option `hidepid` of /proc, by which users see their own processes only; "" without it."""
+        mounts = [mount for mount in read_mounts(self.root / "proc/self/mountinfo") if mount.point == "/proc"]
+        return mounts[-1].option("hidepid") if mounts else ""
+
     def locked(self) -> Locked:
         """Returns RLIMIT_MEMLOCK."""
         found = re.search(r"^Max locked memory +(\S+) +(\S+)", self._text("proc/self/limits"), re.MULTILINE)

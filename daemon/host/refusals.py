@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.host.mounts import read_mounts
+from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import Caller, Peer, Rights, rights_of
 from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, unmapped_ids
 
@@ -37,26 +36,21 @@ def _unlisted(peer: Peer | Caller, needs: Rights) -> str:
     return f"{prefix}users does not list it, nor {prefix}groups one of its groups ({groups})"
 
 
-def why_unseen(caller: Caller, root: Path) -> str:
+def why_unseen(caller: Caller, host: Host) -> str:
     """Returns why this process cannot see the one that connected.
 
     Args:
         caller: The process.
-        root: A folder with proc.
+        host: The host, whose /proc may hide processes.
     """
     if caller.pid <= 0:
         return (
             f"a process of user {caller.uid} lives in a PID namespace that cannot be seen from here: give the daemon"
             " the host's PID namespace, or use Linux 6.9 or later"
         )
-    if hidden := _hidepid(root):
+    if hidden := host.hidepid():
         return (
             f"{caller} cannot be seen from here: /proc is mounted with hidepid={hidden}; mount it with gid=GROUP, a"
             " group of the daemon's user"
         )
     return f"{caller} cannot be seen from here, or has ended"
-
-
-def _hidepid(root: Path) -> str:
-    mounts = [mount for mount in read_mounts(root / "proc/self/mountinfo") if mount.point == "/proc"]
-    return mounts[-1].option("hidepid") if mounts else ""

@@ -6,11 +6,11 @@ import os
 import select
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from pagetier.daemon.config.schema import AccessOptions
+from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import Peer, Rights, caller_of, peer_of, rights_of
 from pagetier.daemon.host.refusals import why_forbidden, why_unseen
 from pagetier.daemon.index.service import Service
@@ -51,7 +51,7 @@ class Greeter:
         try:
             peer = peer_of(connection)
         except ProcessLookupError:
-            return _refuse(why_unseen(caller_of(connection), Path("/")))
+            return _refuse(why_unseen(caller_of(connection), Host()))
         try:
             return self._authorize_peer(request, peer)
         except ShmError as error:

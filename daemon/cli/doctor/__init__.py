@@ -100,7 +100,7 @@ def _file_hint(host: Host) -> str:
 def _check(config: Config, host: Host) -> Iterator[Result]:
     yield check_shared_memory(host)
     yield check_locked_memory(config, host)
-    yield from check_kernel()
+    yield from check_kernel(host)
     yield check_users(config.access, host)
     yield check_folder(config.socket.parent)
     yield from check_socket(config.socket, config.access)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 from collections.abc import Iterator
 
@@ -18,6 +19,7 @@ from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
 
 _MADV_POPULATE_WRITE = 23
+_BY_PID = "engines are identified by their PIDs instead, so the daemon must see their processes"
 _LASTING = (
     ", then stop and start the daemon; it lasts with this line in /etc/fstab, which systemd-remount-fs.service applies"
     " at boot: tmpfs /dev/shm tmpfs nosuid,nodev,huge=advise 0 0"
@@ -84,10 +86,10 @@ def check_users(access: AccessOptions, host: Host) -> Result:
     )
 
 
-def check_kernel() -> Iterator[Result]:
+def check_kernel(host: Host) -> Iterator[Result]:
     """Checks the features that the daemon needs of Linux."""
     yield _pidfd()
-    yield _peer_pidfd()
+    yield _peer_pidfd(host)
     yield _populate()
 
 
@@ -101,14 +103,28 @@ def _pidfd() -> Result:
     return ok("pidfd", "the death of an engine is noticed at once")
 
 
-def _peer_pidfd() -> Result:
+def _peer_pidfd(host: Host) -> Result:
+    if _identifies_peers():
+        return ok("SO_PEERPIDFD", "connecting processes are identified reliably, in all namespaces")
+    return warning("SO_PEERPIDFD", f"needs Linux 6.9: {_BY_PID}{_hidden(host)}")
+
+
+def _identifies_peers() -> bool:
+    """Returns whether the pidfd of a peer has an inode of its own, unlike that of an epoll, which shares one."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, select.epoll() as shared:
         try:
-            os.close(ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
+            pidfd = ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError:
-            return warning("SO_PEERPIDFD", "needs Linux 6.5: engines are identified by their PIDs instead")
-    return ok("SO_PEERPIDFD", "connecting processes are identified reliably")
+            return False
+        found = os.fstat(pidfd)
+        os.close(pidfd)
+        return found.st_dev != os.fstat(shared.fileno()).st_dev
+
+
+def _hidden(host: Host) -> str:
+    hidden = host.hidepid()
+    return f"; /proc hides those of other users (hidepid={hidden}): mount it with gid=GROUP" if hidden else ""
 
 
 def _populate() -> Result:

@@ -254,14 +254,17 @@ def test_what_this_host_lacks_is_reported(tmp_path: Path) -> None:
     assert check_shared_memory(Host()).level is Level.OK
 
 
-def test_an_old_kernel_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_kernel_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     monkeypatch.setattr(host_checks, "_MADV_POPULATE_WRITE", 9999)
     monkeypatch.setattr(host_checks, "SO_PEERPIDFD", 9999)
-    levels = {result.what: result.level for result in host_checks.check_kernel()}
+    host_files(tmp_path, {"proc/self/mountinfo": "90 22 0:50 / /proc rw - proc proc rw,hidepid=invisible"})
+    found = {result.what: result for result in host_checks.check_kernel(Host(tmp_path))}
+    assert found["SO_PEERPIDFD"].text.endswith("other users (hidepid=invisible): mount it with gid=GROUP")
+    levels = {what: result.level for what, result in found.items()}
     assert levels == {"pidfd": Level.PROBLEM, "SO_PEERPIDFD": Level.WARNING, "populating": Level.PROBLEM}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fake_host import host_files
+from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import Caller
 from pagetier.daemon.host.refusals import why_unseen
 from pagetier.daemon.host.user_namespace import UnmappedIds, read_unmapped_ids
@@ -26,7 +27,7 @@ HIDDEN = "90 22 0:50 / /proc rw,nosuid - proc proc rw,hidepid=invisible"
 )
 def test_a_refusal_says_why_a_process_cannot_be_seen(pid: int, mounts: str, words: str, tmp_path: Path) -> None:
     host_files(tmp_path, {"proc/self/mountinfo": mounts})
-    assert words in why_unseen(Caller(pid, 7, frozenset()), tmp_path)
+    assert words in why_unseen(Caller(pid, 7, frozenset()), Host(tmp_path))
 
 
 @pytest.mark.parametrize(
