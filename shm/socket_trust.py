@@ -12,6 +12,8 @@ import stat
 import struct
 from pathlib import Path
 
+from pagetier.shm.user_namespace import unmapped_ids
+
 _UCRED = struct.Struct("iII")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -32,7 +34,7 @@ def why_untrusted(path: Path, connection: socket.socket) -> str:
         return flaw
     user = peer_credentials(connection)[1]
     if user not in _trusted_users(path.parent):
-        return f"it is served by user {user}: stop that daemon"
+        return f"it is served by user {user}{_whose(user)}: stop that daemon"
     return ""
 
 
@@ -42,7 +44,7 @@ def folder_flaw(folder: Path) -> str:
     if stat.S_ISLNK(found.st_mode):
         return f"{folder} is a link: remove it"
     if found.st_uid not in _trusted_users(folder):
-        return f"{folder} belongs to user {found.st_uid}: have root remove it"
+        return f"{folder} belongs to user {found.st_uid}{_whose(found.st_uid)}: have root remove it"
     if found.st_mode & _OTHERS_WRITE:
         return f"others may write to {folder}: chmod go-w {folder}"
     return ""
@@ -51,10 +53,16 @@ def folder_flaw(folder: Path) -> str:
 def _trusted_users(folder: Path) -> set[int]:
     """Returns root, this process's user, and the folder's owner if only those two could have created the folder.
 
+    A number that stands for all unmapped users identifies none of them, even if it is that of this process.
+
     So the user `pagetier` is trusted for /run/pagetier, which systemd creates for it; in /tmp no other user is trusted.
     """
-    ours = {0, os.geteuid()}
+    ours = {0, os.geteuid()} - {unmapped_ids().user}
     return ours | {folder.lstat().st_uid} if all(_only_for(ours, above) for above in folder.parents) else ours
+
+
+def _whose(user: int) -> str:
+    return ", the number of all users that this user namespace does not map" if user == unmapped_ids().user else ""
 
 
 def _only_for(users: set[int], folder: Path) -> bool:

@@ -12,9 +12,9 @@ import msgspec
 
 from pagetier.daemon.config.id_ranges import contains_any
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.host.user_namespace import unmapped_ids
 from pagetier.shm.process import Process
 from pagetier.shm.socket_trust import peer_credentials
+from pagetier.shm.user_namespace import unmapped_ids
 
 # Python's socket module has neither of these.
 _SO_PEERGROUPS = 59

@@ -7,7 +7,7 @@ from typing import Final
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import Caller, Peer, Rights, rights_of
-from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, unmapped_ids
+from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, unmapped_ids
 
 _MOST_GROUPS: Final = 8  # that a message names
 _HOST_IDS: Final = 1 << 16  # container runtimes leave the numbers below to the host

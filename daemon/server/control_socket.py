@@ -12,7 +12,6 @@ from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.listening_socket import BoundSocket
-from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, UnmappedIds, unmapped_ids
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.house import GREETING_S, House
@@ -20,6 +19,7 @@ from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
+from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, UnmappedIds, unmapped_ids
 
 log = logging.getLogger(__name__)
 

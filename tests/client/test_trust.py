@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,12 +14,25 @@ from pathlib import Path
 
 import pytest
 
+import user_namespaces
 from other_users import ALICE, MALLORY, as_root, command_as, environ_with, fallback_of, folder_of, output_as
 from running_daemon import START_S
 
 pytestmark = as_root
 
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
+_UNMAPPED = """
+import sys
+from user_namespaces import enter
+from pagetier.shm.daemon_link import Link, LinkError
+from pagetier.shm.socket_path import DefaultSocket
+enter("", 0, 0)
+try:
+    Link(DefaultSocket(sys.argv[1]), 10.0)
+    print("trusted")
+except LinkError as error:
+    print(error)
+"""
 _CLIENT = """
 with Client(*sys.argv[1:], timeout=10.0) as client:
     show = sys.stdout.write  # in one piece: the client logs to it in a thread of its own
@@ -133,6 +147,17 @@ def test_a_folder_in_a_folder_of_another_user_is_not_trusted(runtime: Path) -> N
         output = attach(ALICE, XDG_RUNTIME_DIR=str(runtime / "user"))
     assert "0 stored" in output
     assert f"{runtime}/user/pagetier belongs to user {MALLORY}" in output
+
+
+def test_an_unmapped_user_is_not_taken_for_the_own_one(runtime: Path) -> None:
+    """In a user namespace without a map this process and all other users have the same number."""
+    folder_of(MALLORY, runtime / "pagetier", 0o755)
+    os.chown(runtime, MALLORY, MALLORY)
+    environ = environ_with({"PYTHONPATH": str(Path(user_namespaces.__file__).parent)})
+    with daemon_of(MALLORY, runtime / "pagetier/pagetier.sock") as place:
+        command = [sys.executable, "-c", _UNMAPPED, str(place)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout
+    assert f"{runtime}/pagetier belongs to user 65534, the number of all users that this user" in output
 
 
 @pytest.fixture(scope="module")

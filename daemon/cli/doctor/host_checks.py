@@ -14,9 +14,9 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
-from pagetier.daemon.host.user_namespace import STANDS_FOR_UNMAPPED, read_unmapped_ids
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
+from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, read_unmapped_ids
 
 _MADV_POPULATE_WRITE = 23
 _BY_PID = "engines are identified by their PIDs instead, so the daemon must see their processes"
