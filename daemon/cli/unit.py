@@ -7,6 +7,7 @@ import ipaddress
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import click
 import msgspec
+
+from pagetier.daemon.host.folders import make_folders
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
@@ -146,9 +149,9 @@ def install(
     program = _program()
     metrics = metrics or (root / _drop_in(tenant)).exists()  # an installed one must be of the same version
     addresses = addresses or _installed_addresses(root, tenant)
-    files = _files(program, tenant, addresses, metrics=metrics)
+    files = list(_files(program, tenant, addresses, metrics=metrics))
     changed = [file for file in files if not _install_file(root, file, replace=replace)]
-    for warning in _warnings(program):
+    for warning in (*_warnings(program), *_unreadable(root, files)):
         click.echo(f"warning: {warning}", err=True)
     _require_none(root, changed)
     name = f"pagetierd@{tenant}" if tenant else "pagetierd"
@@ -234,7 +237,7 @@ def _install_file(root: Path, file: UnitFile, *, replace: bool) -> bool:
             return True
         if _exists(path) and not (replace or _is_shipped(path, there)):
             return False
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         write_whole(path, file.content, 0o644)
     except OSError as error:
         raise click.ClickException(f"{path}: {error.strerror}") from error
@@ -268,3 +271,23 @@ def _warnings(program: str) -> Iterator[str]:
     hidden = sorted(path for path in real if path.startswith(tuple(f"{folder}/" for folder in _HIDDEN)))
     if hidden:
         yield f"the service cannot access {hidden[0]}, as /home and /tmp are hidden from it; install to /opt or /usr"
+
+
+def _unreadable(root: Path, files: Sequence[UnitFile]) -> Iterator[str]:
+    """Yields what keeps the service's user from a configuration file that an earlier installation left."""
+    for file in files:
+        folders = [root / folder for folder in file.place.parents][-2::-1] if file.place.suffix == ".toml" else []
+        closed = [str(folder) for folder in folders if not _allows(folder, stat.S_IXOTH, stat.S_IXGRP)]
+        if closed:
+            yield f"the service may not enter {closed[0]}: chmod o+x {closed[0]}"
+        elif folders and not _allows(root / file.place, stat.S_IROTH, stat.S_IRGRP):
+            yield f"the service may not read {root / file.place}: chmod o+r {root / file.place}"
+
+
+def _allows(path: Path, others: int, group: int) -> bool:
+    """Returns whether a path has a right for all users; or for a group, which an administrator has then chosen."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:  # a link to what is mounted later
+        return True
+    return bool(found.st_mode & others or (found.st_gid and found.st_mode & group) or found.st_uid)

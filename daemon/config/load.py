@@ -211,7 +211,12 @@ def read_text(path: Path) -> str:
     except NoTextFileError as error:
         raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        remedy = (
+            f"; user {os.geteuid()} must be able to read it and to enter its folders"
+            if isinstance(error, PermissionError)
+            else ""
+        )
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{remedy}") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: not UTF-8 text (at line {line})") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, FaultEvents, FaultLog, LogThrottle
+from pagetier.daemon.host.folders import make_folders
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.socket_trust import folder_flaw
@@ -156,7 +157,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 def _make_folder(folder: Path, setting: str) -> None:
     """Creates the folder of the socket. If it is in /tmp, another user could have created it before."""
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_folders(folder)
         flaw = folder_flaw(folder) if folder.name == f"pagetier-{os.geteuid()}" else ""
     except FileExistsError as error:
         raise SocketError(f"{folder} is not a folder: set another {setting}") from error

@@ -86,7 +86,8 @@ def test_a_configuration_without_read_permission_is_named() -> None:
         ended = pagetierd("--config", str(config), code=AS_NOBODY)
     assert ended.code == Exit.USAGE
     assert "event=refused" in ended.text
-    assert ended.reported == f"{config}: cannot be read: Permission denied"
+    assert ended.reported.startswith(f"{config}: cannot be read: Permission denied; user ")
+    assert ended.reported.endswith(" must be able to read it and to enter its folders")
 
 
 # --- the socket ------------------------------------------------------------------------------------------------------

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from other_users import as_root
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
+from pagetier.daemon.host.listening_socket import open_socket
 
 UNIT = "etc/systemd/system/pagetierd.service"
 SANDBOX = "etc/systemd/system/pagetierd.service.d/10-sandbox.conf"
@@ -43,6 +47,47 @@ def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             text.write("# newer\n")
     monkeypatch.setattr(unit_command, "_FILES", package)
     return root
+
+
+@pytest.fixture
+def private_umask() -> Iterator[None]:
+    """Sets the umask that some administrators have for root."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def modes_below(folder: Path) -> set[tuple[bool, int]]:
+    """Returns the modes of all files and folders, with whether it is a folder."""
+    return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in folder.rglob("*")}
+
+
+@pytest.mark.usefixtures("private_umask")
+def test_the_service_can_read_what_a_root_with_a_private_umask_installed(tmp_path: Path) -> None:
+    for words in ((), ("--tenant", "acme"), ("--metrics", "--remote", "localhost")):
+        assert install(tmp_path / "root", *words).exit_code == 0
+    assert modes_below(tmp_path / "root") == {(True, 0o755), (False, 0o644)}
+
+
+@pytest.mark.usefixtures("private_umask")
+def test_the_folder_of_a_socket_is_for_all_users_whatever_the_umask_is(tmp_path: Path) -> None:
+    open_socket(tmp_path / "a" / "b" / "s", 0o660).close()
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*")} == {
+        "b": 0o755,
+        "s": 0o660,
+    }
+
+
+@as_root
+@pytest.mark.parametrize(("closed", "right"), [("etc/pagetier", "o+x"), ("etc/pagetier/pagetierd.toml", "o+r")])
+def test_a_configuration_that_the_service_cannot_read_is_named(tmp_path: Path, closed: str, right: str) -> None:
+    assert "chmod" not in install(tmp_path).output
+    mode = (tmp_path / closed).stat().st_mode
+    (tmp_path / closed).chmod(mode & 0o700)
+    assert f"chmod {right} {tmp_path / closed}" in install(tmp_path).output
+    os.chown(tmp_path / closed, 0, 4710)  # an administrator may allow a group instead
+    (tmp_path / closed).chmod(mode & 0o750)
+    assert "chmod" not in install(tmp_path).output
 
 
 def test_newer_units_and_drop_ins_replace_unmodified_ones(newer: Path) -> None:
