@@ -27,7 +27,7 @@ from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
-from pagetier.daemon.upkeep import Upkeep
+from pagetier.daemon.upkeep import RemovedSegments, Upkeep
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Origin, Segments
@@ -83,7 +83,8 @@ class _Life:
         self._notifier = context.notifier
         self._segments = segments
         self._server = server
-        self._upkeep = Upkeep(server.restore, Orphans().reap)
+        self._removed = RemovedSegments(segments)
+        self._upkeep = Upkeep(server.restore, Orphans().reap, self._removed.check)
         self._way = StopRequest.STOP if segments.origin is Origin.MADE else StopRequest.HAND_OVER
         self._leaving = asyncio.Event()
         self._halt = threading.Event()
@@ -151,9 +152,11 @@ class _Life:
         await self._leaving.wait()
 
     async def write_out(self) -> None:
-        """Writes unwritten pages to disk before a stop releases the memory."""
+        """Writes unwritten pages to disk before a stop releases the memory, or if no daemon can find it any more."""
         if self._service is None:
             return
+        if self._way is StopRequest.HAND_OVER and self._removed.check():
+            self._way = StopRequest.STOP
         self._service.disk.enter(PhaseProgress(Phase.STOPPING))
         if self._way is StopRequest.STOP:
             self._notifier.stopping("writing unwritten pages to disk", self._config.disk.stop_timeout + _LEAVING_S)

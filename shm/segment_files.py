@@ -168,9 +168,18 @@ def is_current(name: str, index: int) -> bool:
         return False
 
 
-def unlink(name: str) -> None:
-    """Removes all names. The index's name goes last, because the next daemon looks for it."""
-    for kind in reversed(KINDS):
+def identity_of(name: str, kind: str) -> tuple[int, int] | None:
+    """Returns which file a name leads to, None if there is none."""
+    try:
+        found = _file(name, kind).lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def unlink(name: str, kinds: Sequence[str] = KINDS) -> None:
+    """Removes names, usually all. The index's name goes last, because the next daemon looks for it."""
+    for kind in reversed(kinds):
         unlink_one(name, kind)
         point("segments.unlinked")
 

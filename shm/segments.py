@@ -25,6 +25,7 @@ from pagetier.shm.index_header import head_of
 from pagetier.shm.log_format import event
 from pagetier.shm.segment_files import (
     KINDS,
+    identity_of,
     is_current,
     lock,
     open_all,
@@ -70,6 +71,7 @@ class Segments:
         self.owner = owner
         self.origin = origin
         self._lock = lock
+        self._files = {kind: identity_of(name, kind) for kind in KINDS}
 
     def __repr__(self) -> str:
         return f"<Segments {self.name}, {self.origin.value}>"
@@ -98,11 +100,21 @@ class Segments:
         """
         self.owner.allocate_lazily()
 
+    def removed(self) -> list[str]:
+        """Returns the files that another process has removed or replaced: no other process can find these segments."""
+        return [f"/dev/shm/{self.name}.{kind}" for kind in KINDS if kind not in self._own()]
+
+    def _own(self) -> list[str]:
+        return [kind for kind in KINDS if identity_of(self.name, kind) == self._files[kind]]
+
     def remove(self) -> None:
-        """Removes the segments. Clients see that they were closed; the last process that maps them frees the memory."""
+        """Removes the segments. Clients see that they were closed; the last process that maps them frees the memory.
+
+        Files that have replaced them are another daemon's, and stay.
+        """
         self.owner.close()
         point("segments.closed")
-        unlink(self.name)
+        unlink(self.name, self._own())
         self.release()
 
     def release(self) -> None:

@@ -8,6 +8,8 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.common.fleet_status import FleetStatus
+from pagetier.daemon.disk.disk_report import DiskReport, Standing
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot
 from pagetier.shm.units import counted, format_size
@@ -41,11 +43,23 @@ def one_line(snapshot: Snapshot) -> str:
     parts = [
         snapshot.daemon.phase_text,
         _tier("memory", memory),
-        *([_tier("disk", disk)] if disk.cap else []),
+        *([_disk(snapshot.disk, disk)] if snapshot.disk.standing is not Standing.NONE else []),
+        *([_fleet(snapshot.fleet)] if snapshot.fleet.standing != "none" else []),
         f"{memory.hit_ratio:.1%} hits" if memory.hit_ratio is not None else "no lookups",
         counted(len(snapshot.clients), "client"),
     ]
     return "; ".join(parts)
+
+
+def _disk(report: DiskReport, tier: PageTier) -> str:
+    state = "" if report.standing is Standing.OPEN else f" is {report.standing.value}"
+    trouble = f" ({report.trouble})" if report.trouble else ""
+    return f"disk{state}{trouble}" if state else f"{_tier('disk', tier)}{trouble}"
+
+
+def _fleet(fleet: FleetStatus) -> str:
+    state = "is not asked, since it does not answer" if fleet.breaker_open else f"is {fleet.standing}"
+    return f"fleet {state}{f' ({fleet.trouble})' if fleet.trouble else ''}"
 
 
 def _tier(name: str, tier: PageTier) -> str:

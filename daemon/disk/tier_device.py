@@ -106,9 +106,8 @@ class TierDevice:
         self.flushes = DeviceFlushes(loop)
         self.refused = False
         self._contents = _new_inventory(self._owner, number)  # imports numpy now, while no engine waits for the loop
-        self._stage = _Stage.STARTED
+        self._stage, self._began = _Stage.STARTED, 0.0
         self._unverified = False  # the last worker ended because the next one has to verify the files
-        self._began = 0.0
         self._loading: asyncio.Task[None] | None = None
         name = str(options.path)
         self._faults = FaultLog(name.replace("%", "%%") + ": %s", f"{name}: the disk answers again")
@@ -155,7 +154,8 @@ class TierDevice:
     def note(self, **news: object) -> None:
         """Takes over the fields in `news` and the current values of the others, and publishes them."""
         stalled = self._stalled()
-        self._faults.report(stalled)
+        if stalled or (self.send is not no_worker and self._stage is not _Stage.STARTED):  # no worker, no answer
+            self._faults.report(stalled)
         known = self.report.trouble if not self.is_open and "standing" not in news else ""
         room = self.writes.room
         news |= {

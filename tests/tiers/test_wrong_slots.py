@@ -12,6 +12,7 @@ import pytest
 from file_changes import write_at
 from files_tier import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome
+from pagetier.tiers.disk import doubt
 from pagetier.tiers.frame_files import FilesTier
 from pagetier.tiers.frame_files.page_record import pack_record
 from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings
@@ -39,11 +40,28 @@ def test_a_file_that_was_cut_costs_the_pages_in_the_missing_part(tmp_path: Path)
     pages = outgoings(range(20))
     with closing(opened(tmp_path)) as tier:
         tier.write([], pages)
-    os.truncate(tmp_path / "tier" / "0" / "frames.0", 59 * FRAME)
+    cut = tmp_path / "tier" / "0" / "frames.0"
+    os.truncate(cut, 59 * FRAME)
     with closing(opened(tmp_path)) as tier:
+        assert tier.state().opened == f"as it was left; 1 page dropped, because {cut} is missing or was truncated"
         assert [outcome_of(tier, page) for page in pages] == [ReadOutcome.EXACT] * 19 + [ReadOutcome.ABSENT]
         assert len(keys_in(tier)) == 19
         assert outcomes(tier, [*pages[:19], *fill(tier, 100)]) == {ReadOutcome.EXACT}
+
+
+def test_an_opening_names_a_file_that_was_removed_and_the_pages_that_it_had(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as tier:
+        tier.write([], outgoings(range(20)))
+    gone = tmp_path / "tier" / "0" / "frames.0"
+    gone.unlink()
+    doubt(tmp_path / "tier")
+    with closing(opened(tmp_path)) as tier:
+        how = tier.state().opened
+        assert "proven sound" in how
+        assert how.endswith(f"; 20 pages dropped, because {gone} is missing or was truncated")
+        assert not keys_in(tier)
+    with closing(opened(tmp_path)) as tier:
+        assert tier.state().opened == "as it was left"
 
 
 def copy_record(tier: FilesTier, source: Outgoing, target: Outgoing, serial: int) -> None:

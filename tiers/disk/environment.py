@@ -134,6 +134,11 @@ class Environment(ABC):
         """Starts reading what dropping the page will touch."""
 
     @property
+    def lost(self) -> str:
+        """Which pages the opening drops because a file lacks their bytes, "" if none."""
+        return ""
+
+    @property
     def note(self) -> str:
         """What an administrator should know of the files, "" if nothing."""
         return ""

@@ -192,6 +192,7 @@ class _Opening:
         self._journal = journal
         self._doubts = list(doubts)
         self._too_long: list[str] = []
+        self._lost: list[str] = []
 
     def run(self, how: str) -> OpenedFolder:
         environments: list[Environment] = []
@@ -230,6 +231,7 @@ class _Opening:
         if not environment.needs_fitting():
             return environment
         self._journal.mark_dirty()
+        self._lost += filter(None, [environment.lost])
         try:
             why = environment.fit()
         except OSError as error:
@@ -246,9 +248,9 @@ class _Opening:
     def _line(self, how: str) -> str:
         reasons = [doubt for doubt in self._doubts if doubt not in ("", _NEW)]
         if not reasons:
-            return how
+            return "; ".join([how, *self._lost])
         part = "" if len(reasons) == len(self._doubts) else f" in {len(reasons)} of {len(self._doubts)} parts"
-        return f"rebuilt empty{part}: {reasons[0]}"
+        return "; ".join([f"rebuilt empty{part}: {reasons[0]}", *self._lost])
 
     def _note(self, environments: Sequence[Environment]) -> str:
         if not self._too_long:

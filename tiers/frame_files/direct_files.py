@@ -59,6 +59,11 @@ class DirectFiles:
         return (len(self._lengths) - 1) * self._slots_per_file + self._lengths[-1] // self._frame_bytes
 
     @property
+    def last(self) -> Path:
+        """The file that has the last slot, or would have the first one."""
+        return self._path(max(0, len(self._lengths) - 1))
+
+    @property
     def file_bytes(self) -> int:
         """The length of all files. Raises OSError."""
         return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)

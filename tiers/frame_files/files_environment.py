@@ -12,6 +12,7 @@ import lmdb
 import msgspec
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.units import counted
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import FilesShape, Store
 from pagetier.tiers.disk import reader
@@ -69,6 +70,7 @@ class FilesEnvironment(Environment):
         self.slots = SlotTable(found.owners)
         self._capacity = max(self.shape.room, self.files.slots)
         self.wrong = found.wrong
+        self._beyond = found.beyond
         self._next_serial = found.next_serial
         # Of the transaction that runs:
         self._deleted_pages: list[Header] = []
@@ -88,6 +90,13 @@ class FilesEnvironment(Environment):
     def file_bytes(self) -> int:
         """The length of its files."""
         return super().file_bytes + self.files.file_bytes
+
+    @property
+    def lost(self) -> str:
+        """Which pages the opening drops because a file lacks their bytes, "" if none."""
+        if not self._beyond:
+            return ""
+        return f"{counted(self._beyond, 'page')} dropped, because {self.files.last} is missing or was truncated"
 
     @property
     def note(self) -> str:

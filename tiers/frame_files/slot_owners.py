@@ -29,19 +29,25 @@ class SlotOwners(msgspec.Struct, frozen=True):
     """What the records say: the owners of the slots, and the keys of records that must be dropped.
 
     Of two records that name one slot, the older one must: it is a leaf of LMDB that the disk returned as it was before.
+    `beyond` of the dropped ones are valid, and name slots that the files do not have.
     """
 
     owners: _Words
     wrong: list[bytes]
     next_serial: int
+    beyond: int
 
 
 class _Rows(msgspec.Struct, frozen=True):
-    """Valid records. `slots` are those of all of them in order, `counts` how many each has."""
+    """Valid records. `slots` are those of all of them in order, `counts` how many each has.
+
+    `beyond` others name slots that the files do not have.
+    """
 
     serials: _Words
     counts: _Numbers
     slots: _Numbers
+    beyond: int
 
 
 def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
@@ -49,16 +55,17 @@ def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
     owners = np.zeros(slots, np.uint64)
     wrong: list[bytes] = []
     losers: set[int] = set()
-    last = 0
+    last = beyond = 0
     for rows in _batches(environment):
         good = _valid(rows, environment.shape.frame_bytes, slots, wrong)
         last = max(last, int(good.serials.max(initial=0)))
+        beyond += good.beyond
         if not _give(owners, good):
             losers |= _dispute(owners, good)
     if losers:
         owners[np.isin(owners, np.array(sorted(losers), np.uint64))] = 0
         wrong += _keys_of(environment, losers)
-    return SlotOwners(owners, wrong, last + 1)
+    return SlotOwners(owners, wrong, last + 1, beyond)
 
 
 def _batches(environment: FilesEnvironment) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -83,12 +90,14 @@ def _valid(rows: Sequence[tuple[bytes, bytes]], frame_bytes: int, slots: int, wr
     checks = np.frombuffer(b"".join([check_of(key, value[:-CHECK_BYTES]) for key, value in kept]), "<u8")
     first, frames, runs = _runs(words, begins, ends)
     counts = np.add.reduceat(frames, np.cumsum(runs) - runs) if kept else frames
-    beyond = np.maximum.reduceat(first + frames, np.cumsum(runs) - runs) if kept else frames
+    ends_at = np.maximum.reduceat(first + frames, np.cumsum(runs) - runs) if kept else frames
     expected = -(-words[begins + _SIZE].astype(np.int64) // frame_bytes)
-    good = (words[ends - 1] == checks) & (counts == expected) & (beyond <= slots)
+    whole = (words[ends - 1] == checks) & (counts == expected)
+    good = whole & (ends_at <= slots)
     wrong += [key for key, _ in compress(kept, (~good).tolist())]
     of_run = np.repeat(good, runs)
-    return _Rows(words[begins + _SERIAL][good], counts[good], _spread(first[of_run], frames[of_run]))
+    slots_of = _spread(first[of_run], frames[of_run])
+    return _Rows(words[begins + _SERIAL][good], counts[good], slots_of, int(np.count_nonzero(whole & ~good)))
 
 
 def _runs(words: _Words, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:

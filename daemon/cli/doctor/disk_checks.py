@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.render import synced
@@ -64,6 +65,7 @@ def _allows(text: str, path: Path) -> bool:
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
 _VOLATILE = ("tmpfs", "ramfs")
 _CLOSE = 0.05
+_DATA_FILES = ("data.mdb", "frames.*")
 
 
 def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterator[Result]:
@@ -83,8 +85,7 @@ def check_disk(config: Config, host: Host, snapshot: Snapshot | None) -> Iterato
     for device in config.disk.devices:
         report = reports.get(str(device.path))
         yield _file_system(device.path, host)
-        in_use = report.file_bytes if report is not None else _taken(device.path)
-        yield _room(device, config.arena.frame_size, host, in_use)
+        yield _room(device, config.arena.frame_size, _space(device.path, report, host))
     if snapshot is not None:
         yield from _standing_of(snapshot)
 
@@ -116,11 +117,25 @@ def _file_system(path: Path, host: Host) -> Result:
     return ok("disk system", f"{there} is {kind}")
 
 
-def _room(device: DeviceOptions, frame: int, host: Host, in_use: int) -> Result:
-    path, size = device.path, device.size
+class _Space(NamedTuple):
+    """Bytes of a file system that are free, and those that the files of the tier take."""
+
+    free: int
+    in_use: int
+
+
+def _space(path: Path, report: DeviceReport | None, host: Host) -> _Space:
+    """Returns what a worker has measured at one moment; without one, what is seen here."""
+    if report is not None and report.standing is Standing.OPEN and report.disk_total:
+        return _Space(report.disk_free, report.file_bytes)
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     stat = host.statvfs(there)
-    free = stat.f_bavail * stat.f_frsize
+    reported = report.file_bytes if report is not None else 0  # this user may not be allowed to look
+    return _Space(stat.f_bavail * stat.f_frsize, max(_taken(path), reported))
+
+
+def _room(device: DeviceOptions, frame: int, space: _Space) -> Result:
+    path, size, (free, in_use) = device.path, device.size, space
     if free + in_use >= size:
         return ok(
             "disk room",
@@ -134,7 +149,7 @@ def _room(device: DeviceOptions, frame: int, host: Host, in_use: int) -> Result:
 
 def _taken(path: Path) -> int:
     try:
-        return sum(file.stat().st_blocks * 512 for file in path.rglob("data.mdb"))
+        return sum(file.stat().st_blocks * 512 for name in _DATA_FILES for file in path.rglob(name))
     except OSError:
         return 0
 
