@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from pagetier.daemon.host.cgroups import MemoryGroup, memory_groups, shared_memory_charge
-from pagetier.daemon.host.mounts import Mount, read_mounts
+from pagetier.daemon.host.mounts import VOLATILE, Mount, mount_of, read_mounts
 
+_UNKNOWN = "?"
+_IN_MEMORY = (*VOLATILE, "devtmpfs")
 _THP = "sys/kernel/mm/transparent_hugepage"
 
 
@@ -23,7 +25,7 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: Its path.
-        kind: The type of its file system; "" if it is missing.
+        kind: The type of its file system; "" if it is missing, "?" if that is not known.
         size: Its bytes; None if it has no limit of its own.
         free: Its free bytes; None if it has no limit of its own.
         writable: Whether this process may create files in it.
@@ -34,6 +36,14 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None
     free: int | None
     writable: bool
+
+    @property
+    def flaw(self) -> str:
+        """What is wrong with its file system, and what to do; "" if nothing."""
+        if self.kind in ("", _UNKNOWN, *_IN_MEMORY):
+            return ""
+        remedy = 'mount a tmpfs there (on Kubernetes a volume with "medium: Memory")'
+        return f"/dev/shm is {self.kind}, not tmpfs: the kernel writes pages in memory to its disk: {remedy}"
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +67,7 @@ class HugePages(msgspec.Struct, frozen=True, kw_only=True):
         size: Bytes of a transparent huge page; None if the kernel has none.
         shmem: The kernel's setting for shared memory.
         mount: The option `huge` of /dev/shm.
+        flaw: What is wrong with the file system of /dev/shm, "" if nothing.
         explicit_total: Pages of hugetlbfs.
         explicit_free: Free pages of hugetlbfs.
         explicit_size: Bytes of a page of hugetlbfs.
@@ -68,18 +79,21 @@ class HugePages(msgspec.Struct, frozen=True, kw_only=True):
     explicit_total: int
     explicit_free: int
     explicit_size: int
+    flaw: str = ""
 
     @property
     def remount(self) -> bool:
         """Whether /dev/shm has to be mounted with another option `huge`, and nothing else is missing."""
         mounted = self.shmem == "force" or self.mount in ("advise", "within_size", "always")
-        return self.size is not None and self.shmem != "deny" and not mounted
+        return self.size is not None and self.shmem != "deny" and not mounted and not self.flaw
 
     @property
     def obstacle(self) -> str:
         """Why /dev/shm cannot follow the advice of `huge_pages = "advise"`, and what to do; "" if it can."""
         if self.size is None:
             return "this kernel has no transparent huge pages"
+        if self.flaw:
+            return self.flaw
         if self.shmem == "deny":
             return f"the kernel denies them for shared memory: echo advise > /{_THP}/shmem_enabled"
         return "/dev/shm is mounted without them: mount -o remount,huge=advise /dev/shm" if self.remount else ""
@@ -111,7 +125,7 @@ class Host(msgspec.Struct, frozen=True):
         size = stat.f_blocks * stat.f_frsize or None
         free = stat.f_bavail * stat.f_frsize if size else None
         writable = os.access(path, os.W_OK | os.X_OK)
-        return SharedMemory(path=path, kind=mount.kind if mount else "?", size=size, free=free, writable=writable)
+        return SharedMemory(path=path, kind=mount.kind if mount else _UNKNOWN, size=size, free=free, writable=writable)
 
     def memory(self) -> HostMemory:
         """Returns the memory of the whole host, regardless of control groups."""
@@ -146,6 +160,7 @@ class Host(msgspec.Struct, frozen=True):
             explicit_total=self._meminfo("HugePages_Total") or 0,
             explicit_free=self._meminfo("HugePages_Free") or 0,
             explicit_size=self._meminfo("Hugepagesize") or 0,
+            flaw=self.shared_memory().flaw,
         )
 
     def nodes(self) -> tuple[int, ...]:
@@ -163,8 +178,11 @@ class Host(msgspec.Struct, frozen=True):
         return Folder(path=path, owner=real.stat().st_uid, writable=os.access(real, os.W_OK | os.X_OK))
 
     def _shm_mount(self) -> Mount | None:
-        mounts = read_mounts(self.root / "proc/self/mountinfo")
-        return next((mount for mount in reversed(mounts) if mount.point == "/dev/shm"), None)
+        return mount_of(Path("/dev/shm"), self.mounts())
+
+    def mounts(self) -> tuple[Mount, ...]:
+        """Returns all mounts, none if the host does not report them."""
+        return read_mounts(self.root / "proc/self/mountinfo")
 
     def _meminfo(self, name: str) -> int | None:
         found = re.search(rf"^{name}: +([0-9]+)( kB)?$", self._text("proc/meminfo"), re.MULTILINE)

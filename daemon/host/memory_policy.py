@@ -99,7 +99,9 @@ def advise(region: Region, *, huge_pages: str, numa: str, host: Host) -> tuple[A
         The result of each advice.
     """
     results = [_try("core dumps", "the arena is excluded from core dumps", lambda: exclude_from_dumps(region))]
-    if huge_pages == "advise":
+    if flaw := host.shared_memory().flaw:
+        results.append(Advice(what="file system", taken=False, note=flaw))
+    elif huge_pages == "advise":
         results.append(_advise_huge_pages(region, host))
     if numa == "interleave":
         results.append(_advise_interleave(region, host.nodes()))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
+
+VOLATILE: Final = ("tmpfs", "ramfs")
+"""The kinds of file systems whose files do not survive a reboot."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +34,12 @@ def read_mounts(mountinfo: Path) -> tuple[Mount, ...]:
     except OSError:
         return ()
     return tuple(mount for mount in map(_mount, lines) if mount is not None)
+
+
+def mount_of(path: Path, mounts: Sequence[Mount]) -> Mount | None:
+    """Returns the mount that an absolute path without links lies in; None if it is not known."""
+    around = [mount for mount in reversed(mounts) if path.is_relative_to(mount.point)]
+    return max(around, key=lambda mount: len(mount.point), default=None)
 
 
 def _mount(line: str) -> Mount | None:

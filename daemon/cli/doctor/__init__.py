@@ -21,7 +21,7 @@ from pagetier.daemon.cli.doctor.daemon_checks import (
     check_socket,
 )
 from pagetier.daemon.cli.doctor.disk_checks import check_disk
-from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
+from pagetier.daemon.cli.doctor.fleet_checks import check_fleet, check_fleet_folder
 from pagetier.daemon.cli.doctor.host_checks import (
     check_huge_pages,
     check_kernel,
@@ -118,6 +118,7 @@ def _check(config: Config, host: Host) -> Iterator[Result]:
         yield check_room(config, host)
         yield from check_disk(config, host, None)
         yield from check_fleet(config.remote, FleetStatus())
+    yield from check_fleet_folder(config.remote, host)
     yield from check_leftovers()
 
 

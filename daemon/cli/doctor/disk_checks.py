@@ -16,7 +16,7 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.host.mounts import read_mounts
+from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.shm.units import counted, format_size, spell_size
 
@@ -63,7 +63,6 @@ def _allows(text: str, path: Path) -> bool:
 
 
 _NETWORKED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "fuse.sshfs", "9p")
-_VOLATILE = ("tmpfs", "ramfs")
 _CLOSE = 0.05
 _DATA_FILES = ("data.mdb", "frames.*")
 
@@ -108,9 +107,9 @@ def _folder(path: Path) -> Result:
 
 def _file_system(path: Path, host: Host) -> Result:
     there = next(folder for folder in (path, *path.parents) if folder.exists()).resolve()
-    mounts = [mount for mount in read_mounts(host.root / "proc/self/mountinfo") if there.is_relative_to(mount.point)]
-    kind = max(mounts, key=lambda mount: len(str(mount.point))).kind if mounts else "?"
-    if kind in _VOLATILE:
+    mount = mount_of(there, host.mounts())
+    kind = mount.kind if mount is not None else "?"
+    if kind in VOLATILE:
         return warning("disk system", f"{there} is {kind}: its pages do not survive a reboot")
     if kind in _NETWORKED:
         return warning("disk system", f"{there} is {kind}: LMDB needs a local file system")

@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.host.host import Host
+from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.shm.units import counted, format_size, spell_duration
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.check_host import check_host
@@ -22,6 +26,7 @@ from pagetier.tiers.fleet.trial import TrialOptions, TrialResult
 _TRIAL: Final = (sys.executable, "-m", "pagetier.tiers.fleet.trial")
 _STARTING_S: Final = 30.0
 _CALLS: Final = 10  # of one trial, each of which ends within remote.timeout
+_FOLDER: Final = "file://"
 _CREDENTIALS: Final = "AWS_ACCESS_KEY_ID"
 
 
@@ -38,6 +43,18 @@ def check_fleet(remote: RemoteOptions, status: FleetStatus) -> Iterator[Result]:
     else:
         yield from _judged(remote, result)
     yield from _standing(status)
+
+
+def check_fleet_folder(remote: RemoteOptions, host: Host) -> Iterator[Result]:
+    """Warns if the folder of a fleet is in the memory of this host. A trial cannot tell, since all of it works."""
+    if not remote.url.startswith(_FOLDER):
+        return
+    folder = Path(urlsplit(remote.url).path).resolve()
+    mount = mount_of(folder, host.mounts())
+    if mount is not None and mount.kind in VOLATILE:
+        yield warning(
+            "fleet folder", f"{folder} is {mount.kind}: other hosts do not see it, and it does not survive a reboot"
+        )
 
 
 def _trial(remote: RemoteOptions) -> TrialResult:

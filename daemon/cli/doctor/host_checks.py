@@ -31,6 +31,8 @@ def check_shared_memory(host: Host) -> Result:
     shm = host.shared_memory()
     if not shm.writable:
         return problem("/dev/shm", "missing, or this user may not write there: mount -t tmpfs tmpfs /dev/shm")
+    if shm.flaw:
+        return problem("/dev/shm", shm.flaw)
     if shm.size is None or shm.free is None:
         return ok("/dev/shm", "no size limit of its own")
     return ok("/dev/shm", f"{format_size(shm.free)} of {format_size(shm.size)} free")
@@ -51,6 +53,8 @@ def check_huge_pages(config: Config, host: Host, report: HugePageReport) -> Resu
             f"not available: {pages.obstacle}" if pages.obstacle else 'available with arena.huge_pages = "advise"'
         )
         return ok("huge pages", f"not requested; {possible}")
+    if pages.flaw:
+        return warning("huge pages", "need a tmpfs in /dev/shm")
     if pages.obstacle:
         return warning("huge pages", f"{pages.obstacle}{_LASTING if pages.remount else ''}")
     if report.few:
