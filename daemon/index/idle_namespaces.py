@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _NS: Final = 1e9
 _CHECK_EVERY_S: Final = 1.0
 _PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests get their turn: less than a millisecond
+_TURN_S: Final = 0.002  # then other requests get their turn
 _SPARE: Final = 64  # records that are kept free, if namespaces are idle: new models come with several groups
 _SPARE_PART: Final = 4  # but at most this part of the table
 
@@ -68,23 +69,39 @@ class IdleNamespaces:
             " dropped: retry, or lower index.namespace_idle"
         )
 
+    def make_room(self) -> bool:
+        """Drops the oldest idle namespace for a request that has no record. Returns whether there is one now.
+
+        New namespaces may come faster than poll() drops old ones. One with many pages takes several turns, and the
+        request is rejected meanwhile.
+        """
+        return self._drop_until(lambda result: result is not IdleResult.MORE) is IdleResult.DROPPED
+
     def poll(self) -> None:
         """Does a small part of the work if there is any. Called a few times a second."""
         if not self._left and self._clock() >= self._due:
             self._due = self._clock() + _CHECK_EVERY_S
             self._left = max(0, self._reserve - self._owner.spare_spaces())
         if self._left:
-            self._drop()
+            self._drop_until(lambda _: not self._left)
 
-    def _drop(self) -> None:
+    def _drop_until(self, is_done: Callable[[IdleResult], bool]) -> IdleResult:
+        """Drops namespaces until enough is done, for two milliseconds at most. Returns the last result."""
+        ends = self._clock() + _TURN_S
+        while not is_done(result := self._drop()) and self._clock() < ends:
+            pass
+        return result
+
+    def _drop(self) -> IdleResult:
         turn = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
         point("idle_namespaces.turned")
         if turn.namespace is not None:
-            self._left -= 1
+            self._left = max(0, self._left - 1)
             self._dropped(turn.namespace, turn.pages)
         elif turn.result is IdleResult.NOTHING:
             self._left = 0
             self._warn()
+        return turn.result
 
     def _dropped(self, space: NamespaceRecord, pages: int) -> None:
         self._rejected = False

@@ -123,7 +123,7 @@ class Reservations:
     def reserve(self, slot: int, request: Reserve) -> Reserved:
         """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
         wrong = wrong_request(request)
-        space = -1 if wrong else self.space(request.space)
+        space = -1 if wrong else self._space_or_room(request.space)
         if wrong or space < 0:
             return _refused(request, wrong or self._idle_namespaces.reject())
         request, pages = self._hints.checked(request), self._store_quota.pages(slot, request.sizes)
@@ -149,6 +149,11 @@ class Reservations:
     def space(self, space: Space) -> int:
         """Returns the number of a valid namespace in the index, which gets one if it has none; -1 without room."""
         return self._owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
+
+    def _space_or_room(self, space: Space) -> int:
+        """Returns the number of a valid namespace, in place of an idle one if the table is full; -1 without room."""
+        number = self.space(space)
+        return self.space(space) if number < 0 and self._idle_namespaces.make_room() else number
 
     def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
         if self._reaper.ends(slot) == ends:

@@ -60,6 +60,18 @@ def test_an_idle_namespace_makes_room_for_a_new_one(full: tuple[RunningDaemon, C
     assert value(metrics, "pagetier_namespaces_limit") == TABLE
 
 
+def test_new_namespaces_replace_idle_ones_as_fast_as_they_come() -> None:
+    """Regression: of a full table 20 namespaces a second were dropped, and stores of all other new ones rejected."""
+    daemon = RunningDaemon("16MiB", "4KiB", "--index-namespaces", "256")
+    daemon.config.touch()
+    with daemon, daemon.client() as client:
+        for number in range(256):
+            assert store(client, str(number)) == 2
+        daemon.reload('[index]\nnamespace_idle = "1ms"\n')
+        assert [store(client, f"new {number}") for number in range(1000)] == [2] * 1000
+        assert daemon.header().spaces == 256
+
+
 @pytest.mark.parametrize("full", [DAY], indirect=True)
 def test_recently_used_namespaces_make_no_room(full: tuple[RunningDaemon, Client], tmp_path: Path) -> None:
     daemon, client = full
