@@ -70,10 +70,12 @@ class IdleNamespaces:
         )
 
     def make_room(self) -> bool:
-        """Drops the oldest idle namespace for a request that has no record. Returns whether there is one now.
+        """Drops the oldest idle namespace for a request: new ones may come faster than poll() drops old ones.
 
-        New namespaces may come faster than poll() drops old ones. One with many pages takes several turns, and the
-        request is rejected meanwhile.
+        One with many pages takes several turns: the request is rejected, and may be repeated.
+
+        Returns:
+            Whether the table has a record for the request now.
         """
         return self._drop_until(lambda result: result is not IdleResult.MORE) is IdleResult.DROPPED
 

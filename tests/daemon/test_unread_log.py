@@ -22,7 +22,7 @@ _PIPE_BYTES = 4096
 
 
 class UnreadLog:
-    """Where a daemon logs to: `writing`. Nobody reads it until read_until()."""
+    """Where a daemon logs to: `writing`. No process reads it until read_until()."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self.reading, self.writing = reading, writing
@@ -62,7 +62,7 @@ def log(request: pytest.FixtureRequest) -> Iterator[UnreadLog]:
 
 
 class UnreadDaemon(DiskDaemon):
-    """A daemon with a disk and HTTP that logs to what nobody reads."""
+    """A daemon with a disk and HTTP that logs to what no process reads."""
 
     def __init__(self, log: UnreadLog) -> None:
         super().__init__()
