@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import pwd
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -252,11 +253,12 @@ def survey(folder: Path = Path("/dev/shm")) -> list[FoundSegments]:
 def _find(folder: Path) -> Iterator[FoundSegments]:
     for path in folder.glob(f"*{_INDEX}"):
         try:
-            index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            index = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue
-        try:
-            found = _read(folder, path.name.removesuffix(_INDEX), index)
+        try:  # any user may create files there, also FIFOs, which would wait for a writer
+            is_file = stat.S_ISREG(os.fstat(index).st_mode)
+            found = _read(folder, path.name.removesuffix(_INDEX), index) if is_file else None
         finally:
             os.close(index)
         if found is not None:

@@ -136,6 +136,41 @@ def test_a_disk_folder_that_all_users_can_write_to_is_rejected() -> None:
         daemon.wait_open()
 
 
+def test_links_that_a_group_put_into_the_disk_folder_are_removed(place: Path) -> None:
+    with DiskDaemon(16) as daemon:
+        daemon.close_with(24)
+        data = daemon.data_files()[0]
+        data.rename(place / "outside")
+        data.symlink_to(place / "outside")
+        before = (place / "outside").read_bytes()
+        daemon.open()
+        with Engine(daemon) as engine:
+            daemon.store_through(engine, range(1000, 1040))
+        daemon.stop()
+        assert (place / "outside").read_bytes() == before
+        assert not any(path.is_symlink() for path in daemon.disk.rglob("*"))
+
+
+def test_an_environment_of_another_user_in_the_disk_folder_is_refused(place: Path) -> None:
+    daemon = TroubledDaemon()
+    daemon.disk.mkdir()
+    folder_of(MALLORY, daemon.disk / "0")
+    with daemon, Engine(daemon) as engine:
+        daemon.wait_down(f"{daemon.disk}/0 belongs to user {MALLORY}: remove it")
+        engine.goes_on(100)
+
+
+@pytest.mark.parametrize("file", ["state", "state.tmp"])
+def test_a_fifo_in_the_disk_folder_is_named_and_not_waited_for(file: str) -> None:
+    daemon = TroubledDaemon()
+    daemon.disk.mkdir()
+    os.mkfifo(daemon.disk / file)
+    with daemon:
+        daemon.wait_down("cannot be used by the disk tier")
+        (daemon.disk / file).unlink()
+        daemon.wait_open()
+
+
 def test_a_link_of_another_user_to_the_disk_folder_is_rejected(place: Path) -> None:
     daemon = DiskDaemon()
     daemon.disk.symlink_to(place)

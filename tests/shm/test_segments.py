@@ -15,7 +15,7 @@ from child_process import in_child
 from named_segments import KINDS, files, fresh, path_of, sound
 from numbered_pages import GEOMETRY, held, leave_pages, session_of
 from pagetier.shm._core import Observer, Owner, Session, ShmError
-from pagetier.shm.segment_files import lock
+from pagetier.shm.segment_files import lock, survey
 from pagetier.shm.segments import Origin, SegmentRequest, Segments, UnfitError, take
 
 
@@ -70,6 +70,16 @@ def test_removed_segments_are_marked_as_closed(segment_request: SegmentRequest) 
     segments.remove()
     assert session.closed
     assert session.usable, "the pinned pages are not readable"
+
+
+def test_a_fifo_of_another_user_does_not_stop_a_survey(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "theirs.index")
+    writer = os.open(tmp_path / "theirs.index", os.O_RDWR)  # without it, the mistake would hang and not fail
+    try:
+        assert survey(tmp_path) == []
+    finally:
+        os.close(writer)
+    assert survey(tmp_path) == []
 
 
 def test_a_second_daemon_is_rejected_while_the_first_runs(segment_request: SegmentRequest) -> None:

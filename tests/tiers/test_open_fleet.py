@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from other_users import MALLORY, as_root
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet import open_fleet as opening
 from pagetier.tiers.fleet.open_fleet import check_options, codec_of, open_fleet, shown
@@ -80,6 +82,22 @@ def test_a_wrong_key_file_says_what_to_do(tmp_path: Path, content: bytes | None,
         path.write_bytes(content)
         path.chmod(mode)
     with pytest.raises(TierError, match=message):
+        codec_of(FleetOptions(url="file:///tmp", key_file=str(path)))
+
+
+def test_a_key_file_that_is_a_fifo_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fleet.key", 0o400)
+    with pytest.raises(TierError, match="has 0 bytes instead of 32"):
+        codec_of(FleetOptions(url="file:///tmp", key_file=str(tmp_path / "fleet.key")))
+
+
+@as_root
+def test_a_key_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.key"
+    path.write_bytes(b"k" * 32)
+    path.chmod(0o400)
+    os.chown(path, MALLORY, MALLORY)
+    with pytest.raises(TierError, match=f"belongs to user {MALLORY}: chown it"):
         codec_of(FleetOptions(url="file:///tmp", key_file=str(path)))
 
 

@@ -62,7 +62,7 @@ def own(folder: Path) -> int:
     descriptor = _open_owner(folder)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove_links(folder)
+        _remove_planted(folder)
     except BlockingIOError as error:
         os.close(descriptor)
         raise TierError(f"{folder} is in use by another daemon") from error
@@ -98,11 +98,33 @@ def _check_user(folder: Path, found: Sequence[os.stat_result]) -> None:
         raise TierError(f"all users may write to {folder}: chmod o-w {folder}, or set another disk.path")
 
 
-def _remove_links(folder: Path) -> None:
-    """Removes links in place of environments: their target may belong to another user. Raises OSError."""
-    for path in list(folder.iterdir()):
-        if path.name.removesuffix(COPY).isdecimal() and path.is_symlink():
+def _remove_planted(folder: Path) -> None:
+    """Removes links in place of environments and of their files: LMDB opens them by name, and would follow them.
+
+    A group that may write to the folder can put them there.
+
+    Raises:
+        TierError: An environment belongs to another user.
+        OSError: A link cannot be removed.
+    """
+    for path in [path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal()]:
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode):
             path.unlink()
+        elif found.st_uid not in (0, os.geteuid()):
+            raise TierError(f"{path} belongs to user {found.st_uid}: remove it, or set another disk.path")
+        elif stat.S_ISDIR(found.st_mode):
+            for link in [file for file in path.iterdir() if file.is_symlink()]:
+                link.unlink()
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a regular file. Anything else could keep the caller waiting. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, f"{path} is no regular file: remove it")
+        return file.read()
 
 
 def is_still(descriptor: int, path: Path) -> bool:
@@ -132,7 +154,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(path.name + ".tmp")
     padded = content.ljust(_PADDED)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO would wait for a reader
+    descriptor = os.open(beside, flags, 0o600)
     try:
         if os.write(descriptor, padded) < len(padded):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

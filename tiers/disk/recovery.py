@@ -80,7 +80,7 @@ def read_state(folder: Path) -> State | None:
     Raises OSError, and MsgspecError or UnicodeDecodeError if it is invalid.
     """
     try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=State)
+        return msgspec.json.decode(files.read_file(folder / _STATE), type=State)
     except FileNotFoundError:
         return None
 

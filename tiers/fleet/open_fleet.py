@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -76,16 +76,29 @@ def shown(parts: SplitResult) -> str:
 def read_key(path: str) -> bytes:
     """Returns the fleet key in a file. Raises TierError if it is no key, or if others may read it."""
     try:
-        mode, key = Path(path).stat().st_mode, Path(path).read_bytes()
+        found, key = _contents(path)
     except OSError as error:
         raise TierError(
             f"remote.key_file {path} cannot be read: {error.strerror or error}: create it, or act as the daemon's user"
         ) from error
-    if len(key) != KEY_FILE_BYTES:
-        raise TierError(f"remote.key_file {path} has {len(key)} bytes instead of {KEY_FILE_BYTES}: see docs/fleet.md")
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if len(key) != KEY_FILE_BYTES or found.st_size != KEY_FILE_BYTES:
+        raise TierError(
+            f"remote.key_file {path} has {found.st_size} bytes instead of {KEY_FILE_BYTES}: see docs/fleet.md"
+        )
+    if found.st_uid not in (0, os.geteuid()):
+        raise TierError(f"remote.key_file {path} belongs to user {found.st_uid}: chown it to the daemon's user")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TierError(f"remote.key_file {path} can be read by others: chmod 0400 {path}")
     return key
+
+
+def _contents(path: str) -> tuple[os.stat_result, bytes]:
+    """Returns the status of a file and its first bytes, without waiting if it is a FIFO. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor), os.read(descriptor, KEY_FILE_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def codec_of(options: FleetOptions) -> PageCodec:
