@@ -54,7 +54,9 @@ def fleet_line(fleet: FleetStatus) -> str:
         return ""
     state = "not asked, since it does not answer" if fleet.breaker_open else fleet.standing
     trouble = f" ({fleet.trouble})" if fleet.trouble else ""
-    questions = f"{fleet.found + fleet.absent + fleet.late:,} questions, {fleet.found:,} found, {fleet.late:,} late"
+    asked = fleet.found + fleet.absent + fleet.late + fleet.errors
+    errors = f", {fleet.errors:,} failed" if fleet.errors else ""
+    questions = f"{asked:,} questions, {fleet.found:,} found, {fleet.late:,} late{errors}"
     dropped = f", {format_size(fleet.dropped_bytes)} dropped" if fleet.dropped_bytes else ""
     moved = f"read {format_size(fleet.read_bytes)}, wrote {format_size(fleet.written_bytes)}"
     present = f" ({counted(fleet.present, 'page')} present already{dropped})"

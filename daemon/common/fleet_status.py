@@ -23,6 +23,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
         found: Questions to which the fleet had the first page or others.
         absent: Questions to which it had none.
         late: Questions that it did not answer in time.
+        errors: Questions that it could not answer.
         refused: Questions that were not asked.
         read: Pages that were read from the fleet.
         unread: Pages that were located and could not be read.
@@ -52,6 +53,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     found: int = 0
     absent: int = 0
     late: int = 0
+    errors: int = 0
     refused: int = 0
     read: int = 0
     read_bytes: int = 0

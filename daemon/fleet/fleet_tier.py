@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common.child_environ import child_environ
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
@@ -89,7 +90,7 @@ class FleetTier:
 
     def _source(self, socket: Path) -> WorkerSource:
         if self._options.worker == "spawn":
-            return ChildWorkers()
+            return ChildWorkers(child_environ())
         return PeerWorkers(socket.with_name(WORKER_SOCKET), self.failed)
 
     @property
@@ -260,7 +261,7 @@ class FleetTier:
         self._health.judge(Call.QUESTION, trouble)
 
     def _probed(self, answered: Answered, trouble: str) -> None:
-        if answered is not Answered.LATE:
+        if not trouble:
             self._health.answers()
 
     def _follow_breaker(self) -> None:

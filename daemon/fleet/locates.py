@@ -22,11 +22,12 @@ _PROBE = Space(bytes(KEY_BYTES), "probe", 1)
 
 
 class Answered(Enum):
-    """What became of a question. LATE: the fleet did not answer in time, or said why it cannot; REFUSED: not asked."""
+    """What became of a question. LATE: no answer came in time; ERROR: the fleet cannot answer; REFUSED: not asked."""
 
     FOUND = "found"
     ABSENT = "absent"
     LATE = "late"
+    ERROR = "errors"
     REFUSED = "refused"
 
 
@@ -110,7 +111,7 @@ class Locates:
             return
         self.seconds.add(self._loop.time() - question.asked_at)
         if report.reason:
-            self._fail(question, report.reason)
+            self._fail(question, Answered.ERROR, report.reason)
             return
         if any(report.sizes):
             self._end(question, Answered.FOUND, report.sizes)
@@ -124,7 +125,7 @@ class Locates:
         questions, self._questions = self._questions, {}
         for question in questions.values():
             if question.reply is not None:
-                self._fail(question, "its worker has ended")
+                self._fail(question, Answered.ERROR, "its worker has ended")
 
     def _ask(self, request: Locate, reply: Callable[[bytes], None], ended: Ended) -> None:
         number = next(self._numbers)
@@ -133,10 +134,10 @@ class Locates:
         self.send(Find(number, request.keys, request.spaces, request.table))
 
     def _late(self, number: int) -> None:
-        self._fail(self._questions.pop(number), "it did not answer within remote.ask_timeout")
+        self._fail(self._questions.pop(number), Answered.LATE, "it did not answer within remote.ask_timeout")
 
-    def _fail(self, question: _Question, why: str) -> None:
-        self._end(question, Answered.LATE, _nothing(question.keys), why)
+    def _fail(self, question: _Question, answered: Answered, why: str) -> None:
+        self._end(question, answered, _nothing(question.keys), why)
 
     def _end(self, question: _Question, answered: Answered, sizes: bytes, trouble: str = "") -> None:
         question.timer.cancel()

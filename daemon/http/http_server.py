@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Final
 
+from pagetier.daemon.common.child_environ import environ_without_credentials
 from pagetier.daemon.config.load import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
@@ -225,6 +226,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
 
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PAGETIER_")}
     command = [sys.executable, "-m", "pagetier.daemon.http", str(theirs.fileno())]
-    return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+    return subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ_without_credentials()
+    )

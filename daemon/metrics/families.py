@@ -63,7 +63,7 @@ def space_families(sample: Sample, most: int) -> Iterator[Metric]:
 _BUILD = {"version": version("pagetier"), "protocol": str(PROTOCOL), "format": str(FORMAT)}
 _NS = 1_000_000_000
 _FLEET_STANDINGS = ("none", "starting", "open", "down")
-_FLEET_RESULTS = ("found", "absent", "late", "refused")
+_FLEET_RESULTS = ("found", "absent", "late", "errors", "refused")
 _FLEET_WAYS = ("read", "unread", "written", "present", "gone", "dropped", "failed", "damaged", "foreign")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Final, Protocol
 
+from pagetier.daemon.common.child_environ import environ_without_credentials
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.workers.worker_link import ChildWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, WorkerProcess
@@ -64,7 +65,7 @@ class Supervisor:
         source: WorkerSource | None = None,
     ) -> None:
         """Takes `source`, which provides the workers; None: they are children of this process."""
-        self._source = source or ChildWorkers()
+        self._source = source or ChildWorkers(environ_without_credentials())
         self._segments = segments
         self._options = options
         self._watcher = watcher

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,7 +28,6 @@ log = logging.getLogger("pagetierd.workers")
 # process starts.
 _KEPT: Final = str(4 << 30)
 _ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": _KEPT, "MALLOC_TRIM_THRESHOLD_": _KEPT, "MALLOC_ARENA_MAX": "1"}
-_OWN_PREFIX: Final = "PAGETIER_"
 _ABSENT_S: Final = 10.0
 _RESTORE_S: Final = 1.0  # between two checks whether the socket was removed
 _MODE: Final = 0o600
@@ -65,14 +64,14 @@ class WorkerSource(Protocol):
 
 
 class ChildLink:
-    """A child of the daemon, connected by a socket pair. Raises OSError if it cannot be started."""
+    """A child of the daemon with this environment, connected by a socket pair. Raises OSError if it cannot start."""
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         with contextlib.ExitStack() as undo:
             self.socket, theirs = socket.socketpair()
             undo.callback(self.socket.close)
             with theirs:
-                self._child = _start(theirs)
+                self._child = _start(theirs, environ)
                 point("disk.started")
             undo.callback(self._child.wait)
             undo.callback(self._child.kill)
@@ -89,18 +88,22 @@ class ChildLink:
         return self._child.wait()
 
 
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_PREFIX)} | _ALLOCATOR
+def _start(theirs: socket.socket, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pagetier.tiers.worker", str(theirs.fileno())]
-    return subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environ)
+    return subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env={**environ, **_ALLOCATOR}
+    )
 
 
 class ChildWorkers:
-    """Starts each worker as a child."""
+    """Starts each worker as a child with this environment."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
 
     async def next(self) -> WorkerLink:
         """Starts a worker."""
-        return ChildLink()
+        return ChildLink(self._environ)
 
     def close(self) -> None:
         """Does nothing."""

@@ -46,7 +46,7 @@ def test_clocks_that_disagree_close_the_fleet_until_they_agree(s3: S3Server, pre
             assert host.load(f"absent {number}", 1, SIZE).pages == 0
         assert eventually(lambda: not host.asks, 5.0), host.report
         (line,) = host.daemon.lines("event=fleet_trouble")
-        assert "pages refuses access: check the worker's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and clock" in line
+        assert "the clocks of pages and this host disagree: use NTP on both" in line
         assert host.client.store(keys_of("near", 1), pages_of(1, SIZE)).stored == 1
         assert host.load("near", 1, SIZE).pages == 1
         clock.jump(0.0)

@@ -33,5 +33,5 @@ def test_what_s3_refuses_is_named(s3: S3Server, prefix: str, monkeypatch: pytest
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    assert "cannot be opened" in only(RemoteOptions(url="s3://pages?endpoint=http://127.0.0.1:9")).text
+    assert "cannot be reached at 127.0.0.1:9" in only(RemoteOptions(url="s3://pages?endpoint=http://127.0.0.1:9")).text
     assert only(RemoteOptions(url="mooncake://127.0.0.1:9", trusted="yes")).level is Level.PROBLEM

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -39,6 +40,15 @@ def check_folder(folder: Path) -> None:
         raise TierError(f"{folder} is not a folder: create it, or mount its file system")
     if os.path.ismount(folder):
         raise TierError(f"{folder} is a mount point: set remote.url to a folder in it, absent while it is not mounted")
+
+
+def folder_warning(options: FleetOptions) -> str:
+    """Returns what an administrator should change about the rights of a fleet's folder, "" if nothing."""
+    parts = check_options(options)
+    if parts.scheme != "file" or not Path(parts.path).stat().st_mode & stat.S_IWOTH:
+        return ""
+    risk = "delete" if options.key_file else "read, forge and delete"
+    return f"all users may {risk} pages in {parts.path}: chgrp it to a group of all hosts' users and chmod 2770 it"
 
 
 def _require_library(what: str, library: str, extra: str) -> None:

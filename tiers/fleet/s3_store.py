@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -15,8 +15,8 @@ from typing import Final
 
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
+from pagetier.tiers.fleet.s3_errors import code_of, explanation, refusal
 
-_CERTIFICATE: Final = re.compile(r"InvalidCertificate\(\s*(\w+)")  # in the text of an error
 _HEADS_AT_ONCE: Final = 64
 _FEW: Final = 64  # names of which each is asked for
 _FIRST_LOOK: Final = 32  # names of a longer chain that are asked for at first
@@ -69,18 +69,22 @@ class S3Store:
         """Turns what an administrator can correct into a TierError that says how."""
         try:
             yield
-        except self._denied as error:
-            if "RequestTimeTooSkewed" in str(error):
-                raise TierError(f"the clocks of {self._name} and this host disagree: use NTP on both") from error
-            raise TierError(
-                f"{self._name} refuses access: check the worker's AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and clock"
-            ) from error
-        except Exception as error:
-            if found := _CERTIFICATE.search(str(error)):
-                raise TierError(
-                    f"the certificate of {self._name} is rejected ({found[1]}): set SSL_CERT_FILE for the worker"
-                ) from error
+        except (*self._absent, self._there):
             raise
+        except self._denied as error:
+            raise TierError(refusal(self._name, code_of(error) or self._code_of_refusal())) from error
+        except Exception as error:
+            if why := explanation(self._name, error, os.environ):
+                raise TierError(why) from error
+            raise
+
+    def _code_of_refusal(self) -> str:
+        """Returns the code with which the bucket refuses to be read: the answer to a HEAD has none."""
+        try:
+            self._obstore.get(self._bucket, _PROBE)
+        except Exception as error:  # noqa: BLE001  whatever it is, the refusal of the HEAD is reported
+            return code_of(error)
+        return ""
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Asks for each object."""
@@ -122,7 +126,8 @@ class S3Store:
     def remove(self, name: str) -> None:
         """Deletes the object; S3 does not say whether there was one."""
         try:
-            self._obstore.delete(self._bucket, name)
+            with self._explained():
+                self._obstore.delete(self._bucket, name)
         except self._absent:
             return
 

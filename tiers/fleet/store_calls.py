@@ -19,6 +19,7 @@ _T = TypeVar("_T")
 MOST_CALLS: Final = 48
 LATE_READ_S: Final = 0.1
 _POLL_S: Final = 0.01
+_MOST_SHOWN: Final = 240  # characters of an error
 
 
 class LateError(TierError):
@@ -263,5 +264,6 @@ def _failure(error: BaseException) -> TierError:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the first line of an error, at most 200 characters."""
-    return f"{type(error).__name__}: {error}".split("\n")[0][:200].rstrip()
+    """Returns the first line of an error; of a long one the begin and the end, where libraries have the cause."""
+    line = f"{type(error).__name__}: {error}".split("\n")[0].rstrip()
+    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN // 3]} ... {line[-_MOST_SHOWN * 2 // 3 :]}"

@@ -20,7 +20,7 @@ from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.shm.units import counted, format_size, spell_duration
 from pagetier.tiers.base import TierError
-from pagetier.tiers.fleet.check_host import check_host
+from pagetier.tiers.fleet.check_host import check_host, folder_warning
 from pagetier.tiers.fleet.trial import TrialOptions, TrialResult
 
 _TRIAL: Final = (sys.executable, "-m", "pagetier.tiers.fleet.trial")
@@ -37,6 +37,8 @@ def check_fleet(remote: RemoteOptions, status: FleetStatus) -> Iterator[Result]:
         return
     try:
         check_host(remote.fleet)
+        if rights := folder_warning(remote.fleet):
+            yield warning("fleet folder", rights)
         result = _trial(remote)
     except TierError as error:
         yield problem("fleet store", str(error))
@@ -107,6 +109,10 @@ def _standing(status: FleetStatus) -> Iterator[Result]:
         yield warning("fleet tier", f"engines do not ask it, since it does not answer: {status.trouble}")
     elif status.standing != "none":
         yield ok("fleet tier", f"{status.standing}; {_counts(status)}")
+    if status.write_trouble:
+        yield warning("fleet writes", f"{counted(status.waiting, 'page')} cannot be written: {status.write_trouble}")
+    if status.failed:
+        yield warning("fleet writes", f"{counted(status.failed, 'page')} left memory unwritten: {status.given_up}")
     if status.damaged:
         yield warning("fleet pages", f"{counted(status.damaged, 'object')} had wrong bytes: the store may be failing")
     if status.note:

@@ -73,6 +73,15 @@ def test_what_is_missing_is_named(store: Path) -> None:
     assert failing.level is Level.PROBLEM and "cannot be opened: RuntimeError: no such thing" in failing.text
 
 
+def test_a_folder_that_all_users_may_write_to_is_a_warning(store: Path) -> None:
+    store.chmod(0o777)
+    rights, tried = check_fleet(patient(f"file://{store}"), FleetStatus())
+    assert rights.level is Level.WARNING and tried.level is Level.OK
+    assert f"all users may read, forge and delete pages in {store}: chgrp it" in rights.text
+    store.chmod(0o2770)
+    assert only(patient(f"file://{store}")).level is Level.OK
+
+
 def test_a_store_that_hangs_is_given_up(store: Path) -> None:
     (store / "delay-get").write_text("60")
     result = only(slow(store, timeout=5.0, buffers=1 << 20))  # a small page is written long before that
@@ -138,6 +147,8 @@ class KeepsAll(DictStore):
         ({}, Level.OK, "open; 3 pages read, 1 page written"),
         ({"standing": "down", "trouble": "no answer"}, Level.PROBLEM, "down: no answer"),
         ({"breaker_open": True, "trouble": "late"}, Level.WARNING, "since it does not answer: late"),
+        ({"waiting": 1, "write_trouble": "full"}, Level.WARNING, "1 page cannot be written: full"),
+        ({"failed": 2, "given_up": "full"}, Level.WARNING, "2 pages left memory unwritten: full"),
         ({"damaged": 2}, Level.WARNING, "2 objects had wrong bytes"),
         ({"foreign": 1, "note": "compare remote.key_file"}, Level.WARNING, "compare remote.key_file"),
     ],

@@ -65,7 +65,8 @@ async def test_a_failed_or_lost_question_is_answered_at_once() -> None:
     asked.ask()
     asked.locates.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
     asked.locates.lost()
-    assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.LATE] * 2
+    assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.ERROR] * 2
+    assert asked.locates.counts[Answered.LATE] == 0, "an error that comes at once is not late"
     assert asked.troubles == ["the store is gone", "its worker has ended"]
 
 

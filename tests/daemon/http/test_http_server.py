@@ -13,6 +13,7 @@ from core_records import header_with
 from eventually import eventually
 from http_calls import call, http_process, request
 from pagetier.daemon.index.quotas import MOST_PREFETCHES, PrefetchQuota
+from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from running_daemon import RunningDaemon, namespace
@@ -55,6 +56,24 @@ def test_the_process_ends_with_the_daemon(tmp_path: Path) -> None:
         daemon.signal(signal.SIGCONT)
         assert call(place, "GET", "/healthz")[0] == 200 and http_process(daemon) == second
     assert not is_alive(second) and not place.exists()
+
+
+def test_only_the_worker_of_the_fleet_has_the_credentials_of_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    (tmp_path / "store").mkdir()
+    more = ["--http-listen", str(tmp_path / "http.sock"), "--remote-url", f"file://{tmp_path}/store"]
+    more += ["--disk-path", str(tmp_path / "disk"), "--disk-size", "8MiB"]
+    with RunningDaemon("1MiB", "64KiB", *more) as daemon:
+        assert eventually(lambda: {DISK_WORKER, FLEET_WORKER} <= {slot.name for slot in daemon.slots()}, 30.0)
+        workers = {slot.name: slot.pid for slot in daemon.slots()}
+        assert "a secret" not in environ_of(http_process(daemon)) + environ_of(workers[DISK_WORKER])
+        assert "a secret" in environ_of(workers[FLEET_WORKER])
+
+
+def environ_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/environ").read_text()
 
 
 def cpu_ns(pid: int) -> int:

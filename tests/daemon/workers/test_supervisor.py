@@ -267,7 +267,7 @@ async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor
 ) -> None:
     """Regression: the loop kept watching the descriptor number, so that its next user could not be watched."""
     loop = asyncio.get_running_loop()
-    worker = worker_process.WorkerProcess(loop, lambda report: None, ChildLink())
+    worker = worker_process.WorkerProcess(loop, lambda report: None, ChildLink({}))
 
     def die(name: str) -> None:
         if name == "disk.served":
