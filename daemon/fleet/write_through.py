@@ -179,7 +179,7 @@ class WriteThrough:
         return report.reason if Stored.FAILED in report.stored else ""
 
     def _retry(self, page: Page, why: str, now: float) -> None:
-        """Lets a page that was not taken wait for another try, as long as it is in memory."""
+        """Lets a page that was not taken wait for another try, while it is in memory."""
         self.counts.waiting += not page.why
         self._why = why
         pause = min(_FIRST_PAUSE_S * 2.0**page.failures, _LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What other users of a fleet's folder put there changes nothing outside of it, and closes it for nobody."""
+"""What other users of a fleet's folder put there changes nothing outside of it, and does not close it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def outside(folder: Path) -> Path:
-    """Returns a folder beside the fleet's with an old file that must stay as it is."""
+    """Returns a folder beside the fleet's with an old file that must not change."""
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / OWN).write_text("not the fleet's")
