@@ -142,10 +142,14 @@ class Client(PageClient):
         May be called again. Each of the two steps waits for running copies, at most the client's timeout; see
         AttachedClient.close().
         """
-        ends = time.monotonic() + self.timeout
-        for registered in list(self._registered):
-            registered.close(max(0.0, ends - time.monotonic()))
-        super().close()
+        try:
+            ends = time.monotonic() + self.timeout
+            for registered in list(self._registered):
+                registered.close(max(0.0, ends - time.monotonic()))
+            super().close()
+        except BaseException:  # an exception of a signal handler; the rest happens in the background
+            self._attachment.drop()
+            raise
 
     def _registered_cache(
         self, group: CacheGroup, model: str, options: EngineOptions, place: str = ""

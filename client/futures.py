@@ -88,15 +88,14 @@ class PendingReservation:
         return f"<PendingReservation of {self.pages} pages, {state}>"
 
 
-def request_reservation(
+def reservation_request(
     attachment: Attachment,
     keys: Keys,
     sizes: int | Sequence[int] | npt.NDArray[np.uint64],
     part: Part,
-    timeout: float,
     hint: Hint = NO_HINT,
 ) -> PendingRequest[Reservation]:
-    """Returns a request for memory for pages, sent without waiting for the response.
+    """Returns a request for memory for pages, which is not sent yet.
 
     The result is a reservation; if it is not collected, it is dropped, which abandons its pages.
 
@@ -107,14 +106,13 @@ def request_reservation(
         keys: The pages, head first.
         sizes: Bytes of each page, or of every page.
         part: The part of each page that the caller writes.
-        timeout: Seconds for sending.
         hint: What is known of the session. A daemon that does not understand hints ignores it.
     """
     if hint is not NO_HINT:
         require_hint(hint)
     packed = packed_sizes(sizes, len(keys))
     space = Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
-    linked = attachment.linked
+    linked, reservation = attachment.linked, Reservation(part)
 
     def request(number: int) -> Reserve:
         return Reserve(
@@ -122,14 +120,12 @@ def request_reservation(
         )
 
     def accept(answer: Answer) -> Reservation | None:
-        return Reservation(linked, answer, part) if linked and isinstance(answer, Reserved) else None
+        return reservation.grant(linked, answer) if linked and isinstance(answer, Reserved) else None
 
     def fail(reason: str) -> Reservation:
         return Reservation.rejected(len(keys), reason, part)
 
-    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, fail)
-    attachment.requests.ask(pending, request, timeout)
-    return pending
+    return PendingRequest(attachment.requests, linked.link if linked else None, request, accept, fail)
 
 
 def packed_sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
@@ -194,10 +190,10 @@ class FleetPages(msgspec.Struct, frozen=True):
     table: tuple[Space, ...]
 
 
-def request_prefetch(
-    attachment: Attachment, keys: bytes, disk_timeout: float, timeout: float, fleet: FleetPages | None = None
+def prefetch_request(
+    attachment: Attachment, keys: bytes, disk_timeout: float, fleet: FleetPages | None = None
 ) -> PendingRequest[int]:
-    """Returns a request to read pages from disk and from the fleet, sent without waiting for the response.
+    """Returns a request to read pages from disk and from the fleet, which is not sent yet.
 
     Its result is the number of pages, from the first on, that were in memory when the daemon answered.
 
@@ -205,32 +201,28 @@ def request_prefetch(
         attachment: The attachment of this process.
         keys: The keys, 32 bytes each. Without keys no request is sent.
         disk_timeout: Seconds that the disk and the fleet may take.
-        timeout: Seconds for sending.
         fleet: The pages that were located in the fleet.
     """
     linked = attachment.linked if keys else None
     pages, due = len(keys) // KEY_BYTES, time.monotonic() + disk_timeout + RESPONSE_S
-
-    def accept(answer: Answer) -> int | None:
-        return _in_memory(answer.outcomes[:pages]) if isinstance(answer, Fetched) else None
-
-    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: 0, due)
 
     def request(number: int) -> Fetch:
         if fleet is None:
             return Fetch(number, keys, disk_timeout)
         return Fetch(number, keys, disk_timeout, fleet.sizes, fleet.spaces, fleet.table)
 
-    attachment.requests.ask(pending, request, timeout)
-    return pending
+    def accept(answer: Answer) -> int | None:
+        return _in_memory(answer.outcomes[:pages]) if isinstance(answer, Fetched) else None
+
+    return PendingRequest(attachment.requests, linked.link if linked else None, request, accept, lambda _: 0, due)
 
 
 def _in_memory(outcomes: bytes) -> int:
     return len(outcomes) - len(outcomes.lstrip(_IN_MEMORY))
 
 
-def request_flush(attachment: Attachment, namespace: Namespace, timeout: float) -> PendingRequest[Flushed | None]:
-    """Returns a request to drop a namespace's pages, sent within `timeout` seconds.
+def flush_request(attachment: Attachment, namespace: Namespace) -> PendingRequest[Flushed | None]:
+    """Returns a request to drop a namespace's pages, which is not sent yet.
 
     Its result is the response, or None. The daemon waits for the disk before it answers, which may take seconds: a
     missing response does not count as a late daemon.
@@ -240,6 +232,5 @@ def request_flush(attachment: Attachment, namespace: Namespace, timeout: float) 
     def accept(answer: Answer) -> Flushed | None:
         return answer if isinstance(answer, Flushed) else None
 
-    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: None)
-    attachment.requests.ask(pending, lambda number: Flush(number, digest), timeout)
-    return pending
+    link = linked.link if linked else None
+    return PendingRequest(attachment.requests, link, lambda number: Flush(number, digest), accept, lambda _: None)

@@ -14,7 +14,7 @@ from pagetier.client.attachment import Attachment
 from pagetier.client.futures import FleetPages
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
-from pagetier.client.location import NOTHING, request_pages, space_of
+from pagetier.client.location import request_pages, space_of
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import KEY_BYTES, Session
 from pagetier.shm.protocol import Located, Space
@@ -157,8 +157,7 @@ def request_group_location(attachment: Attachment, match: GroupMatch, timeout: f
     """
     session = attachment.session
     if session is None or not session.asks_fleet:
-        nothing = PendingRequest(attachment.requests, None, lambda _: NOTHING, lambda _: NOTHING)
-        nothing.finish(NOTHING)
+        nothing = request_pages(attachment, b"", b"", (), timeout)
         return GroupLocation(nothing, match, _GroupQuestion({}, [], (), (), 0), session)
     question = _question_of(match)
     spaces = np.array(question.spaces, "<u4").tobytes()

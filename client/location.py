@@ -99,7 +99,9 @@ def request_pages(
         sound = isinstance(answer, Located) and len(answer.sizes) // 8 == len(keys) // KEY_BYTES
         return answer if sound and isinstance(answer, Located) else NOTHING
 
-    pending = PendingRequest(attachment.requests, linked.link if linked else None, accept, lambda _: NOTHING)
-    attachment.requests.ask(pending, lambda number: Locate(number, keys, spaces, table), timeout)
-    pending.leave()
+    link = linked.link if linked else None
+    pending = PendingRequest(
+        attachment.requests, link, lambda number: Locate(number, keys, spaces, table), accept, lambda _: NOTHING
+    )
+    pending.send_and_leave(timeout)
     return pending

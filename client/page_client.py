@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.futures import PendingReservation, packed_sizes, request_flush, request_reservation
+from pagetier.client.futures import PendingReservation, flush_request, packed_sizes, reservation_request
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import destination_of, unpinned_prefix_of
@@ -59,15 +59,19 @@ class PageClient(PrefetchingClient):
         if unpinned is None or (not unpinned.on_disk and not seconds):
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         ends = time.monotonic() + seconds
-        prefetch = self._prefetch_rest(unpinned, ends)  # the disk works while pages in memory are copied
+        prefetch = self._prefetch_rest(unpinned, ends)
         try:
+            prefetch.send(max(0.0, ends - time.monotonic()))  # the disk works while pages in memory are copied
             done = destination.copy(match, 0)
-            if done < len(match) - start_page:
-                return done
-            point("client.waiting")
-            prefetch.wait(ends - time.monotonic())
-        finally:
+            if done >= len(match) - start_page:
+                point("client.waiting")
+                prefetch.wait(ends - time.monotonic())
             prefetch.leave()
+        except BaseException:
+            prefetch.leave()
+            raise
+        if done < len(match) - start_page:
+            return done
         point("client.fetched")
         with self._rematch(unpinned.session, unpinned.all, match) as longer:
             done += destination.copy(longer, done)
@@ -152,8 +156,7 @@ class PageClient(PrefetchingClient):
         attachment = self._own_attachment()
         if attachment.linked is None:
             attachment.wait_linked(seconds)
-        pending = request_reservation(attachment, keys, sizes, part, max(0.0, ends - time.monotonic()), hint)
-        return pending.collect(ends - time.monotonic())
+        return reservation_request(attachment, keys, sizes, part, hint).send_and_collect(ends)
 
     def reserve_async(
         self,
@@ -170,9 +173,8 @@ class PageClient(PrefetchingClient):
         keys may then be sent in part, which ends the attachment; the client attaches again on its own.
         """
         require_keys(keys, "reserve_async()")
-        attachment = self._own_attachment()
-        pending = request_reservation(attachment, keys, sizes, part, self._seconds(timeout), hint)
-        pending.leave()
+        pending = reservation_request(self._own_attachment(), keys, sizes, part, hint)
+        pending.send_and_leave(self._seconds(timeout))
         return PendingReservation(pending, len(keys), part)
 
     def hint(self, keys: Keys, hint: Hint, timeout: float | None = None) -> bool:
@@ -211,9 +213,14 @@ class PageClient(PrefetchingClient):
         ends = time.monotonic() + seconds
         attachment = self._own_attachment()
         attachment.wait_linked(seconds)
-        pending = request_flush(attachment, namespace, max(0.0, ends - time.monotonic()))
-        answer = pending.wait(ends - time.monotonic())
-        pending.leave()
+        pending = flush_request(attachment, namespace)
+        try:
+            pending.send(max(0.0, ends - time.monotonic()))
+            answer = pending.wait(ends - time.monotonic())
+            pending.leave()
+        except BaseException:  # an exception of a signal handler
+            pending.leave()
+            raise
         return answer is not None and not answer.kept
 
     def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None, hint: Hint) -> StoreResult:

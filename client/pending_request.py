@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import Answer
+from pagetier.shm.protocol import Answer, Request
 
 if TYPE_CHECKING:
     from pagetier.client.rpc import Requests
@@ -25,10 +26,13 @@ class PendingRequest(Generic[_T]):
 
     Attributes:
         link: The connection over which the request is sent; None if there is none.
+        request: Makes the request from its number.
         accept: Returns the result for a response, or None for a response of another type. Called under the lock of
-            `requests`, by any thread.
+            `requests`, by any thread. An exception of a signal handler may end it; then it is called again.
         fail: Returns the result for the reason why there is no response.
         due: The time.monotonic() by which a healthy daemon has answered, if the request waits for the disk.
+        number: The number of the request, once it is being sent.
+        sent: Whether the whole request was sent.
         unsent: Whether the request could not be sent over this connection: the daemon never receives it.
         done: Whether the result is known. Requests changes it under its lock, as the next two.
         collected: Whether the caller has taken the result, or no longer waits for it. A result that comes later is
@@ -41,21 +45,48 @@ class PendingRequest(Generic[_T]):
         self,
         requests: Requests,
         link: Link | None,
+        request: Callable[[int], Request],
         accept: Callable[[Answer], _T | None],
         fail: Callable[[str], _T],
         due: float = math.inf,
     ) -> None:
         self.link, self.due = link, due
-        self.unsent = self.done = self.collected = False
+        self.number = 0
+        self.sent = self.unsent = self.done = self.collected = False
         self.result: _T | None = None
         self.call: Callable[[], object] | None = None
-        self.accept, self.fail = accept, fail
+        self.request, self.accept, self.fail = request, accept, fail
         self._requests = requests
 
     @property
     def ready(self) -> bool:
         """Whether wait() and collect() return at once. Cheap to poll."""
         return self.done or self._requests.foreign
+
+    def send(self, timeout: float) -> None:
+        """Sends the request within `timeout` seconds and returns without waiting for the response.
+
+        An exception of a signal handler may end it after the request was sent: the caller then calls leave() or take().
+        """
+        self._requests.ask(self, timeout)
+
+    def send_and_leave(self, timeout: float) -> None:
+        """Sends the request within `timeout` seconds and leaves the response to the background thread."""
+        try:
+            self.send(timeout)
+            self.leave()
+        except BaseException:  # an exception of a signal handler
+            self.leave()
+            raise
+
+    def send_and_collect(self, ends: float) -> _T:
+        """Returns the result, waiting for it until time.monotonic() is `ends`; see collect()."""
+        try:
+            self.send(max(0.0, ends - time.monotonic()))
+            return self.collect(ends - time.monotonic())
+        except BaseException:  # an exception of a signal handler
+            self.take(0.0)
+            raise
 
     def wait(self, timeout: float) -> _T:
         """Returns the result, waiting at most `timeout` seconds for it. May be called again."""
@@ -89,9 +120,30 @@ class PendingRequest(Generic[_T]):
         """Leaves the response to the background thread, because no thread waits for it now."""
         self._requests.leave(self)
 
+    def receive(self, answer: Answer) -> bool:
+        """Takes a response. Returns False if it is of another type. For Requests; may be called again."""
+        if not self.done:
+            result = self.accept(answer)
+            if result is None:
+                return False
+            self._set(result)
+        self._report()
+        return True
+
     def finish(self, result: _T) -> None:
         """Sets the result, or drops it if the request was collected before. For Requests."""
+        self._set(result)
+        self._report()
+
+    def _set(self, result: _T) -> None:
         self.result = None if self.collected else result
         self.done = True
+        self.accept = _nothing  # it refers to the result, which its owner may drop before this request
+
+    def _report(self) -> None:
         if (call := self.call) is not None:
             call()
+
+
+def _nothing(_answer: Answer) -> None:
+    """Accepts no response."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.futures import RESPONSE_S, FleetPages, Prefetch, request_prefetch
+from pagetier.client.futures import RESPONSE_S, FleetPages, Prefetch, prefetch_request
 from pagetier.client.group_location import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Keys
@@ -107,7 +107,7 @@ class PrefetchingClient(MatchingClient):
         return self._prefetch(located.keys, timeout, located.fleet)
 
     def _prefetch_rest(self, unpinned: UnpinnedPrefix, ends: float) -> PendingRequest[int]:
-        """Returns a request to read the pages after the pinned ones that are on disk or that the fleet has.
+        """Returns a request to read the pages after the pinned ones on disk or in the fleet, not sent yet.
 
         Waits for an attachment in progress and for the answer of the fleet, at most until `ends`.
         """
@@ -119,7 +119,7 @@ class PrefetchingClient(MatchingClient):
         # daemon's fault and not the disk's.
         disk_timeout = left - min(RESPONSE_S, left / 8)
         pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
-        return request_prefetch(attachment, unpinned.rest[:pages].data, disk_timeout, left, fleet)
+        return prefetch_request(attachment, unpinned.rest[:pages].data, disk_timeout, fleet)
 
     def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, ends: float) -> FleetPages | None:
         """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""
@@ -132,8 +132,8 @@ class PrefetchingClient(MatchingClient):
 
     def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None = None) -> Prefetch:
         attachment = self._own_attachment()
-        pending = request_prefetch(attachment, keys, self._seconds(timeout), self._seconds(None), fleet)
-        pending.leave()
+        pending = prefetch_request(attachment, keys, self._seconds(timeout), fleet)
+        pending.send_and_leave(self._seconds(None))
         return Prefetch(pending, len(keys) // KEY_BYTES)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -13,7 +15,7 @@ from pagetier.client.paged_blocks import Blocks, Part
 from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
-from pagetier.shm._core import ReserveOutcome
+from pagetier.shm._core import ReserveOutcome, Session
 from pagetier.shm.cached import CachedProperty
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
@@ -27,6 +29,9 @@ _OUTCOME_OF: Final = {
     ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
     ReserveOutcome.LEFT_OUT: Outcome.LEFT_OUT,
 }
+_Entries = npt.NDArray[np.uint32]
+_Serials = npt.NDArray[np.uint64]
+_NOTHING: Final = Reserved(0, b"", b"", b"")
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
 _OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
 _FIRST_PAGES: Final = np.arange(256)
@@ -60,26 +65,41 @@ class Reservation:
         session: The mapped segments, for code that copies on its own; None if no page was granted.
     """
 
-    def __init__(self, linked: LinkedSession | None, answer: Reserved, part: Part) -> None:
-        """Makes a reservation of the pages that the daemon granted over a connection; None if no page is granted."""
-        self.granted = _granted_pages(answer.outcomes)
-        self.open = self.granted if linked else self.granted[:0]
-        self.session = linked.session if linked else None
-        self._answer = answer
-        self._granted_serials = linked.granted.setdefault(part.index, set()) if linked else set()
-        if len(self.open) == len(answer.outcomes):  # arrays would take longer
-            self._granted_serials.update(memoryview(answer.serials).cast("Q"))
-        else:
-            self._granted_serials.update(_at(self._serials, self.open).tolist())
+    def __init__(self, part: Part) -> None:
+        """Makes an empty reservation of this part of each page, for grant()."""
+        self.granted = self.open = _FIRST_PAGES[:0]
+        self.session: Session | None = None
+        self._answer = _NOTHING
+        self._granted_serials: set[int] = set()
         self._part = part
-        self._codes = bytearray(answer.outcomes.translate(_OUTCOMES))
-        self._reason = answer.reason
+        self._codes = bytearray()
+        self._reason = ""
+
+    def grant(self, linked: LinkedSession, answer: Reserved) -> Reservation:
+        """Fills the reservation with the daemon's answer over a connection, and returns it.
+
+        An exception of a signal handler may end it; then it changed nothing and is called again. Objects that own the
+        pages must not be made here: one that such an exception drops would abandon them.
+        """
+        granted, codes = _granted_pages(answer.outcomes), bytearray(answer.outcomes.translate(_OUTCOMES))
+        serials = linked.granted.setdefault(self._part.index, set())
+        if len(granted) == len(answer.outcomes):  # arrays would take longer
+            serials.update(memoryview(answer.serials).cast("Q"))
+        else:
+            serials.update(_at(np.frombuffer(answer.serials, np.uint64), granted).tolist())
+        self._answer, self._granted_serials, self._codes, self._reason = answer, serials, codes, answer.reason
+        self.granted = self.open = granted
+        self.session = linked.session
+        if granted.size:
+            self.__class__ = OpenReservation
+        return self
 
     @classmethod
-    def rejected(cls, pages: int, reason: str, part: Part) -> Self:
+    def rejected(cls, pages: int, reason: str, part: Part) -> Reservation:
         """Returns a reservation in which all pages are rejected for this reason."""
-        refused = bytes([ReserveOutcome.REFUSED_FULL]) * pages
-        return cls(None, Reserved(0, refused, bytes(4 * pages), bytes(8 * pages), reason), part)
+        rejected = Reservation(part)
+        rejected._codes, rejected._reason = bytearray([Outcome.REFUSED]) * pages, reason
+        return rejected
 
     def write(self, page: int, buffer: HostBuffer, offset: int = 0) -> None:
         """Copies a buffer into a granted page, from byte `offset` of the page on.
@@ -137,14 +157,9 @@ class Reservation:
         Returns:
             What became of all pages of the reservation so far. Open pages count as stored.
         """
-        pages = self._close(pages)
+        pages = self._open_of(pages)
         if self.session is not None and len(pages):
-            serials = _at(self._serials, pages)
-            stored = self.session.publish(_at(self.entries, pages), serials, self._part.index)
-            point("client.published")
-            self._granted_serials.difference_update(serials.tolist())
-            if 0 in stored:
-                self._reject(pages[np.frombuffer(stored, dtype=np.uint8) == 0])
+            self._finish(self.session.publish, pages)
         return StoreResult(bytes(self._codes), self._reason)
 
     @CachedProperty
@@ -168,15 +183,15 @@ class Reservation:
 
         The caller guarantees that no thread and no GPU writes to them any more.
         """
-        self._abandon(self.open if pages is None else self._open_of(pages))
+        self._abandon(self._open_of(pages))
 
     def keep(self) -> None:
         """Neither publishes nor abandons the open pages, whose memory is released when this process ends.
 
         For pages that a failed device may still write to. They count as rejected.
         """
-        kept, self.open = self.open, self.open[:0]
-        self._reject(kept)
+        self._reject(self.open)
+        self._close(self.open)
 
     @property
     def _usable(self) -> bool:
@@ -207,26 +222,41 @@ class Reservation:
 
     def _abandon(self, pages: npt.NDArray[np.intp]) -> None:
         if self.session is not None and len(pages):
-            self.open = np.setdiff1d(self.open, pages, assume_unique=True)
-            serials = self._serials[pages]
-            self.session.abandon(self.entries[pages], serials, self._part.index)
-            point("client.gave_up")
-            self._granted_serials.difference_update(serials.tolist())
+            self._finish(self.session.abandon, pages)
+
+    def _finish(self, call: Callable[[_Entries, _Serials, int], bytes | None], pages: npt.NDArray[np.intp]) -> None:
+        """Publishes or abandons open pages, once: whatever ends this function, they are closed if `call` was made."""
+        arguments = _at(self.entries, pages), _at(self._serials, pages), self._part.index
+        results: deque[bytes | None] = deque()
+        try:
+            results.extend(map(call, *zip(arguments)))  # one call: an exception cannot come between its two halves
+            self._finished(pages, results[0])
+        except BaseException:  # an exception of a signal handler
+            if results:
+                self._finished(pages, results[0])
+            raise
+
+    def _finished(self, pages: npt.NDArray[np.intp], published: bytes | None) -> None:
+        """Closes pages and rejects those that were not published. May be called again."""
+        point("client.gave_up" if published is None else "client.published")
+        self._granted_serials.difference_update(_at(self._serials, pages).tolist())
+        if published is None:
             self._reject(pages)
+        elif 0 in published:
+            self._reject(pages[np.frombuffer(published, dtype=np.uint8) == 0])
+        self._close(pages)
 
-    def _close(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
-        """Returns those of the pages that are open, and closes them.
+    def _close(self, pages: npt.NDArray[np.intp]) -> None:
+        """Closes open pages. All of them is the usual case, and fast, because stores wait for it."""
+        left = self.open[:0] if len(pages) == len(self.open) else np.setdiff1d(self.open, pages, assume_unique=True)
+        self.open = left
+        if not left.size:
+            self.__class__ = Reservation
 
-        All of them, or None for all, is fast, because stores wait for it.
-        """
+    def _open_of(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
+        """Returns those of the pages that are open; None for all pages."""
         if pages is None or (len(pages) == len(self.open) and pages.tobytes() == self.open.tobytes()):
-            pages, self.open = self.open, self.open[:0]
-        else:
-            pages = self._open_of(pages)
-            self.open = np.setdiff1d(self.open, pages, assume_unique=True)
-        return pages
-
-    def _open_of(self, pages: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+            return self.open
         return self.open[np.isin(self.open, pages)]
 
     def _reject(self, pages: npt.NDArray[np.intp]) -> None:
@@ -234,9 +264,6 @@ class Reservation:
             self._codes[page] = Outcome.REFUSED
         if len(pages) and not self._reason:
             self._reason = "some pages were abandoned or expired before they were complete"
-
-    def __del__(self) -> None:
-        self.abandon()
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -252,3 +279,14 @@ class Reservation:
     def __repr__(self) -> str:
         state = "open" if len(self.open) else "closed"
         return f"<Reservation {len(self.granted)} of {len(self)} pages granted, {state}>"
+
+
+class OpenReservation(Reservation):
+    """A reservation with granted pages that are neither published nor abandoned; its class changes with the last one.
+
+    Only such a reservation has a finalizer. Python drops an exception that comes in a finalizer, and so a Ctrl-C would
+    be lost after a store.
+    """
+
+    def __del__(self) -> None:
+        self.abandon()

@@ -10,15 +10,14 @@ import itertools
 import logging
 import math
 import os
-import threading
 import time
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
-from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Request, Reserved
+from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Reserved
+from pagetier.shm.safe_event import SafeCondition
 
 log = logging.getLogger("pagetier.client")
 
@@ -32,12 +31,8 @@ class Requests:
     """The open requests of one client in one process. Thread-safe."""
 
     def __init__(self) -> None:
-        # Reentrant, since objects may be finalized at any point of the thread that has the lock. It is entered itself,
-        # not by the condition, whose enter is Python code: an interrupt could come after it and before the block.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._reading = False
-        self._sleeping = 0  # threads that wait for one that reads
+        self._changed = SafeCondition()  # for threads that wait for one that reads
+        self._lock = self._changed.lock
         self._numbers = itertools.count(1)
         self._waiting: dict[int, PendingRequest[Any]] = {}
         self._overdue: set[PendingRequest[Any]] = set()
@@ -52,50 +47,49 @@ class Requests:
         """Whether these requests are the parent's, seen from a forked child, which must not take their locks."""
         return self._pid != os.getpid()
 
-    def ask(self, pending: PendingRequest[_T], request: Callable[[int], Request], timeout: float) -> None:
-        """Sends a request and returns without waiting for the response. Never raises.
+    def ask(self, pending: PendingRequest[_T], timeout: float) -> None:
+        """Sends a request and returns without waiting for the response.
 
         If the request cannot be sent, or the daemon is late with others, `pending` fails at once.
 
         Args:
-            pending: Receives the response.
-            request: Makes the request from its number.
+            pending: The request, which receives the response.
             timeout: Seconds for sending.
         """
         if pending.link is None:
             return pending.finish(pending.fail("no daemon is attached"))
-        number = next(self._numbers)
-        if not self._register(number, pending):
-            return pending.finish(pending.fail("the daemon does not answer"))
         try:
-            pending.link.send(request(number), timeout)
-            point("client.asked")
-        except LinkError as error:
-            with self._lock:
-                self._waiting.pop(number, None)
-            pending.unsent = True
-            pending.finish(pending.fail(str(error)))
+            self._ask(pending, pending.link, timeout)
+        except BaseException:  # an exception of a signal handler; the request may be sent
+            self._forget_unsent(pending)
+            raise
 
     def leave(self, pending: PendingRequest[_T]) -> None:
-        """Leaves the response to the background thread, because no thread waits for it now."""
+        """Leaves the response to the background thread, because no thread waits for it now. May be called again."""
         with self._lock:
-            if pending.link is None or pending.done or pending in self._strays:
+            if pending.link is None or pending.done or self._waiting.get(pending.number) is not pending:
                 return
-            self._strays.add(pending)
-            pending.link.expect_stray()
+            if pending not in self._strays:
+                pending.link.expect_stray()
+                self._strays.add(pending)
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
-        ends = time.monotonic() + clamp_timeout(timeout)
-        with self._lock:
-            self._wait(pending, ends)
+        ends, link = time.monotonic() + clamp_timeout(timeout), pending.link
+        while not pending.done and (left := ends - time.monotonic()) > 0:
+            # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket; and a thread
+            # that an exception of a signal handler ends may not wake the others.
+            seconds = min(left, _READ_S)
+            try:
+                if link is None or not self._read(link, seconds):
+                    self._sleep(pending, link, seconds)
+            except LinkError:
+                link = None  # the background thread notices it too, and fails all open requests
 
     def collect(self, pending: PendingRequest[_T], timeout: float) -> _T | None:
-        """Does what wait(), take() and log_silence() do, with the lock taken once."""
-        ends = time.monotonic() + clamp_timeout(timeout)
-        with self._lock:
-            self._wait(pending, ends)
-            result = self.take(pending, timeout)
+        """Does what wait(), take() and log_silence() do."""
+        self.wait(pending, timeout)
+        result = self.take(pending, timeout)
         self.log_silence()
         return result
 
@@ -120,11 +114,10 @@ class Requests:
         If it returned at once, it would see the same responses again and again, and keep the core that the thread needs
         to read them. Raises LinkError at the end of the connection.
         """
-        with self._lock:
-            if self._reading:
-                self._sleep(_READ_S)
-            else:
-                self._read(link, 0.0)
+        if not self._read(link, 0.0):
+            with self._lock:
+                if link.reader:
+                    self._changed.wait(_READ_S)
         self.log_silence()
 
     def fail_all(self) -> None:
@@ -135,7 +128,7 @@ class Requests:
             self._logged = False
             for pending in waiting.values():
                 pending.finish(pending.fail("the daemon is gone"))
-            self._changed.notify_all()
+            self._changed.wake_all()
 
     def log_silence(self) -> None:
         """Logs when the daemon has been silent for a while, and when it answers again.
@@ -152,32 +145,34 @@ class Requests:
         elif changed:
             log.info("the daemon answers again")
 
-    def _wait(self, pending: PendingRequest[_T], ends: float) -> None:
-        """Waits until the result is known or time.monotonic() is `ends`. The caller has the lock, taken once."""
-        link = pending.link
-        while not pending.done and (left := ends - time.monotonic()) > 0:
-            if self._reading or link is None:
-                self._sleep(left)
-                continue
-            try:
-                # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket.
-                self._read(link, min(left, _READ_S))
-            except LinkError:
-                link = None  # the background thread notices it too, and fails all open requests
-
-    def _sleep(self, seconds: float) -> None:
-        """Waits for the thread that reads. The caller has the lock."""
-        self._sleeping += 1
+    def _ask(self, pending: PendingRequest[_T], link: Link, timeout: float) -> None:
+        pending.number = next(self._numbers)
+        if not self._register(pending):
+            return pending.finish(pending.fail("the daemon does not answer"))
         try:
-            self._changed.wait(seconds)
-        finally:
-            self._sleeping -= 1
+            link.send(pending.request(pending.number), timeout, pending)
+            point("client.asked")
+        except LinkError as error:
+            self._forget_unsent(pending)
+            pending.unsent = True
+            pending.finish(pending.fail(str(error)))
 
-    def _register(self, number: int, pending: PendingRequest[_T]) -> bool:
+    def _forget_unsent(self, pending: PendingRequest[_T]) -> None:
+        with self._lock:
+            if not pending.sent:
+                self._waiting.pop(pending.number, None)
+
+    def _sleep(self, pending: PendingRequest[_T], link: Link | None, seconds: float) -> None:
+        """Waits for the thread that reads."""
+        with self._lock:
+            if not pending.done and (link is None or link.reader):
+                self._changed.wait(seconds)
+
+    def _register(self, pending: PendingRequest[_T]) -> bool:
         """Registers the request, unless the daemon is late with earlier ones. Returns whether it did."""
         with self._lock:
             if not self._overdue and (pending.due == math.inf or not self._disk_is_late()):
-                self._waiting[number] = pending
+                self._waiting[pending.number] = pending
                 return True
         self.log_silence()
         return False
@@ -190,43 +185,30 @@ class Requests:
         now = time.monotonic()
         return any(self._last_answer < other.due < now for other in self._waiting.values())
 
-    def _read(self, link: Link, seconds: float) -> None:
-        """Reads once, without the lock, which the caller has taken once. An interrupt leaves it taken.
-
-        Raises LinkError at the end of the connection.
-        """
-        answers: list[Answer] = []
-        self._reading = True
+    def _read(self, link: Link, seconds: float) -> bool:
+        """Reads once. Returns False if another thread reads. Raises LinkError at the end of the connection."""
         try:
-            self._lock.release()
-            answers = link.read(seconds)
+            return link.deliver(seconds, self._deliver)
         finally:
-            try:
-                self._lock.acquire()
-            finally:
-                self._reading = False
-                for answer in answers:
-                    self._deliver(answer)
-                if self._sleeping:
-                    self._changed.notify_all()
+            if self._changed.is_awaited:
+                with self._lock:
+                    self._changed.wake_all()
 
     def _deliver(self, answer: Answer) -> None:
-        """Delivers a response to its request. The caller has the lock."""
-        self._last_answer = time.monotonic()
-        if not isinstance(answer, (Reserved, Fetched, Located, Flushed)):
-            return
-        pending = self._waiting.get(answer.number)
-        result = pending.accept(answer) if pending is not None else None
-        if pending is None or result is None:
-            return
-        del self._waiting[answer.number]
-        pending.finish(result)
-        point("client.answered")
-        self._overdue.discard(pending)
-        if pending in self._strays:
-            self._strays.remove(pending)
+        """Delivers a response to its request. An exception of a signal handler may end it; then it is called again."""
+        with self._lock:
+            self._last_answer = time.monotonic()
+            if not isinstance(answer, (Reserved, Fetched, Located, Flushed)):
+                return
+            pending = self._waiting.get(answer.number)
+            if pending is None or not pending.receive(answer):
+                return
+            point("client.answered")
+            self._overdue.discard(pending)
+            self._strays.discard(pending)
             if not self._strays and pending.link is not None:
                 pending.link.expect_no_stray()
+            self._waiting.pop(answer.number)
 
     def _mark_overdue(self, pending: PendingRequest[_T], waited: float) -> None:
         if waited > 0:

@@ -8,14 +8,14 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from pagetier.shm import unix_socket
-from pagetier.shm.errors import PagetierError
 from pagetier.shm.failpoints import point
-from pagetier.shm.message_codec import pack, read_answer
+from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import (
     REQUEST_LIMIT,
     Answer,
@@ -28,21 +28,19 @@ from pagetier.shm.protocol import (
     Request,
     Welcome,
 )
+from pagetier.shm.request_sender import LinkError, RequestSender, SentRequest
+from pagetier.shm.response_buffer import ResponseBuffer
 from pagetier.shm.socket_path import DefaultSocket
 from pagetier.shm.socket_trust import peer_credentials, why_untrusted
-from pagetier.shm.unpacker import Unpacker
+
+__all__ = ["Greeting", "Link", "LinkError", "RefusedError"]
 
 _CHUNK = 64 << 10
-_SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 _DESCRIPTORS = 3
 _CROWDED = "the daemon's connection queue is full"
 _DETACH = 1  # the number of a link's only numbered Detach
 _READ_S = 60.0
 _OTHER_READS_S = 0.005
-
-
-class LinkError(PagetierError):
-    """The daemon cannot be reached, or the connection to it was lost; the message gives the reason."""
 
 
 class RefusedError(LinkError):
@@ -62,21 +60,25 @@ class Link:
     One thread greets, watches and closes; any thread sends, reads and stops, also after close(). Each thread
     reads the response that it waits for: waking it from another thread would take longer.
 
-    Raises:
-        RefusedError: The path is a default one, and another user could have placed the socket there.
-        LinkError: The daemon is gone, does not answer in time or violates the protocol; also in all methods below.
+    An exception of a signal handler may end send() and deliver() at any point. It leaves no lock taken and loses no
+    response: what was received and not delivered yet stays, and watch() returns for it.
+
+    Attributes:
+        reader: The identifier of the thread that receives; 0 if there is none.
+
+    Raises LinkError, also in all methods below, if the daemon is gone, late, or violates the protocol; RefusedError if
+    the path is a default one, and another user could have placed the socket there.
     """
 
     def __init__(self, path: Path, timeout: float) -> None:
-        self._unpacker = Unpacker()
-        self._sending = threading.Lock()
-        # The lock is reentrant because stop() may be called while this thread collects garbage.
-        self._waking = threading.RLock()
+        self.reader = 0
+        self._responses = ResponseBuffer()
+        # Reentrant because stop() may be called while this thread collects garbage, and as in RequestSender.
+        self._waking, self._reading = threading.RLock(), threading.RLock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._reading = threading.Lock()
+        self._sender = RequestSender(self._socket, self.stop)
         self._stopped = False
-        self._cut_off = False  # in the middle of a request: what is sent behind it would be read as its rest
         self._detached = False
         self._broken = ""
         self._watched = select.POLLRDHUP
@@ -115,30 +117,31 @@ class Link:
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
         try:
-            return Greeting(_welcome(self._read(data), request, len(descriptors)), descriptors)
+            self._responses.chunks.append(data)
+            answers = self._decode()
+            self._responses.answers.clear()
+            return Greeting(_welcome(answers, request, len(descriptors)), descriptors)
         except LinkError:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
 
-    def send(self, request: Request, timeout: float) -> None:
+    def send(self, request: Request, timeout: float, owner: SentRequest | None = None) -> None:
         """Sends the whole request within `timeout` seconds. A request that was sent only in part stops the link.
+
+        Args:
+            request: The request.
+            timeout: The seconds for sending.
+            owner: Learns that the request was sent, also if an interrupt comes at that moment.
 
         Raises:
             LinkError: The request is too long, or was not sent in time, or the connection was lost or stopped by a
                 partial request.
         """
-        data, ends = pack(request), time.monotonic() + timeout
+        data = pack(request)
         if len(data) > REQUEST_LIMIT:
             raise LinkError(f"a request of {len(data)} bytes is longer than {REQUEST_LIMIT}: ask for fewer pages")
-        if not self._sending.acquire(timeout=max(0.0, timeout)):
-            raise LinkError("the daemon does not accept requests")
-        try:
-            if self._cut_off:
-                raise LinkError("an earlier request was sent only in part: this connection cannot be used any more")
-            self._send_all(data, ends)
-        finally:
-            self._sending.release()
+        self._sender.send(data, timeout, owner)
 
     def detach(self, timeout: float) -> None:
         """Sends Detach, which may follow an unanswered Attach: the daemon then frees the slot. Raises LinkError."""
@@ -155,24 +158,41 @@ class Link:
         return True
 
     def read(self, timeout: float) -> list[Answer]:
-        """Returns the next responses; none if another thread reads, or none arrives in time or within 0.1 s.
+        """Returns the next responses; none if another thread reads, or none arrives in time or within 0.1 s."""
+        answers: list[Answer] = []
+        self.deliver(timeout, answers.append)
+        return answers
 
-        Raises:
-            LinkError: The connection is lost.
+    def deliver(self, timeout: float, call: Callable[[Answer], object]) -> bool:
+        """Passes the next responses to `call`; none if none arrives in time or within 0.1 s.
+
+        After an interrupt it passes the same response once more. Returns False if another thread reads.
         """
-        if not self._reading.acquire(blocking=False):
-            return []
+        thread = threading.get_ident()
         try:
-            return self._read(self._receive_some(timeout))
+            if not self._reading.acquire(blocking=False):
+                return False
+            self.reader = thread
+            self._receive(timeout)
+            self._responses.deliver(call)
+            return True
         except LinkError as error:
             self._broken = str(error)
             self._wake_up()
             raise
+        except BaseException:
+            self._wake_up()  # an interrupt: the background thread delivers what is left
+            raise
         finally:
-            self._reading.release()
+            if self.reader == thread:
+                self.reader = 0
+            try:  # noqa: SIM105  # as in RequestSender
+                self._reading.release()
+            except RuntimeError:
+                pass
 
     def ask(self, request: Request, timeout: float) -> Answer:
-        """Returns the response to a request; no other thread may use the link. Raises LinkError."""
+        """Returns the response to a request; no other thread may use the link."""
         ends = time.monotonic() + timeout
         self.send(request, timeout)
         while (left := ends - time.monotonic()) > 0:
@@ -181,7 +201,7 @@ class Link:
         raise LinkError("the daemon does not answer")
 
     def watch(self) -> bool:
-        """Returns True when the daemon closes the connection, False after stop().
+        """Returns True when the daemon closes the connection or responses are left, False after stop().
 
         After expect_stray() it also returns True when a response arrives.
 
@@ -193,6 +213,8 @@ class Link:
         while not self._stopped:
             if self._broken:
                 raise LinkError(self._broken)
+            if self._responses.has_responses:  # an interrupt has left them, or a thread is about to deliver them
+                return True
             poll.register(self._socket, self._watched)
             ready = {descriptor for descriptor, _ in poll.poll()}
             if self._wake in ready:
@@ -224,7 +246,7 @@ class Link:
         """Closes the connection. A thread that is sending gets LinkError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with self._sending, self._reading:
+        with self._sender.lock, self._reading:
             self._socket.close()
         with self._waking:
             wake, self._wake = self._wake, -1
@@ -238,44 +260,24 @@ class Link:
         if wake >= 0:
             os.close(wake)
 
-    def _send_all(self, data: bytes, ends: float) -> None:
-        sent, rest = 0, memoryview(data)
+    def _receive(self, timeout: float) -> None:
+        """Receives and decodes, unless an interrupt has left something."""
         try:
-            while sent < len(data):
-                sent += self._send_some(rest[sent:] if sent else data, ends)
-                point("link.sent")
-        finally:
-            if 0 < sent < len(data):
-                self._cut_off = True
-                self.stop()
-
-    def _send_some(self, data: bytes | memoryview, ends: float) -> int:
-        try:
-            return self._socket.send(data, _SEND_FLAGS)
-        except BlockingIOError:
-            if not unix_socket.wait_writable(self._socket, max(0.0, ends - time.monotonic())):
-                raise LinkError("the daemon does not accept requests") from None
-            return 0
-        except OSError as error:
-            why = "" if self._socket.fileno() < 0 else f": {error.strerror}"
-            raise LinkError(f"the daemon is gone{why}") from error
-
-    def _receive_some(self, timeout: float) -> bytes:
-        try:
-            data = unix_socket.receive(self._socket, _CHUNK, timeout)
+            if not self._responses.has_responses:
+                unix_socket.receive(self._socket, self._responses.chunks, _CHUNK, timeout)
         except OSError as error:
             raise LinkError(f"the daemon is gone: {error.strerror}") from error
-        if data == b"":
-            raise LinkError("the daemon is gone")
-        return data or b""
+        self._decode()
 
-    def _read(self, data: bytes) -> list[Answer]:
+    def _decode(self) -> list[Answer]:
         try:
-            answers = [read_answer(body) for body in self._unpacker.feed(data)]
+            self._responses.decode()
         except ProtocolError as error:
             raise LinkError(f"not a pagetier daemon, or another version: {error}") from error
-        for answer in answers:
-            self._detached = self._detached or isinstance(answer, Detached)
+        if self._responses.chunks and not self._responses.chunks[-1]:  # the end of the connection
+            raise LinkError("the daemon is gone")
+        answers = list(self._responses.answers)
+        self._detached = self._detached or any(isinstance(answer, Detached) for answer in answers)
         return answers
 
 

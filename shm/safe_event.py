@@ -1,23 +1,87 @@
-"""An event for threads that signal handlers may interrupt."""
+"""A condition and an event for threads that signal handlers may interrupt."""
 
 from __future__ import annotations
 
-import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, RLock
+
+_LONGEST_S = 1e6  # locks of Python accept a few hundred years, and not infinity
 
 
-class SafeEvent:
-    """A flag that threads can wait for, like threading.Event, that no interrupt leaves locked.
+class SafeCondition:
+    """A condition like threading.Condition that no interrupt leaves locked, or unlocked for a caller that locked it.
 
-    The main thread of an engine may be interrupted at any point of wait(), for example by Ctrl-C. threading.Event
-    enters its condition in Python code: an interrupt after the lock was taken, and before the block, would leave the
-    lock taken, and the thread that calls set() would hang forever.
+    Python runs signal handlers in the main thread: at the start of each function, and after each call. The exception of
+    one, for example of Ctrl-C, comes there. threading.Condition is entered in Python code: it keeps its lock if the
+    exception comes between its enter and the block, and its wait() loses the lock if it comes after the release.
+
+    Attributes:
+        lock: Callers enter the lock itself, once, because its enter and exit are indivisible. It is reentrant since
+            objects may be finalized at any point of the thread that has it.
     """
 
     def __init__(self) -> None:
+        self.lock = RLock()
+        self._bells: set[Lock] = set()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread waits."""
+        return bool(self._bells)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for wake_all(), at most `timeout` seconds. The caller has the lock, taken once, also afterwards."""
+        bell = Lock()
+        bell.acquire()
+        try:
+            self._bells.add(bell)
+            self.lock.release()
+            bell.acquire(timeout=_LONGEST_S if timeout is None else min(max(0.0, timeout), _LONGEST_S))
+            self.lock.acquire()
+        except BaseException:
+            self._take_lock()
+            raise
+        finally:
+            self._bells.discard(bell)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Returns whether the condition is true, after waiting for it at most `timeout` seconds.
+
+        The caller has the lock, taken once.
+        """
+        ends = time.monotonic() + (_LONGEST_S if timeout is None else min(timeout, _LONGEST_S))
+        while not (result := condition()) and (left := ends - time.monotonic()) > 0:
+            self.wait(left)
+        return result
+
+    def wake_all(self) -> None:
+        """Wakes all threads that wait. The caller has the lock."""
+        try:
+            self._ring()
+        except BaseException:  # an interrupt: some may not be woken yet
+            self._ring()
+            raise
+
+    def _ring(self) -> None:
+        for bell in self._bells:
+            if bell.locked():
+                bell.release()
+
+    def _take_lock(self) -> None:
+        """Takes the lock once, after an interrupt before or after one of the steps of wait()."""
+        with suppress(RuntimeError):  # this thread did not have it
+            self.lock.release()
+        self.lock.acquire()
+
+
+class SafeEvent:
+    """A flag that threads can wait for, like threading.Event, that no interrupt leaves locked."""
+
+    def __init__(self) -> None:
         self._set = False
-        # Reentrant, and entered itself: then an interrupt within Condition.wait() leaves it as it was.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
 
     def is_set(self) -> bool:
         """Returns whether the flag is set."""
@@ -25,18 +89,18 @@ class SafeEvent:
 
     def set(self) -> None:
         """Sets the flag and wakes all waiting threads."""
-        with self._lock:
+        with self._changed.lock:
             self._set = True
-            self._changed.notify_all()
+            self._changed.wake_all()
 
     def clear(self) -> None:
         """Clears the flag."""
-        with self._lock:
+        with self._changed.lock:
             self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the flag is set, at most `timeout` seconds. Returns whether it is set."""
         if self._set:
             return True
-        with self._lock:
+        with self._changed.lock:
             return self._changed.wait_for(self.is_set, timeout)

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 from array import array
+from collections import deque
 from pathlib import Path
 
 _TIMEVAL = struct.Struct("@ll")
@@ -32,25 +33,24 @@ def limit_receiving(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(_BLOCKING_S * 1e6)))
 
 
-def receive(connection: socket.socket, length: int, timeout: float) -> bytes | None:
-    """Returns up to `length` bytes, b"" at the end of the connection.
+def receive(connection: socket.socket, received: deque[bytes], length: int, timeout: float) -> None:
+    """Appends up to `length` bytes to `received`, b"" at the end of the connection.
 
-    Returns None if none arrive within `timeout` or 0.1 s, or if the socket is closed. From 0.1 s on it takes one system
-    call, where a socket with a timeout set by Python takes two.
+    Appends nothing if none arrive within `timeout` or 0.1 s, or if the socket is closed. From 0.1 s on it takes one
+    system call, where a socket with a timeout set by Python takes two.
 
     Raises:
         OSError: The connection is lost.
     """
     if timeout < _BLOCKING_S and not wait_readable(connection, timeout):
-        return None
+        return
     try:
-        return connection.recv(length)
+        received.extend(map(connection.recv, (length,)))  # one call: an interrupt between two would lose the bytes
     except BlockingIOError:
-        return None
+        pass
     except OSError:
-        if connection.fileno() < 0:
-            return None
-        raise
+        if connection.fileno() >= 0:
+            raise
 
 
 def wait_writable(connection: socket.socket, timeout: float) -> bool:

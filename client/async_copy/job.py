@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol
@@ -11,6 +10,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from pagetier.kernels.device import Copy, Event
+from pagetier.shm.safe_event import SafeCondition
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False):
@@ -48,8 +48,8 @@ class CopyJob(ABC):
         """Copies start after `after`, an event of the engine; None to start at once."""
         self._after = after
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
+        self._lock = self._changed.lock
         self._cancelled = False
         self._ended = False
         self._waker: Waker | None = None
@@ -88,7 +88,7 @@ class CopyJob(ABC):
             return
         with self._lock:
             self._cancelled = True
-            self._changed.notify_all()
+            self._changed.wake_all()
         self._wake()
 
     def set_waker(self, waker: Waker | None) -> None:
@@ -147,7 +147,7 @@ class CopyJob(ABC):
 
     def _notify(self) -> None:
         with self._lock:
-            self._changed.notify_all()
+            self._changed.wake_all()
 
 
 class Counts(msgspec.Struct):

@@ -141,7 +141,7 @@ class StoringJob(CopyJob):
         """
         chunk = self._in_flight.popleft()
         self._backlog.release(chunk.nbytes)
-        with self._changed:  # so that a cancel() comes either before or after the publishing
+        with self._lock:  # so that a cancel() comes either before or after the publishing
             if self._cancelled or self._failed:
                 self._give_up(chunk, _CANCELLED)
             else:
@@ -253,11 +253,11 @@ class StoringJob(CopyJob):
             session.release_arena()
 
     def _settle(self, result: StoreResult) -> None:
-        with self._changed:  # a store that has ended is also ready
+        with self._lock:  # a store that has ended is also ready
             self._decide(result)
             self._ended = True
 
     def _decide(self, result: StoreResult) -> None:
-        with self._changed:
+        with self._lock:
             self.result, self.decided = result, True
-            self._changed.notify_all()
+            self._changed.wake_all()

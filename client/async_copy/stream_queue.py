@@ -16,6 +16,7 @@ from pagetier.client.async_copy.flights import EventAlarm, Flight
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.throttle import BandwidthCap, Rate
 from pagetier.kernels.device import DeviceError, Stream
+from pagetier.shm.safe_event import SafeCondition
 from pagetier.shm.timed_get import get_in_time
 
 log = logging.getLogger("pagetier.client")
@@ -57,8 +58,8 @@ class StreamQueue:
         self._in_flight: deque[Flight] = deque()
         self._pieces_in_flight = 0
         self._kept: list[CopyJob] = []
-        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
+        self._lock = self._changed.lock
         self._jobs: set[CopyJob] = set()
         self._leaving = False
         self._last_completed = -math.inf
@@ -228,7 +229,7 @@ class StreamQueue:
             for job in ended:
                 job.set_waker(None)  # so that a handle that is kept does not keep its stream
             if not self._jobs:
-                self._changed.notify_all()
+                self._changed.wake_all()
 
     def _pause(self, *, moved: bool) -> float | None:
         """Returns the seconds after which there may be work without a wake-up, or None if there is none."""

@@ -12,6 +12,7 @@ from pagetier.kernels.device import Copy, Device, DeviceError, Direction, Event,
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.pinning.pinning import Pinning, Registering, Unregistering
 from pagetier.shm._core import Session
+from pagetier.shm.safe_event import SafeCondition
 
 _CHECK_EVERY_S: Final = 1.0  # seconds between two checks whether the session is still the current one
 _LANDING_S: Final = 0.02  # seconds between two checks whether the copies of an arena that is to be unpinned have ended
@@ -63,8 +64,8 @@ class PinnedArenas:
         """
         self._current = current
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # entered itself: an interrupt may come within the enter of a condition
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
+        self._lock = self._changed.lock
         self._pinned: dict[Session, _Pinned] = {}
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._watching = False
@@ -80,7 +81,7 @@ class PinnedArenas:
         """Checks at once whether the current session has changed, instead of within the next second."""
         if self._pid == os.getpid():
             with self._lock:
-                self._changed.notify_all()
+                self._changed.wake_all()
 
     @property
     def state(self) -> str:
@@ -135,7 +136,7 @@ class PinnedArenas:
         """Implements Lease.end()."""
         with self._lock:
             self._leases.discard(lease)
-            self._changed.notify_all()
+            self._changed.wake_all()
             return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
 
     def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
@@ -172,7 +173,7 @@ class PinnedArenas:
         pinned.end()
         with self._lock:
             del self._pinned[pinned.session]
-            self._changed.notify_all()
+            self._changed.wake_all()
         return True
 
     def _next(self) -> _Pinned | None:

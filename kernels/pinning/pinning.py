@@ -6,7 +6,7 @@ import logging
 import resource
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, RLock, Thread
+from threading import Thread
 from types import TracebackType
 from typing import Final, Self
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.kernels.layout.frames import Frames
+from pagetier.shm.safe_event import SafeCondition
 
 LARGEST_CHUNK: Final = 64 << 30
 CHUNK: Final = 1 << 30
@@ -73,8 +74,8 @@ class Pinning:
         self.address, self.nbytes, self.chunk = address, nbytes, chunk
         self._register, self._unregister = register, unregister
         self._sizes = [min(chunk, nbytes - at) for at in range(0, nbytes, chunk)]
-        self._lock = RLock()  # entered itself: an interrupt may come within the enter of a condition
-        self._changed = Condition(self._lock)
+        self._changed = SafeCondition()
+        self._lock = self._changed.lock
         self._waiting = deque(range(len(self._sizes)))
         self._pinned: set[int] = set()
         self._trying = 0
@@ -211,7 +212,7 @@ class Pinning:
 
     def _update(self) -> None:
         self._missing = self._count_missing()
-        self._changed.notify_all()
+        self._changed.wake_all()
 
     def _count_missing(self) -> npt.NDArray[np.int64]:
         """Returns for each chunk how many unusable ones are before it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -20,11 +21,15 @@ class SlowLink:
 
     def __init__(self) -> None:
         self.is_read, self.ends = threading.Event(), threading.Event()
+        self.reader = 0
 
-    def read(self, seconds: float) -> list[Answer]:
+    def deliver(self, seconds: float, call: Callable[[Answer], object]) -> bool:
+        if self.is_read.is_set():
+            return False
+        self.reader = threading.get_ident()
         self.is_read.set()
         assert self.ends.wait(LONG_S)
-        return []
+        return True
 
 
 def test_the_background_thread_waits_for_one_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +40,7 @@ def test_the_background_thread_waits_for_one_that_reads(monkeypatch: pytest.Monk
     threads[0].start()
     assert link.is_read.wait(LONG_S)
     threads[1].start()
-    assert eventually(lambda: requests._sleeping == 1, LONG_S), "it returned, or reads beside the other one"
+    assert eventually(lambda: requests._changed.is_awaited, LONG_S), "it returned, or reads beside the other one"
     link.ends.set()
     for thread in threads:
         thread.join(LONG_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from keyed_pages import assert_exact, page_of
 from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
-from pagetier.client.futures import request_reservation
+from pagetier.client.futures import reservation_request
 from pagetier.client.rpc import Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction
@@ -28,6 +29,7 @@ from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
+from pagetier.shm.request_sender import SentRequest
 
 TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
 BLOCKS = 48
@@ -94,12 +96,14 @@ class Wire:
         self.sent: deque[Request] = deque()
         self.answers: list[Answer] = []
 
-    def send(self, request: Request, timeout: float) -> None:
+    def send(self, request: Request, timeout: float, owner: SentRequest) -> None:
         self.sent.append(request)
+        owner.sent = True
 
-    def read(self, seconds: float) -> list[Answer]:
-        answers, self.answers = self.answers, []
-        return answers
+    def deliver(self, seconds: float, call: Callable[[Answer], object]) -> bool:
+        while self.answers:
+            call(self.answers.pop(0))
+        return True
 
     def expect_stray(self) -> None:
         """Does nothing: the test reads all responses."""
@@ -129,8 +133,8 @@ class Process:
 
     def reserve_async(self, keys: Keys, sizes: int, part: Part, timeout: float) -> PendingReservation:
         """Sends a request as Client.reserve_async() does."""
-        pending = request_reservation(cast(Attachment, self), keys, sizes, part, timeout)
-        pending.leave()
+        pending = reservation_request(cast(Attachment, self), keys, sizes, part)
+        pending.send_and_leave(timeout)
         self.asked.append(keys)
         return PendingReservation(pending, len(keys), part)
 

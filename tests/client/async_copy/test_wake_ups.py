@@ -207,7 +207,7 @@ def test_a_queue_sleeps_until_its_bandwidth_allows_the_next_chunk(world: World) 
 def test_a_request_that_the_socket_did_not_take_is_sent_again(
     world: World, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(request: object, timeout: float) -> None:
+    def full(request: object, timeout: float, owner: object) -> None:
         raise LinkError("the socket is full")
 
     with monkeypatch.context() as patch:

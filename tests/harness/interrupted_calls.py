@@ -1,0 +1,92 @@
+"""Ends calls by an exception at each place where Python runs a signal handler."""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any, Final
+
+_HANDLER_MAY_FOLLOW: Final = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
+_raise_at_next_check: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_do_nothing: Final = partial(sys.audit, "pagetier.tests.interrupted")
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+@cache
+def _offsets_before_checks(code: CodeType) -> frozenset[int]:
+    """Returns the instructions whose successor is one after which Python runs signal handlers."""
+    pairs = pairwise(dis.get_instructions(code))
+    return frozenset(one.offset for one, after in pairs if after.opname.startswith(_HANDLER_MAY_FOLLOW))
+
+
+class _Interrupter:
+    """Traces a call, and raises Interrupt at one place: at the start of a function, or after a call or a loop's step.
+
+    There Python looks for signals. The exception is left for Python to raise as soon as it looks, as that of a signal
+    handler: a trace function that raises would do so one instruction later, which may be behind the end of a `try`.
+    """
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.came = False
+
+    def enter(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        """Traces the call of a function, which is a place itself."""
+        if self._is_here():
+            raise Interrupt
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        if event == "opcode" and frame.f_lasti in _offsets_before_checks(frame.f_code) and self._is_here():
+            return _arming(threading.get_ident())
+        return self._step
+
+    def _is_here(self) -> bool:
+        self._left -= 1
+        self.came = self.came or self._left < 0
+        return self._left == -1
+
+
+def _arming(thread: int) -> Callable[..., Any]:
+    """Returns a trace function in C, in which no exception is raised, that makes Python raise Interrupt."""
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, *[ctypes.py_object] * 4)(_address())
+    function.restype = {1: _do_nothing}.get  # its result is the next trace function
+    return partial(function, thread, Interrupt)
+
+
+def _address() -> int:
+    address = ctypes.cast(_raise_at_next_check, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _interrupted(call: Callable[[], object], place: int) -> bool:
+    """Returns whether the call was long enough for an interrupt at this place, which then has ended it."""
+    interrupter, before = _Interrupter(place), sys.gettrace()
+    sys.settrace(interrupter.enter)
+    try:
+        call()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    assert not interrupter.came, f"interrupt {place} was dropped"
+    return False
+
+
+def each_interrupt(call: Callable[[], object]) -> Iterator[int]:
+    """Yields after each call that an Interrupt has ended, each time at the next place, until there is none."""
+    place = 0
+    while _interrupted(call, place):
+        yield place
+        place += 1
