@@ -12,6 +12,7 @@ from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.load import reachable_pages
 from pagetier.client.match import Match
+from pagetier.client.misuse import require_same
 from pagetier.client.page_client import PageClient
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap, slot_map
@@ -90,8 +91,7 @@ class RegisteredCache:
             return self.namespace.keys_of(hashes)
         if not isinstance(tokens, Keys):
             return self.namespace.keys(tokens, extra)  # type: ignore[arg-type]  # not None: see above
-        if tokens.namespace != self.namespace:
-            raise ValueError(f"keys of {tokens.namespace.name} were given to the cache of {self.namespace.name}")
+        require_same(tokens.namespace, self.namespace)
         return tokens
 
     def match(
@@ -132,7 +132,7 @@ class RegisteredCache:
 
         Raises:
             IncompleteLoadError: `strict` is set and fewer tokens than `match.tokens` are in the blocks.
-            ValueError: The table names a block that does not exist, or a block twice.
+            ValueError: The match is of another cache, or the table names a block that does not exist, or a block twice.
             TypeError: The table is not of integers on the host.
         """
         slots, start_page = self.slots_to_load(match, block_table, skip_tokens)
@@ -281,8 +281,10 @@ class RegisteredCache:
         """Returns the slots of the pages that a load may bring and for which the table has room, and the first page.
 
         Raises:
-            ValueError: As slot_map() does, or `skip_tokens` is negative.
+            ValueError: As slot_map() does, or `skip_tokens` is negative, or the match is of another cache.
         """
+        if match.keys is not None:  # a match of another process has none
+            require_same(match.keys.namespace, self.namespace)
         if skip_tokens < 0:
             raise ValueError(f"skip_tokens must be 0 or more, not {skip_tokens}")
         page, block = self.paged.page.tokens, self.paged.cache.block_tokens

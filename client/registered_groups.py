@@ -15,6 +15,7 @@ from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, grain_of
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.keys import Keys
+from pagetier.client.misuse import require_same
 from pagetier.client.page_client import PageClient
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
 from pagetier.client.store_result import StoreResult
@@ -102,9 +103,10 @@ class RegisteredGroups:
 
         Raises:
             IncompleteLoadError: `strict` is set and fewer tokens than `match.tokens` were loaded.
-            ValueError: A needed page has no block, a table names a block that does not exist, or a block twice, or
-                there are tables for another number of groups.
+            ValueError: The match is of other groups, a needed page has no block, a table names a block that does not
+                exist, or a block twice, or there are tables for another number of groups.
         """
+        self._require_own(match)
         tables = self._tables(block_tables)
         with self._read_rest(match, tables, timeout) as whole:
             copied = [
@@ -165,6 +167,7 @@ class RegisteredGroups:
             ValueError: As for load(), or `after` is not an event of the device.
             DeviceError: The device failed.
         """
+        self._require_own(match)
         slots = self._needed_slots(match, self._tables(block_tables))
         return tuple(
             cache.start_load(its, group_slots, 0, after)
@@ -254,6 +257,13 @@ class RegisteredGroups:
 
     def _with(self, tables: Sequence[_Table]) -> Iterator[tuple[RegisteredCache, _Table]]:
         return zip(self.caches, tables, strict=True)
+
+    def _require_own(self, match: GroupMatch) -> None:
+        """Raises ValueError for a match of other groups."""
+        if len(match.groups) != len(self.caches):
+            raise ValueError(f"a match of {len(match.groups)} groups was given to {len(self.caches)} groups")
+        for cache, asked in zip(self.caches, match.groups, strict=True):
+            require_same(asked.keys.namespace, cache.namespace)
 
     def _tables(self, block_tables: Sequence[Ids]) -> list[_Table]:
         if len(block_tables) != len(self.caches):

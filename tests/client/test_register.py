@@ -65,6 +65,18 @@ def test_a_prompt_is_loaded_into_other_blocks(engine: Engine) -> None:
     assert engine.cache.store(engine.prompt, WRITTEN).present == 3
 
 
+def test_pages_of_another_model_of_the_same_shape_are_not_loaded(engine: Engine, client: Client) -> None:
+    other = Engine(client, "host")
+    engine.cache.store(engine.prompt, WRITTEN)
+    before = other.values().copy()
+    with engine.cache.match(engine.prompt) as hit:
+        with pytest.raises(ValueError, match="were given to the cache of"):
+            other.cache.load(hit, READ)
+        with pytest.raises(ValueError, match="were given to the cache of"):
+            other.cache.async_load(hit, READ)
+    assert np.array_equal(other.values(), before)
+
+
 @pytest.mark.parametrize("skipped", [0, 5, PAGE, PAGE + BLOCK, 3 * PAGE, 4 * PAGE])
 def test_tokens_that_the_engine_has_are_not_overwritten(engine: Engine, skipped: int) -> None:
     engine.cache.store(engine.prompt, WRITTEN)

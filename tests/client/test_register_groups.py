@@ -37,6 +37,16 @@ def test_all_groups_are_loaded_at_one_token(engine: HybridEngine) -> None:
     assert same(engine, 0, 24, 3)
 
 
+def test_a_hit_of_another_model_of_the_same_shape_is_not_loaded(engine: HybridEngine, daemon: RunningDaemon) -> None:
+    engine.groups.store(engine.prompt, tables(0, 3))
+    with daemon.client() as client, engine.groups.match(engine.prompt) as hit:
+        other = HybridEngine(client)
+        with pytest.raises(ValueError, match="were given to the cache of"):
+            other.groups.load(hit, tables(24, 3))
+        with pytest.raises(ValueError, match="were given to the cache of"):
+            other.groups.async_load(hit, tables(24, 3))
+
+
 def test_a_hit_ends_where_the_last_group_has_state(engine: HybridEngine) -> None:
     full, _, states = tables(0, 1, 2)
     engine.groups.store(engine.prompt, [full, full, states])
