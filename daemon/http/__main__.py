@@ -6,14 +6,13 @@ import asyncio
 import os
 import socket
 import sys
-from collections import Counter
 from typing import Final, NamedTuple
 
 from pagetier.daemon.http.api import Api
-from pagetier.daemon.http.channel_messages import Entrance, ReadyToServe, ServeHttp, read_daemon_message
+from pagetier.daemon.http.channel_messages import ReadyToServe, ServeHttp, read_daemon_message
 from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import HttpConnection, Response
-from pagetier.daemon.http.peers import OpenConnections
+from pagetier.daemon.http.peers import Connections, OpenConnections
 from pagetier.daemon.server.listener import ConnectionAcceptor
 from pagetier.shm._core import Observer
 from pagetier.shm.log_format import finish_log, log_to_stderr
@@ -74,9 +73,9 @@ async def _run(connection: socket.socket, received: _Received) -> None:
         return await _render(observer, channel, serve, accept)
 
     api = Api(observer, channel, render)
-    counts = Counter[tuple[Entrance, int]]()
+    connections = Connections()
     for descriptor, entrance in zip(listening, serve.entrances, strict=True):
-        _accept(descriptor, OpenConnections(entrance, counts), api)
+        _accept(descriptor, OpenConnections(entrance, connections), api)
     await channel.closed
     finish_log()
     os._exit(0)  # whatever is under way is of no use without the daemon

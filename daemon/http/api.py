@@ -26,11 +26,12 @@ from pagetier.daemon.http.bodies import (
 from pagetier.daemon.http.channel_messages import Entrance
 from pagetier.daemon.http.daemon_channel import DaemonChannel
 from pagetier.daemon.http.http_connection import HttpError, Request, Response, error_response
+from pagetier.daemon.http.located_pages import located
 from pagetier.daemon.http.openapi import description
 from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.observe import take_snapshot
-from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, look_up, namespace_named
+from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})
@@ -71,17 +72,20 @@ class Api:
             self._require(route.needs, request)
             return await route.answer(request)
         except HttpError as error:
-            return error_response(error.status, str(error))
+            return error_response(error)
 
     def _route(self, request: Request) -> Route:
         path = _PREFETCH if request.path.startswith(_PREFETCH) else request.path
         if request.peer.entrance is Entrance.METRICS and path not in _OPEN:
             raise HttpError(HTTPStatus.NOT_FOUND, "only /metrics and /healthz are served here: see http.listen")
-        if route := self._routes.get((request.method, path)):
+        method = "GET" if request.method == "HEAD" else request.method  # the connection leaves out the body
+        if route := self._routes.get((method, path)):
             return route
-        methods = ", ".join(method for method, known in self._routes if known == path)
+        methods = [method for method, known in self._routes if known == path]
         if methods:
-            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"only {methods} {path} is supported")
+            allowed = ", ".join([*methods, *["HEAD"] * ("GET" in methods)])
+            why = f"only {allowed} {path} is supported"
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, why, (("Allow", allowed),))
         raise HttpError(HTTPStatus.NOT_FOUND, "there is no such path: /v1/openapi.json describes those that there are")
 
     def _require(self, needs: Rights, request: Request) -> None:
@@ -91,7 +95,8 @@ class Api:
         if request.peer.rights(settings, request.headers.get("authorization", "")) >= needs:
             return
         if caller is None:
-            raise HttpError(HTTPStatus.UNAUTHORIZED, "a port needs the header `Authorization: Bearer TOKEN`")
+            why = "a port needs the header `Authorization: Bearer TOKEN`, once"
+            raise HttpError(HTTPStatus.UNAUTHORIZED, why, (("WWW-Authenticate", "Bearer"),))
         raise HttpError(HTTPStatus.FORBIDDEN, why_forbidden(caller, needs, settings.access))
 
     async def _metrics(self, request: Request) -> Response:
@@ -110,7 +115,7 @@ class Api:
 
     async def _lookup(self, request: Request) -> Response:
         space, keys = self._pages(read_body(request.body, LookupBody))
-        return _json(look_up(self._observer, keys, space.page_tokens))
+        return _json(found_pages(await located(self._observer, keys), space.page_tokens))
 
     async def _prefetch(self, request: Request) -> Response:
         body = read_body(request.body, PrefetchBody)
@@ -127,10 +132,10 @@ class Api:
         try:
             self._prefetches.end(number, await self._daemon.fetch(user, keys, timeout))
         except HttpError as error:
-            self._prefetches.give_up(number, str(error))
+            await self._prefetches.give_up(number, str(error))
 
     async def _prefetch_status(self, request: Request) -> Response:
-        status = self._prefetches.status(request.path.removeprefix(_PREFETCH), request.peer.user)
+        status = await self._prefetches.status(request.path.removeprefix(_PREFETCH), request.peer.user)
         if status is None:
             raise HttpError(HTTPStatus.NOT_FOUND, "there is no such prefetch of this user, or it ended long ago")
         return _json(status)

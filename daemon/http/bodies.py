@@ -11,9 +11,12 @@ import msgspec
 from pagetier.daemon.http.http_connection import HttpError
 from pagetier.daemon.stats.page_lookup import keys_of_tokens
 from pagetier.shm._core import KEY_BYTES, HintKind, NamespaceRecord, keys_of_hashes
+from pagetier.shm.protocol import HINT_KEYS
 
+MOST_PAGES: Final = HINT_KEYS
 _DIGITS: Final = 2 * KEY_BYTES
-Hex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{_DIGITS}}}$")]
+# The length is limited, too, because "$" also matches before a newline at the end.
+Hex = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-fA-F]{{{_DIGITS}}}$", max_length=_DIGITS)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=600)]
 _B = TypeVar("_B", bound="PagesBody")
@@ -56,6 +59,10 @@ class PagesBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Returns the keys of the pages. Raises HttpError unless there is exactly one list of pages, with one page."""
         if sum(pages is not None for pages in (self.keys, self.hashes, self.tokens)) != 1:
             raise HttpError(HTTPStatus.BAD_REQUEST, "give the pages by one of keys, hashes and tokens")
+        pages = len(self.keys or self.hashes or self.tokens or ()) // (space.page_tokens if self.tokens else 1)
+        if pages > MOST_PAGES:
+            why = f"a request names at most {MOST_PAGES} pages, not {pages}: ask for the first ones"
+            raise HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         keys = self._keys_in(space)
         if not keys:
             raise HttpError(HTTPStatus.BAD_REQUEST, f"there is no full page of {space.page_tokens} tokens")

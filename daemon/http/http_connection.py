@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
@@ -18,11 +19,16 @@ _LINGER_S: Final = 2.0  # after a response to a request that was not read to its
 
 
 class HttpError(Exception):
-    """The request cannot be answered; the message is one sentence that says why."""
+    """The request cannot be answered; the message is one sentence that says why.
 
-    def __init__(self, status: HTTPStatus, why: str) -> None:
+    Attributes:
+        status: The status of the response.
+        headers: The headers that RFC 9110 asks for with this status.
+    """
+
+    def __init__(self, status: HTTPStatus, why: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -54,9 +60,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: str
 
 
-def error_response(status: HTTPStatus, why: str) -> Response:
+def error_response(error: HttpError) -> Response:
     """Returns a response that says in one sentence what is wrong."""
-    return Response(msgspec.json.encode(ErrorBody(why)), status)
+    return Response(msgspec.json.encode(ErrorBody(str(error))), error.status, headers=error.headers)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -84,7 +90,8 @@ class HttpConnection(asyncio.Protocol):
         """Closes the connection at once if there are too many, else if no request arrives in time."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._peer = self._connections.enter(transport.get_extra_info("socket"))
+        self._close = transport.abort
+        self._peer = self._connections.enter(transport.get_extra_info("socket"), self._close)
         if self._peer is None:
             transport.abort()
         else:
@@ -101,8 +108,7 @@ class HttpConnection(asyncio.Protocol):
             self._late.cancel()
         if self._task is not None:
             self._task.cancel()
-        if self._peer is not None:
-            self._connections.leave(self._peer)
+        self._connections.leave(self._close)
 
     def data_received(self, data: bytes) -> None:
         """Reads the request; whatever follows it is discarded."""
@@ -112,9 +118,10 @@ class HttpConnection(asyncio.Protocol):
             self._http.receive_data(data)
             self._read()
         except h11.RemoteProtocolError as error:
-            self._fail(HTTPStatus(error.error_status_hint), f"this is not a valid HTTP/1.1 request: {error}")
+            status = HTTPStatus(error.error_status_hint)
+            self._fail(HttpError(status, f"this is not a valid HTTP/1.1 request: {error}"))
         except HttpError as error:
-            self._fail(error.status, str(error))
+            self._fail(error)
 
     def eof_received(self) -> bool:
         """Keeps the connection open for the response to a complete request."""
@@ -135,6 +142,7 @@ class HttpConnection(asyncio.Protocol):
                         raise _too_large()
                 case h11.EndOfMessage():
                     self._ended = True
+                    self._connections.arrived(self._close)
                     self._task = self._loop.create_task(self._answer())
                     return
                 case _:
@@ -148,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def _answer(self) -> None:
         assert self._head is not None and self._peer is not None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._head.headers}
+        headers = _combined(self._head.headers)
         path = self._head.target.decode("latin-1").partition("?")[0]
         method = self._head.method.decode("latin-1")
         response = await self._respond(Request(method, path, headers, bytes(self._body), self._peer))
@@ -156,19 +164,20 @@ class HttpConnection(asyncio.Protocol):
         self._transport.close()
         self._end_within(self._patience)
 
-    def _fail(self, status: HTTPStatus, why: str) -> None:
+    def _fail(self, error: HttpError) -> None:
         """Answers a request that was not read to its end.
 
         The connection is closed a little later: a peer that still sends would lose the response otherwise.
         """
         self._ended = True
-        self._send(error_response(status, why))
+        self._send(error_response(error))
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._end_within(_LINGER_S)
 
     def _send(self, response: Response) -> None:
         headers = [
+            ("Date", formatdate(usegmt=True)),
             ("Content-Type", response.kind),
             ("Content-Length", str(len(response.body))),
             ("Connection", "close"),
@@ -181,6 +190,15 @@ class HttpConnection(asyncio.Protocol):
 
     def _write(self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage) -> None:
         self._transport.write(self._http.send(event) or b"")
+
+
+def _combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns headers by name. Values of a repeated header are one list (RFC 9110, 5.2), none is preferred."""
+    combined: dict[str, str] = {}
+    for name, value in headers:
+        before = combined.get(name.decode("latin-1"))
+        combined[name.decode("latin-1")] = ("" if before is None else before + ", ") + value.decode("latin-1")
+    return combined
 
 
 def _too_large() -> HttpError:

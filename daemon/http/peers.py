@@ -6,7 +6,7 @@ import hmac
 import logging
 import os
 import socket
-from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 MOST: Final = 96
 MOST_OF_CALLER: Final = 32
 _BEARER: Final = "Bearer "
-_SAYS: Final = "there are %d HTTP connections, %d of this caller: the next one is closed"
+_SAYS: Final = {
+    False: "there are %d HTTP connections, %d of this caller: the next one is closed",
+    True: "there are %d HTTP connections, %d of this caller: the oldest without a whole request is closed",
+}
+_Key = tuple[Entrance, int]
 
 
 class HttpCaller(msgspec.Struct, frozen=True):
@@ -49,31 +53,76 @@ class HttpCaller(msgspec.Struct, frozen=True):
         return Rights.ATTACH if self.entrance is Entrance.PORT and settings.token and valid else Rights.NOTHING
 
 
+class Connections:
+    """The open connections of all listening sockets. On the loop's thread.
+
+    A connection is known by the function that closes it.
+    """
+
+    def __init__(self) -> None:
+        self._callers: dict[Callable[[], None], _Key] = {}
+        self._silent: dict[Callable[[], None], _Key] = {}  # those whose request has not arrived, oldest first
+
+    def counts(self, caller: _Key) -> tuple[int, int]:
+        """Returns the number of connections, and of those of one caller."""
+        return len(self._callers), sum(each == caller for each in self._callers.values())
+
+    def add(self, caller: _Key, close: Callable[[], None]) -> None:
+        """Counts a connection, which has sent nothing yet."""
+        self._callers[close] = self._silent[close] = caller
+
+    def arrived(self, close: Callable[[], None]) -> None:
+        """Notes that the whole request of a connection has arrived."""
+        self._silent.pop(close, None)
+
+    def remove(self, close: Callable[[], None]) -> None:
+        """Stops counting a connection."""
+        self._callers.pop(close, None)
+        self._silent.pop(close, None)
+
+    def close_silent(self, caller: _Key | None) -> bool:
+        """Closes the oldest connection whose request has not arrived, of this caller; of any caller for None.
+
+        Returns:
+            False if there is none.
+        """
+        for close, its in self._silent.items():
+            if caller in (None, its):
+                self.remove(close)
+                close()
+                return True
+        return False
+
+
 class OpenConnections:
     """Counts the open connections of one listening socket's callers. On the loop's thread."""
 
-    def __init__(self, entrance: Entrance, counts: Counter[tuple[Entrance, int]]) -> None:
+    def __init__(self, entrance: Entrance, connections: Connections) -> None:
         self._entrance = entrance
-        self._counts = counts
+        self._connections = connections
         self._throttle = LogThrottle(log)
 
-    def enter(self, connection: socket.socket) -> HttpCaller | None:
-        """Returns the peer of a new connection, which is counted; None if there is no room for it."""
+    def enter(self, connection: socket.socket, close: Callable[[], None]) -> HttpCaller | None:
+        """Returns the peer of a new connection, which is counted; None if there is no room for it.
+
+        The oldest connection that has not sent a whole request makes room for it: silent ones keep nobody out.
+        """
         peer = HttpCaller(self._entrance, caller_of(connection) if self._entrance is Entrance.SOCKET else None)
-        key = self._key(peer)
-        if self._counts.total() >= MOST or self._counts[key] >= MOST_OF_CALLER:
-            facts = event("http_full", open=self._counts.total())
-            self._throttle.log(
-                logging.WARNING, UNKNOWN_USER, _SAYS, self._counts.total(), self._counts[key], extra=facts
-            )
-            return None
-        self._counts[key] += 1
+        caller = peer.entrance, peer.user
+        total, own = self._connections.counts(caller)
+        if own >= MOST_OF_CALLER or total >= MOST:
+            made_room = self._connections.close_silent(caller if own >= MOST_OF_CALLER else None)
+            facts = event("http_full", open=total)
+            self._throttle.log(logging.WARNING, UNKNOWN_USER, _SAYS[made_room], total, own, extra=facts)
+            if not made_room:
+                return None
+        self._connections.add(caller, close)
         return peer
 
-    def leave(self, peer: HttpCaller) -> None:
-        """Stops counting a connection, which is closed."""
-        self._counts[self._key(peer)] -= 1
+    def arrived(self, close: Callable[[], None]) -> None:
+        """Notes that the whole request of a connection has arrived."""
+        self._connections.arrived(close)
 
-    @staticmethod
-    def _key(peer: HttpCaller) -> tuple[Entrance, int]:
-        return peer.entrance, peer.user
+    def leave(self, close: Callable[[], None]) -> None:
+        """Stops counting a connection, which is closed."""
+        self._connections.remove(close)

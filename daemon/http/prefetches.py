@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.http.bodies import PrefetchState, PrefetchStatus
+from pagetier.daemon.http.located_pages import located
 from pagetier.shm._core import Observer, TierFlag
 from pagetier.shm.protocol import Fetched, FetchOutcome
 
@@ -58,23 +59,24 @@ class Prefetches:
             reason=answer.reason,
         )
 
-    def give_up(self, number: str, reason: str) -> None:
+    async def give_up(self, number: str, reason: str) -> None:
         """Notes that the daemon gave no answer: what is in memory by now is."""
         prefetch = self._known.get(number)
         if prefetch is not None:
-            underway = self._underway(prefetch.keys)
+            underway = await self._underway(prefetch.keys)
             prefetch.keys = b""
             prefetch.result = msgspec.structs.replace(underway, state=PrefetchState.DONE, reason=reason)
 
-    def status(self, number: str, user: int) -> PrefetchStatus | None:
+    async def status(self, number: str, user: int) -> PrefetchStatus | None:
         """Returns how far a prefetch of this user is; None if it has none with this ID."""
         prefetch = self._known.get(number)
         if prefetch is None or prefetch.user != user:
             return None
-        return prefetch.result or self._underway(prefetch.keys)
+        underway = prefetch.result or await self._underway(prefetch.keys)
+        return prefetch.result or underway  # it may have ended meanwhile
 
-    def _underway(self, keys: bytes) -> PrefetchStatus:
-        tiers = self._observer.locate(keys)
+    async def _underway(self, keys: bytes) -> PrefetchStatus:
+        tiers = await located(self._observer, keys)
         in_memory, absent = sum(bool(each & int(TierFlag.MEMORY)) for each in tiers), tiers.count(0)
         return PrefetchStatus(
             state=PrefetchState.READING,

@@ -48,7 +48,11 @@ class FoundPages(msgspec.Struct, frozen=True, kw_only=True):
 
 def look_up(observer: Observer, keys: bytes, page_tokens: int) -> FoundPages:
     """Returns where the pages with these keys are, head first."""
-    tiers = observer.locate(keys)
+    return found_pages(observer.locate(keys), page_tokens)
+
+
+def found_pages(tiers: bytes, page_tokens: int) -> FoundPages:
+    """Returns where pages are whose tiers (TierFlag) an observer has located, head first."""
     prefix = tiers.find(0) if 0 in tiers else len(tiers)
     memory = sum(bool(each & _MEMORY) for each in tiers)
     return FoundPages(

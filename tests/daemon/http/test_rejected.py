@@ -8,18 +8,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 
 import pytest
 
 from http_calls import call, http_process, request
 from metrics_scrape import WAIT_S, ask
 from pagetier.client import Client
+from pagetier.daemon.http.bodies import MOST_PAGES
 from pagetier.daemon.http.http_connection import MOST_BODY, REQUEST_S
+from pagetier.daemon.http.peers import MOST_OF_CALLER
 from running_daemon import RunningDaemon, namespace
 
 SPACE = namespace()
 KEY = SPACE.keys(range(16)).data.hex()
-GOOD = {"namespace": SPACE.name, "keys": [KEY]}
+GOOD = {"namespace": SPACE.digest.hex(), "keys": [KEY]}
+SINGLE = {"namespace": namespace(1).digest.hex()}
 LOOKUP = b"POST /v1/lookup HTTP/1.1\r\nHost: x\r\n"
 
 
@@ -32,6 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def daemon(place: Path) -> Iterator[RunningDaemon]:
     with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as running, running.client() as client:
         client.store(SPACE.keys(range(16)), [bytes(100)])
+        client.store(namespace(1).keys([1]), [bytes(100)])
         door = http_process(running)
         yield running
         assert http_process(running) == door, "no request ends the process"
@@ -58,12 +63,15 @@ def client(daemon: RunningDaemon) -> Iterator[Client]:
         (b"{", 400, "the body is not valid"),
         (b"\xff\xfe", 400, "the body is not valid"),
         (b"[" * 100_000, 400, "the body is not valid"),
-        ({"namespace": SPACE.name}, 400, "give the pages by one of keys, hashes and tokens"),
+        ({"namespace": SPACE.digest.hex()}, 400, "give the pages by one of keys, hashes and tokens"),
         (GOOD | {"tokens": [1]}, 400, "give the pages by one of keys, hashes and tokens"),
         (GOOD | {"keys": []}, 400, "there is no full page of 16 tokens"),
         (GOOD | {"keys": None, "tokens": [1]}, 400, "there is no full page of 16 tokens"),
         (GOOD | {"keys": ["ab"]}, 400, "`$.keys[0]`"),
         (GOOD | {"keys": [KEY[:-1] + "g"]}, 400, "`$.keys[0]`"),
+        (GOOD | {"keys": [KEY + "\n"]}, 400, "`$.keys[0]`"),
+        (GOOD | {"keys": None, "hashes": [KEY + "\n"]}, 400, "`$.hashes[0]`"),
+        (SINGLE | {"tokens": [1] * (MOST_PAGES + 1)}, 413, "at most 65536 pages, not 65537: ask for the first ones"),
         (GOOD | {"keys": None, "tokens": [1] * 15 + [1 << 32]}, 400, "`$.tokens[15]`"),
         (GOOD | {"keys": None, "tokens": [-1]}, 400, "`$.tokens[0]`"),
         (GOOD | {"keys": None, "tokens": [1 << 200]}, 400, "`$.tokens[0]`"),
@@ -122,7 +130,7 @@ def test_a_malformed_request_is_rejected(place: Path, data: bytes, status: int) 
 
 @pytest.mark.usefixtures("client")
 def test_a_body_over_the_limit_is_rejected_and_one_at_it_is_not(place: Path) -> None:
-    head, tail = f'{{"namespace": "{SPACE.name}", "keys": ["{KEY}"'.encode(), b"]}"
+    head, tail = f'{{"namespace": "{SPACE.digest.hex()}", "keys": ["{KEY}"'.encode(), b"]}"
     keys = b", " + b'"%s"' % KEY.encode()
     body = head + keys * ((MOST_BODY - len(head) - len(tail)) // len(keys)) + tail
     body += b" " * (MOST_BODY - len(body))
@@ -132,13 +140,56 @@ def test_a_body_over_the_limit_is_rejected_and_one_at_it_is_not(place: Path) -> 
     assert ask(place, LOOKUP + b"Transfer-Encoding: chunked\r\n\r\n" + 17 * chunk).status == 413
 
 
-def test_a_head_has_no_body(place: Path, client: Client) -> None:
-    with socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(WAIT_S)
-        caller.connect(str(place))
-        caller.sendall(b"HEAD /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n")
-        data = b"".join(iter(lambda: caller.recv(1 << 16), b""))
-    assert data.startswith(b"HTTP/1.1 405 ") and data.endswith(b"\r\n\r\n")
+def raw(place: Path, data: bytes) -> bytes:
+    """Returns all bytes of the response."""
+    with connected(place) as caller:
+        caller.sendall(data)
+        return b"".join(iter(lambda: caller.recv(1 << 16), b""))
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/v1/stats"])
+def test_a_head_gets_the_headers_of_a_get(place: Path, path: str) -> None:
+    head = raw(place, f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert head.startswith(b"HTTP/1.1 200 ") and head.endswith(b"\r\n\r\n")
+    assert b"\r\nDate: " in head and b"\r\nContent-Length: 0\r\n" not in head
+
+
+@pytest.mark.usefixtures("client")
+@pytest.mark.parametrize(("path", "allowed"), [("/healthz", "GET, HEAD"), ("/v1/lookup", "POST")])
+def test_a_wrong_method_is_answered_with_those_that_are_allowed(place: Path, path: str, allowed: str) -> None:
+    answer = request(place, "DELETE", path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+def connected(place: Path) -> socket.socket:
+    caller = socket.socket(socket.AF_UNIX)
+    caller.settimeout(WAIT_S)
+    caller.connect(str(place))
+    return caller
+
+
+@pytest.mark.usefixtures("client")
+def test_silent_callers_keep_nobody_out(daemon: RunningDaemon, place: Path) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(place)) for _ in range(3 * MOST_OF_CALLER)]
+        assert call(place, "POST", "/v1/lookup", GOOD)[0] == 200
+        assert silent[0].recv(1) == b"", "the oldest made room"
+        silent[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert silent[-1].recv(1 << 16).startswith(b"HTTP/1.1 200 "), "a young one did not"
+    assert daemon.lines("the oldest without a whole request is closed")
+
+
+@pytest.mark.usefixtures("client")
+def test_a_long_lookup_keeps_nobody_waiting(place: Path) -> None:
+    body = json.dumps(SINGLE | {"tokens": [1] * MOST_PAGES}).encode()
+    with connected(place) as long, connected(place) as short, DefaultSelector() as selector:
+        long.sendall(LOOKUP + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        short.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        for caller in (long, short):
+            selector.register(caller, EVENT_READ)
+        assert [key.fileobj for key, _ in selector.select(WAIT_S)] == [short]
+        assert long.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_caller_that_waits_for_leave_to_send_gets_it(place: Path, client: Client) -> None:

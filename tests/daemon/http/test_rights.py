@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from free_ports import free_ports
-from http_calls import call
+from http_calls import call, request
 from other_users import ALICE, MALLORY, as_root, output_as
 from pagetier.shm.exit_codes import Exit
 from refused_starts import pagetierd
@@ -106,6 +106,8 @@ def test_a_port_needs_the_token(port_and_daemon: tuple[int, RunningDaemon], toke
         assert call(port, "GET", "/v1/stats", headers=headers)[0] == 401
         assert call(port, "POST", "/v1/prefetch", PAGES, headers)[0] == 401
     assert call(port, "GET", "/v1/stats", headers=bearer(TOKEN))[0] == 200
+    refused = request(port, "GET", "/v1/stats", headers=bearer(NEXT) | {"authorization": f"Bearer {TOKEN}"})
+    assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer"), "neither of two tokens counts"
     status, accepted = call(port, "POST", "/v1/prefetch", PAGES, bearer(TOKEN))
     assert status == 202
     assert call(port, "GET", f"/v1/prefetch/{accepted['id']}")[0] == 401

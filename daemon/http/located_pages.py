@@ -1,0 +1,27 @@
+"""Finds many pages without keeping other requests waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from pagetier.shm._core import KEY_BYTES
+
+AT_ONCE: Final = 1024
+"""Pages that are looked up in one turn of the event loop: some milliseconds on a slow machine."""
+
+
+class Locator(Protocol):
+    """What knows the tiers of pages: an Observer."""
+
+    def locate(self, keys: bytes, /) -> bytes:
+        """Returns the tiers of each page."""
+
+
+async def located(observer: Locator, keys: bytes) -> bytes:
+    """Returns the tiers of each page. Between slices, other requests have their turn."""
+    found, size = bytearray(), AT_ONCE * KEY_BYTES
+    for start in range(0, len(keys), size):
+        found += observer.locate(keys[start : start + size])
+        await asyncio.sleep(0)
+    return bytes(found)
