@@ -102,7 +102,7 @@ class Client(PageClient):
 
         Args:
             kv_caches: The tensors of this rank, in the form that `layout` takes, on the host or on a GPU; or a
-                CacheLayout for any other layout.
+                CacheLayout for any other layout. Layers that share their tensors count as one, also in LoadHandle.
             model: The model.
             page_tokens: The number of tokens in a page, a multiple of the engine's block size. Pages are found and
                 stored as a whole: 256 is good for most engines.

@@ -15,7 +15,7 @@ from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import PARTS
 
-_NAMELESS: Final = re.compile("void|object|record")
+_NAMELESS: Final = re.compile("void|object|record|uint8$")  # float8_e4m3 and float8_e5m2 may both be kept as uint8
 _LATENTS: Final = ("mla",)
 
 
@@ -178,7 +178,7 @@ def _model_heads(plane: Plane, group: CacheGroup, shard: Shard) -> int:
 def _dtype_of(cache: CacheLayout) -> str:
     name = cache.planes[0].dtype
     if _NAMELESS.match(name):
-        raise LayoutError(f'elements of type {name} have no name in the field: pass dtype, such as "bfloat16"')
+        raise LayoutError(f'elements of type {name} may mean anything: pass dtype, such as "bfloat16" or "float8_e4m3"')
     return name
 
 

@@ -206,10 +206,12 @@ class CacheLayout(msgspec.Struct, frozen=True, eq=False, dict=True):
 def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
     """Returns the layout of views with the axes (blocks, tokens, heads, elements), each with its kind, layer by layer.
 
+    Layers that share their tensors with an earlier layer have no state of their own, and are left out.
+
     Raises:
         LayoutError: There is no view, the views are on several devices, or plane_of() or CacheLayout reject them.
     """
-    views = [(layer, kind, view) for layer, kinds in enumerate(layers) for kind, view in kinds]
+    views = [(layer, kind, view) for layer, kinds in enumerate(_distinct(layers)) for kind, view in kinds]
     if not views or not all(layers):
         raise LayoutError("a cache needs at least one tensor in each layer")
     device = views[0][2].device
@@ -218,6 +220,15 @@ def cache_of(layers: Sequence[Sequence[tuple[str, View]]]) -> CacheLayout:
             raise LayoutError(f"layer {layer}, {kind} is on {view.device}, but the cache is on {device}")
     planes = tuple(plane_of(view, layer, kind) for layer, kind, view in views)
     return CacheLayout(planes, device, tuple(view.owner for _, _, view in views))
+
+
+def _distinct(layers: Sequence[Sequence[tuple[str, View]]]) -> list[Sequence[tuple[str, View]]]:
+    """Returns the first of the layers that have the same tensors."""
+    known: dict[object, Sequence[tuple[str, View]]] = {}
+    for kinds in layers:
+        same = [(kind, view.address, view.shape, view.strides, view.dtype, view.device) for kind, view in kinds]
+        known.setdefault(tuple(same), kinds)
+    return list(known.values())
 
 
 def joined(*caches: CacheLayout) -> CacheLayout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ def test_pages_of_another_model_of_the_same_shape_are_not_loaded(engine: Engine,
         with pytest.raises(ValueError, match="were given to the cache of"):
             other.cache.async_load(hit, READ)
     assert np.array_equal(other.values(), before)
+
+
+@pytest.mark.parametrize("copied", [lambda tensor: tensor, lambda tensor: tensor[:]], ids=["the same", "a view"])
+def test_layers_that_share_one_tensor_are_stored_once(client: Client, copied: Callable[[Any], Any]) -> None:
+    first, second = np.random.default_rng(7).integers(0, 2**15, (2, BLOCKS, 2, BLOCK, HEADS, DIM), np.int16)
+    options: Any = {"model": os.urandom(8).hex(), "page_tokens": PAGE, "layout": "flashinfer"}
+    cache = client.register([first, second, copied(first), copied(second)], **options)
+    assert cache.namespace == client.register([first, second], **options).namespace
+    assert cache.store(range(TOKENS), WRITTEN).stored == 3
+    with cache.match(range(TOKENS)) as hit:
+        assert cache.load(hit, READ, strict=True) == 3 * PAGE
+    for tensor in (first, second):
+        assert np.array_equal(tensor[WRITTEN[:6]], tensor[READ[:6]])
 
 
 @pytest.mark.parametrize("skipped", [0, 5, PAGE, PAGE + BLOCK, 3 * PAGE, 4 * PAGE])

@@ -130,6 +130,16 @@ def test_everything_that_determines_the_bytes_is_in_the_namespace(client: Client
     assert register(KV_SECOND, **own).namespace.digest == spaces[0]
 
 
+def test_a_format_of_floats_that_is_kept_as_bytes_is_named(client: Client) -> None:
+    register: Any = client.register
+    own: dict[str, Any] = {"layout": "flashinfer", "model": "m", "page_tokens": 32}
+    kept = [np.zeros((BLOCKS, 2, BLOCK, HEADS, DIM), np.uint8)]
+    with pytest.raises(LayoutError, match="elements of type uint8 may mean anything: pass dtype"):
+        register(kept, **own)
+    names = ("float8_e4m3", "float8_e5m2")
+    assert len({register(kept, **own, dtype=name).namespace.digest for name in names}) == 2
+
+
 def test_the_client_imports_no_library_that_it_does_not_need(tmp_path: Path) -> None:
     libraries = ["lmdb", "click", "rich", "torch", "triton"]
     code = f"import pagetier.client, sys; print([name for name in {libraries} if name in sys.modules])"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
+
+import pytest
 
 from pagetier.shm.safe_event import SafeEvent
 
@@ -19,6 +22,13 @@ def test_it_is_waited_for_set_and_cleared() -> None:
     assert event.is_set()
     event.clear()
     assert not event.is_set()
+
+
+@pytest.mark.parametrize("seconds", [1e10, 1e300, math.inf])
+def test_a_wait_may_have_no_end(seconds: float) -> None:
+    event = SafeEvent()
+    threading.Timer(0.05, event.set).start()
+    assert event.wait(seconds)
 
 
 def test_all_waiting_threads_are_woken() -> None:
