@@ -94,7 +94,7 @@ class FlushArguments(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path
     namespace: str | None
     everything: bool
-    file: IO[str] | None
+    file: IO[bytes] | None
     tier: str | None
     to_disk: bool
     sure: bool

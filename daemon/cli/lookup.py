@@ -19,7 +19,7 @@ from pagetier.shm.units import counted
 @pages_options
 @click.option("--json", "show", flag_value="json", help="Print one JSON object.")
 def lookup(
-    socket: Path, namespace: str, keys_file: IO[str] | None, tokens_file: IO[str] | None, show: str | None
+    socket: Path, namespace: str, keys_file: IO[bytes] | None, tokens_file: IO[bytes] | None, show: str | None
 ) -> None:
     """Say how many pages of a prompt are here, in memory and on disk.
 

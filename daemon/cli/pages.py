@@ -16,14 +16,23 @@ _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def keys_in(file: IO[str]) -> bytes:
+def keys_in(file: IO[bytes]) -> bytes:
     """Returns the keys in a file: a JSON list, or one on each line. Raises click.UsageError for anything else."""
-    text = file.read()
+    text = _text(file)
     if text.lstrip().startswith("["):
         items = list(enumerate(_json(text, file, list[str]), 1))
         return b"".join(_key(item, f"item {number} of {file.name}") for number, item in items)
     lines = ((number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1))
     return b"".join(_key(line, f"line {number} of {file.name}") for number, line in lines if line)
+
+
+def _text(file: IO[bytes]) -> str:
+    """Returns the text in a file, without a byte order mark. Raises click.UsageError if it is no UTF-8."""
+    try:
+        return file.read().decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        why = "write it as text in UTF-8, as `iconv -f UTF-16 -t UTF-8` does for a redirection of PowerShell"
+        raise click.UsageError(f"{file.name} is no UTF-8 text: {why}") from error
 
 
 def _key(text: str, place: str) -> bytes:
@@ -36,10 +45,10 @@ def _key(text: str, place: str) -> bytes:
     return key
 
 
-def _json(text: str, file: IO[str], kind: Any) -> Any:
+def _json(text: str, file: IO[bytes], kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise click.UsageError(f"{file.name} is no JSON list: {error}") from error
 
 
@@ -47,7 +56,7 @@ def keys_file_option(more: str = "") -> Callable[[_Command], _Command]:
     """Returns --keys-file, as the parameter `file`. more: What its help says beyond what the file contains."""
     about = "The pages: keys in hexadecimal, in a JSON list or one on each line, - for stdin."
     help_text = f"{about} {more}".rstrip()
-    return click.option("--keys-file", "file", type=click.File(), metavar="FILE", help=help_text)
+    return click.option("--keys-file", "file", type=click.File("rb"), metavar="FILE", help=help_text)
 
 
 def pages_options(command: _Command) -> _Command:
@@ -55,13 +64,13 @@ def pages_options(command: _Command) -> _Command:
     for option in (
         click.option(
             "--tokens-file",
-            type=click.File(),
+            type=click.File("rb"),
             metavar="FILE",
             help="Token IDs in a JSON list, - for stdin; for namespaces whose keys are pagetier's own chain.",
         ),
         click.option(
             "--keys-file",
-            type=click.File(),
+            type=click.File("rb"),
             metavar="FILE",
             help="Keys in hexadecimal, in a JSON list or one on each line, - for stdin.",
         ),
@@ -74,7 +83,7 @@ def pages_options(command: _Command) -> _Command:
 
 
 def named_pages(
-    observer: Observer, namespace: str, keys_file: IO[str] | None, tokens_file: IO[str] | None
+    observer: Observer, namespace: str, keys_file: IO[bytes] | None, tokens_file: IO[bytes] | None
 ) -> tuple[NamespaceRecord, bytes]:
     """Returns the namespace and the keys of the pages.
 
@@ -88,7 +97,7 @@ def named_pages(
     if keys_file is not None:
         return space, keys_in(keys_file)
     assert tokens_file is not None
-    return space, keys_of_tokens(space, _json(tokens_file.read(), tokens_file, list[_Token]))
+    return space, keys_of_tokens(space, _json(_text(tokens_file), tokens_file, list[_Token]))
 
 
 def named_space(observer: Observer, namespace: str) -> NamespaceRecord:

@@ -46,7 +46,7 @@ def _options(command: _Command) -> _Command:
 
 @click.command()
 @_options
-def pin(socket: Path, namespace: str | None, file: IO[str] | None, show: str | None) -> None:
+def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
     """Keep pages in memory: they are evicted last.
 
     For prompts that many requests share. Pages stay pinned until `pagetier unpin`, a flush or a restart of the daemon.
@@ -64,7 +64,7 @@ def pin(socket: Path, namespace: str | None, file: IO[str] | None, show: str | N
 
 @click.command()
 @_options
-def unpin(socket: Path, namespace: str | None, file: IO[str] | None, show: str | None) -> None:
+def unpin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str | None) -> None:
     """Let pages leave memory again that `pagetier pin` or an engine keeps.
 
     Root and the daemon's own user unpin the pages of all users, other users only their own.
@@ -83,7 +83,7 @@ def _expect_all(outcome: PinOutcome) -> None:
         )
 
 
-def _send(socket: Path, namespace: str | None, file: IO[str] | None, kind: HintKind) -> PinOutcome:
+def _send(socket: Path, namespace: str | None, file: IO[bytes] | None, kind: HintKind) -> PinOutcome:
     """Sends the request.
 
     Returns:

@@ -33,8 +33,8 @@ def prefetch(
     *,
     socket: Path,
     namespace: str,
-    keys_file: IO[str] | None,
-    tokens_file: IO[str] | None,
+    keys_file: IO[bytes] | None,
+    tokens_file: IO[bytes] | None,
     timeout: float,
     show: str | None,
 ) -> None:

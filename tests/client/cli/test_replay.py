@@ -218,6 +218,14 @@ def test_an_invalid_line_is_rejected(tmp_path: Path, line: str, why: str) -> Non
         read_trace(path, BLOCK)
 
 
+def test_a_trace_that_is_no_text_is_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    for content in ('{"input_length": 512}'.encode("utf-16"), b'{"\xff\xfe": 1}\n'):
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match="line 1: not a request of a trace"):
+            read_trace(path, BLOCK)
+
+
 def test_a_trace_without_requests_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "empty.jsonl"
     path.touch()

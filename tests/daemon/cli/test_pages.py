@@ -55,6 +55,33 @@ def test_pages_are_looked_up_and_read_ahead(daemon: DiskDaemon, client: Client, 
         assert len(match) == 6
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("lookup", "--namespace", SPACE.digest.hex(), "--keys-file"),
+        ("lookup", "--namespace", SPACE.digest.hex(), "--tokens-file"),
+        ("prefetch", "--namespace", SPACE.digest.hex(), "--tokens-file"),
+        ("flush", "--yes", "--keys-file"),
+        ("pin", "--namespace", SPACE.digest.hex(), "--keys-file"),
+    ],
+)
+def test_a_file_that_is_no_text_is_a_usage_error(
+    daemon: DiskDaemon, client: Client, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    file = tmp_path / "keys"
+    for content in (KEYS.data.hex().encode("utf-16"), b"\x93NUMPY\x01\x00v\x00" + KEYS.data):
+        file.write_bytes(content)
+        done = daemon.pagetier(*words, str(file))
+        assert done.exit_code == Exit.USAGE and "is no UTF-8 text" in done.output, done
+
+
+def test_a_byte_order_mark_is_not_a_part_of_a_key(daemon: DiskDaemon, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("\n".join(key.hex() for key in KEYS), encoding="utf-8-sig")
+    done = daemon.pagetier("lookup", "--namespace", SPACE.digest.hex(), "--keys-file", str(file))
+    assert done.output.startswith("the first 6 of 6 pages")
+
+
 @pytest.mark.parametrize("form", ["lines", "list"])
 def test_keys_are_read_from_lines_or_a_list(daemon: DiskDaemon, client: Client, tmp_path: Path, form: str) -> None:
     keys = [key.hex() for key in KEYS]
@@ -139,8 +166,9 @@ def test_a_user_who_may_only_watch_reads_nothing_ahead(tokens_file: str) -> None
         Path(tokens_file).chmod(0o644)
         code = "from pagetier.daemon.cli import main; main(sys.argv[1:])"
         words = ["--socket", str(daemon.socket), "--namespace", SPACE.name, "--tokens-file", "-"]
-        code = f"import io; sys.stdin = io.StringIO({json.dumps(TOKENS)!r}); {code}"
+        code = f"import io; sys.stdin = io.TextIOWrapper(io.BytesIO({json.dumps(TOKENS).encode()!r})); {code}"
         imports = "import pagetier.daemon.cli.lookup, pagetier.daemon.cli.prefetch"
-        assert output_as(ALICE, imports, code, "lookup", *words)[0] == 0
+        looked_up = output_as(ALICE, imports, code, "lookup", *words)
+        assert looked_up[0] == 0, looked_up
         status, output = output_as(ALICE, imports, code, "prefetch", *words)
         assert status == Exit.WRONG and f"user {ALICE} may only watch" in output
