@@ -68,6 +68,6 @@ class AttachmentLog:
 
 
 def describe_memory(session: Session | None) -> str:
-    """Returns the sizes of the arena and of the disk tier."""
+    """Returns the sizes of the arena and of the disk tier, which the daemon may still be opening."""
     arena, disk = (session.arena_bytes, session.disk_bytes) if session is not None else (0, 0)
-    return f"arena {arena / _GIB:.3g} GiB, {f'disk {disk / _GIB:.3g} GiB' if disk else 'no disk'}"
+    return f"arena {arena / _GIB:.3g} GiB, {f'disk {disk / _GIB:.3g} GiB' if disk else 'no disk tier open'}"
