@@ -21,7 +21,7 @@ VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 LMCACHE := 0.5.6
 # The environments of the gate, and all that this commit can use.
-ENGINES := $(VLLM) $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet
+ENGINES := $(VLLM) $(VLLM_SOURCE)-source sglang-$(SGLANG) fleet $(if $(ALL),dynamo)
 ENVIRONMENTS := 0.28 0.30 0.32 $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet lmcache-$(LMCACHE)
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
@@ -47,8 +47,8 @@ help:
 	@echo "make soak CHURN=1  the same with one daemon that is never killed"
 	@echo "make load    56 engines on this host: rejections and fairness; report in build/load"
 	@echo "make faults  failing calls of the disk worker, corrupt segments and files, power loss, adversarial peers (hours)"
-	@echo "make test-engines  tests with vLLM on the CPU: 0.32, two models; ALL=1: 0.28, 0.30 and 0.32, all models;"
-	@echo "                   with the scheduler of 0.33; and with the caches of SGLang"
+	@echo "make test-engines  the quick set of the tests with vLLM 0.32 and SGLang on the CPU (tests/engines/quick-tests);"
+	@echo "                   ALL=1: all tests with vLLM 0.28, 0.30 and 0.32, with all models, and with Dynamo's indexer"
 	@echo "make test-fleet  tests of the fleet tier with real stores: SeaweedFS (S3) and Mooncake"
 	@echo "make bench   the numbers in docs/benchmarks.md"
 	@echo "make race    pagetier beside LMCache, vLLM's offloading and files: docs/race.md; QUICK=1: the short form, in .cache/race"
@@ -220,23 +220,27 @@ faults: venv
 # The tests with vLLM's scheduler and without an engine.
 SCHEDULED := $(addprefix tests/engines/,test_harness.py test_any_sequence.py test_scheduler_interface.py test_cache_layouts.py)
 
-# vLLM's tests take most of the time and leave a core idle at times: the others run beside them and print at their end.
+# The quick set, or with ALL=1 everything. vLLM's tests take most of the time and leave a core idle at times: the others
+# run beside them and print at their end.
 test-engines: core environments
 	@$(MAKE) --no-print-directory -j2 with-vllm with-sglang with-scheduler
+
+# The tests of the environment $(1) in tests/engines/quick-tests; with ALL=1 those in $(2).
+chosen-tests = $(if $(ALL),$(2),$$(sed -n 's/^$(1) //p' tests/engines/quick-tests))
 
 .PHONY: with-vllm with-sglang with-scheduler
 with-vllm:
 	@for version in $(VLLM); do \
 		echo "== pytest with vLLM $$version"; \
-		ALL=$(ALL) .engines/$$version/bin/pytest tests/engines || exit 1; \
+		ALL=$(ALL) .engines/$$version/bin/pytest $(call chosen-tests,vllm,tests/engines) || exit 1; \
 	done
 
 with-sglang:
-	@$(call at-its-end,sglang,== pytest with SGLang $(SGLANG),.engines/sglang-$(SGLANG)/bin/pytest tests/sglang)
+	@$(call at-its-end,sglang,== pytest with SGLang $(SGLANG),.engines/sglang-$(SGLANG)/bin/pytest $(call chosen-tests,sglang,tests/sglang))
 
 with-scheduler:
 	@if [ -d .engines/$(VLLM_SOURCE)-source/vllm ]; then \
-		$(call at-its-end,scheduler,== pytest with the scheduler of vLLM $(VLLM_SOURCE),PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(SCHEDULED)); \
+		$(call at-its-end,scheduler,== pytest with the scheduler of vLLM $(VLLM_SOURCE),PYTHONPATH=$(CURDIR)/.engines/$(VLLM_SOURCE)-source .engines/0.32/bin/pytest $(call chosen-tests,scheduler,$(SCHEDULED))); \
 	fi
 
 # Runs the command $(3), and prints its output under the title $(2) when it has ended.

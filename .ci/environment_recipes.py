@@ -113,10 +113,12 @@ def _dynamo() -> Recipe:
 def _lmcache(version: str) -> Recipe:
     """Everything that races: vLLM, pagetier, and LMCache without its GPU extension, built from its sources."""
     vllm, own = _vllm("0.32"), "bench/race/requirements.txt"
-    build = f"NO_GPU_EXT=1 $PIP --no-build-isolation --no-deps --no-binary lmcache lmcache=={version}"
-    lmcache = Step(f"$PIP --requirement {own} && {build}", f"LMCache {version}")
     engine, package, _, metadata = vllm.steps
-    return Recipe((engine, package, Step(_TOOLS), metadata, lmcache), (*vllm.files, own))
+    build = f"NO_GPU_EXT=1 $PIP --no-build-isolation --no-deps --no-binary lmcache lmcache=={version}"
+    # Without constraints.txt: LMCache pins other versions.
+    tools = Step("$PIP $DEPENDENCIES wheel pytest")
+    steps = (engine, package, Step(f"$PIP --requirement {own}"), tools, metadata, Step(build, f"LMCache {version}"))
+    return Recipe(steps, (*vllm.files, own))
 
 
 RECIPES: dict[str, Callable[..., Recipe]] = {
