@@ -21,7 +21,7 @@ VLLM_SOURCE := 0.33
 SGLANG := 0.5.23
 LMCACHE := 0.5.6
 # The environments of the gate, and all that this commit can use.
-ENGINES := $(VLLM) $(VLLM_SOURCE)-source sglang-$(SGLANG) fleet $(if $(ALL),dynamo)
+ENGINES := $(VLLM) sglang-$(SGLANG) fleet $(if $(ALL),dynamo) $(VLLM_SOURCE)-source
 ENVIRONMENTS := 0.28 0.30 0.32 $(VLLM_SOURCE)-source dynamo sglang-$(SGLANG) fleet lmcache-$(LMCACHE)
 # Where Mooncake finds its libraries.
 FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && echo $$PWD/lib/*-linux-gnu $$PWD/usr/lib/*-linux-gnu | tr ' ' ':')
@@ -99,9 +99,8 @@ $(VENV)/.wheel: $(VENV)/.dev
 .PRECIOUS: .engines/%/.ready
 FORCE:
 
-# pip mostly waits for one core or for the network.
 environments:
-	@$(MAKE) --no-print-directory -j2 $(ENGINES:%=.engines/%/.ready)
+	@$$(sh .ci/find-python) .ci/environments.py make $(ENGINES)
 	@$$(sh .ci/find-python) .ci/environments.py old $(ENVIRONMENTS)
 
 clean-environments:

@@ -24,6 +24,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from environment_layer import install_pagetier, link_folder, make_venv, packages_of
@@ -36,6 +37,7 @@ _DEPENDENCIES = " ".join(_PROJECT["dependencies"])
 (_MOONCAKE,) = _PROJECT["optional-dependencies"]["mooncake"]
 _STAMP = ".whole"
 _TAIL_LINES = 5
+_AT_A_TIME = 2  # pip waits for one core or for the network
 
 
 class UnavailableError(Exception):
@@ -172,8 +174,8 @@ def _lay_venv(environment: Environment, layer: Path) -> None:
 
 def _key(environment: Environment) -> str:
     """Returns what a layer is made from, besides the files of pagetier to which it links."""
-    scripts = [Path(__file__).with_name(name) for name in ("environment_layer.py", "environments.py")]
-    made = b"".join(path.read_bytes() for path in (*scripts, CLONE / "pyproject.toml", CLONE / "setup.py"))
+    files = (CLONE / name for name in (".ci/environment_layer.py", "pyproject.toml", "setup.py"))
+    made = b"".join(path.read_bytes() for path in files)
     return f"{environment.folder} {sys.executable} {hashlib.sha256(made).hexdigest()}\n"
 
 
@@ -198,14 +200,20 @@ def remove(folder: Path) -> None:
 
 
 def make(names: Sequence[str]) -> int:
-    """Makes layers and returns the exit status."""
+    """Makes layers, several at a time, and returns the exit status."""
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        errors = [error for error in pool.map(_error_of, names) if error]
+    print(*errors, sep="\n", end="\n" if errors else "", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _error_of(name: str) -> UnavailableError | None:
+    """Makes a layer and returns why that failed."""
     try:
-        for name in names:
-            make_layer(Environment(name))
+        make_layer(Environment(name))
     except UnavailableError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+        return error
+    return None
 
 
 def main(command: str, *names: str) -> int:
