@@ -76,10 +76,13 @@ class Reservation:
         self._reason = ""
 
     def grant(self, linked: LinkedSession, answer: Reserved) -> Reservation:
-        """Fills the reservation with the daemon's answer over a connection, and returns it.
+        """Fills the reservation with the daemon's answer over a connection.
 
         An exception of a signal handler may end it; then it changed nothing and is called again. Objects that own the
         pages must not be made here: one that such an exception drops would abandon them.
+
+        Returns:
+            The reservation.
         """
         granted, codes = _granted_pages(answer.outcomes), bytearray(answer.outcomes.translate(_OUTCOMES))
         serials = linked.granted.setdefault(self._part.index, set())

@@ -164,10 +164,7 @@ class Link:
         return answers
 
     def deliver(self, timeout: float, call: Callable[[Answer], object]) -> bool:
-        """Passes the next responses to `call`; none if none arrives in time or within 0.1 s.
-
-        After an interrupt it passes the same response once more. Returns False if another thread reads.
-        """
+        """Passes responses to `call`, after an interrupt twice. Returns False if another reads. Raises LinkError."""
         thread = threading.get_ident()
         try:
             if not self._reading.acquire(blocking=False):

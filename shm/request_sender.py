@@ -37,7 +37,7 @@ class RequestSender:
     An exception of a signal handler may end send() at any point. It leaves no lock taken.
 
     Attributes:
-        lock: Taken while a request is sent. It is reentrant since only then its owner, and nobody else, can release it:
+        lock: Taken while a request is sent. It is reentrant since only then no other thread can release it:
             an exception may come between taking it and noting that. A signal handler that sends a request in the middle
             of another one finds `cut_off` set.
     """

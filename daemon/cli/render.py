@@ -41,8 +41,8 @@ def disk_lines(disk: DiskReport, work: DiskWork) -> Iterator[str]:
     if disk.note:
         yield disk.note
     if work.lost or work.skipped:
-        lost = counted(work.lost, "page")
-        yield f"{lost} evicted before they were written, {work.skipped:,} not written, by rule or because the disk could not"
+        skipped = f"{work.skipped:,} not written, by rule or because the disk could not"
+        yield f"{counted(work.lost, 'page')} evicted before they were written, {skipped}"
     if disk.budget is not None:
         left, per_day = format_size(disk.budget.left), format_size(disk.budget.per_day)
         yield f"{left} of {per_day} per day may be written now; {format_size(disk.budget.skipped_bytes)} not written"

@@ -11,14 +11,14 @@ AT_ONCE: Final = 1024
 """Pages that are looked up in one turn of the event loop: some milliseconds on a slow machine."""
 
 
-class Locator(Protocol):
+class PageLocator(Protocol):
     """What knows the tiers of pages: an Observer."""
 
     def locate(self, keys: bytes, /) -> bytes:
         """Returns the tiers of each page."""
 
 
-async def located(observer: Locator, keys: bytes) -> bytes:
+async def located(observer: PageLocator, keys: bytes) -> bytes:
     """Returns the tiers of each page. Between slices, other requests have their turn."""
     found, size = bytearray(), AT_ONCE * KEY_BYTES
     for start in range(0, len(keys), size):

@@ -105,7 +105,7 @@ class OpenConnections:
     def enter(self, connection: socket.socket, close: Callable[[], None]) -> HttpCaller | None:
         """Returns the peer of a new connection, which is counted; None if there is no room for it.
 
-        The oldest connection that has not sent a whole request makes room for it: silent ones keep nobody out.
+        The oldest connection that has not sent a whole request makes room for it: silent ones keep no caller out.
         """
         peer = HttpCaller(self._entrance, caller_of(connection) if self._entrance is Entrance.SOCKET else None)
         caller = peer.entrance, peer.user

@@ -73,7 +73,7 @@ class Prefetches:
         if prefetch is None or prefetch.user != user:
             return None
         underway = prefetch.result or await self._underway(prefetch.keys)
-        return prefetch.result or underway  # it may have ended meanwhile
+        return prefetch.result or underway  # it may have ended by now
 
     async def _underway(self, keys: bytes) -> PrefetchStatus:
         tiers = await located(self._observer, keys)

@@ -208,7 +208,8 @@ def test_one_line_each_says_attached_lost_and_attached_again(
         assert eventually(waits_for(caplog, 3), START_S)
         half.close()
     attached, lost, again = lines_of(caplog)
-    described = re.escape(f'arena 0.000977 GiB, no disk tier open, 1 group, pages of {PAGE} tokens (4 KiB), namespace "llama ')
+    memory, pages = "arena 0.000977 GiB, no disk tier open", f"pages of {PAGE} tokens (4 KiB)"
+    described = re.escape(f'{memory}, 1 group, {pages}, namespace "llama ')
     place = re.escape(str(daemon.socket))
     assert re.fullmatch(rf'pagetier attached to {place} in slot 0: {described}[0-9a-f]{{8}}"', attached)
     assert lost.startswith("pagetier lost its daemon: ") and "until it is back" in lost
