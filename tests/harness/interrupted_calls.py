@@ -48,6 +48,7 @@ class _Interrupter:
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
         if event == "opcode" and frame.f_lasti in _offsets_before_checks(frame.f_code) and self._is_here():
+            _trace_in_c(frame.f_back)
             return _arming(threading.get_ident())
         return self._step
 
@@ -55,6 +56,14 @@ class _Interrupter:
         self._left -= 1
         self.came = self.came or self._left < 0
         return self._left == -1
+
+
+def _trace_in_c(frame: FrameType | None) -> None:
+    """Keeps Python from raising the exception in a trace function of a caller, if a call is not followed by a check."""
+    while frame is not None:
+        if frame.f_trace is not None:
+            frame.f_trace = _do_nothing
+        frame = frame.f_back
 
 
 def _arming(thread: int) -> Callable[..., Any]:

@@ -6,9 +6,11 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
+from interrupted_calls import each_interrupt
 from pagetier.shm.safe_event import SafeEvent
 
 INTERRUPTS = 500
@@ -72,3 +74,15 @@ def test_a_wait_ends_in_time() -> None:
     began = time.monotonic()
     assert not SafeEvent().wait(0.2)
     assert 0.19 < time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("call", [lambda event: event.wait(0.001), SafeEvent.set, SafeEvent.clear])
+def test_an_interrupt_at_any_place_leaves_no_lock(call: Callable[[SafeEvent], object]) -> None:
+    """The lock must be free, and other threads must be woken, whatever step of a call was the last one."""
+    event = SafeEvent()
+    for place in each_interrupt(lambda: call(event)):
+        setter = threading.Thread(target=event.set)
+        setter.start()
+        setter.join(20)
+        assert event.wait(20) and not event._changed.is_awaited, place
+        event.clear()
