@@ -29,7 +29,7 @@ from show import Screen
 from store_servers import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 
 _OPEN_S = 30.0
-_WRITTEN_S = 30.0
+_WRITTEN_S = 120.0  # a store that was late is tried again after up to 30 s
 _ENGINE = Path(__file__).with_name("fleet_engine.py")
 INTRO = f"""\
 [bold]pagetier fleet demo[/bold]
