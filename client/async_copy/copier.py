@@ -135,10 +135,14 @@ class AsyncCopier:
         job = LoadingJob(source, self._cache.cache.layers, self._loaded, gate)
         if gate is not None:
             gate.lost = job.cancel
-        if source is not None and not self._loads.submit(job):
-            source.release()
-            job = LoadingJob(None, job.layers, self._loaded)
-        return LoadHandle(job, gate)
+        try:
+            if source is not None and not self._loads.submit(job):
+                source.release()
+                job = LoadingJob(None, job.layers, self._loaded)
+            return LoadHandle(job, gate)
+        except BaseException:  # an exception of a signal handler: the caller may use its blocks now
+            job.cancel()
+            raise
 
     def store(self, keys: Keys, slots: SlotMap, after: object = None, delay: float = 0.0) -> StoreHandle:
         """Starts to store this rank's part of a page for each key, except for skipped pages.
@@ -168,9 +172,13 @@ class AsyncCopier:
         if gate is not None:
             gate.lost = job.cancel
         reason = "the copier was created in another process" if self._foreign else self._stores.broken
-        if reason or not self._stores.submit(job):
-            job.reject(reason or self._stores.broken or "the copier is closed")
-        return StoreHandle(job)
+        try:
+            if reason or not self._stores.submit(job):
+                job.reject(reason or self._stores.broken or "the copier is closed")
+            return StoreHandle(job)
+        except BaseException:  # as in load()
+            job.cancel()
+            raise
 
     def engine_event(self) -> object | None:
         """Returns an event for `after`: it follows all work that this thread has given to the engine's current stream.

@@ -40,6 +40,7 @@ class CopyJob(ABC):
     Attributes:
         has_work_after_each_piece: Whether completed() has to be called as soon as a piece is copied. If it is False,
             this can wait until all pieces of the job that are in flight are copied.
+        taken: Whether the stream queue's thread has taken the job.
     """
 
     has_work_after_each_piece: ClassVar[bool]
@@ -53,6 +54,7 @@ class CopyJob(ABC):
         self._cancelled = False
         self._ended = False
         self._waker: Waker | None = None
+        self.taken = False
 
     @property
     def cancelled(self) -> bool:

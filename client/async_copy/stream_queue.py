@@ -68,12 +68,17 @@ class StreamQueue:
     def submit(self, job: CopyJob) -> bool:
         """Accepts a job. Returns False after close() and abort()."""
         job.set_waker(self)
-        with self._lock:
-            if self._leaving:
-                return False
-            self._jobs.add(job)
-            self._inbox.put(job)  # under the lock, so that abort() receives it after it has set _leaving
-        return True
+        try:
+            with self._lock:
+                if self._leaving:
+                    return False
+                self._jobs.add(job)
+                self._inbox.put(job)  # under the lock, so that abort() receives it after it has set _leaving
+            return True
+        except BaseException:  # an exception of a signal handler, before or after it was put
+            if job in self._jobs:
+                self._inbox.put(job)
+            raise
 
     def wake(self) -> None:
         """Wakes the thread that calls step(). May be called by a finalizer."""
@@ -105,8 +110,7 @@ class StreamQueue:
             job = get_in_time(self._inbox, seconds)
         except Empty:
             return
-        if job is not None:
-            self._waiting.append(job)
+        self._take(job)
 
     def step(self) -> float | None:
         """Returns the seconds until the next call, or None to wait for wake(), after doing all work that is possible.
@@ -148,9 +152,13 @@ class StreamQueue:
 
     def _receive(self) -> None:
         while not self._inbox.empty():
-            job = self._inbox.get()
-            if job is not None:
-                self._waiting.append(job)
+            self._take(self._inbox.get())
+
+    def _take(self, job: CopyJob | None) -> None:
+        """Takes a job that was submitted; None for wake(). Ignores one that submit() has put twice."""
+        if job is not None and not job.taken:
+            job.taken = True
+            self._waiting.append(job)
 
     def _complete(self) -> None:
         """Completes the pieces whose event has come, and measures their speed if it can be measured."""

@@ -6,12 +6,16 @@ import gc
 import signal
 import threading
 import time
+from collections.abc import Callable
+from itertools import count
 
 import numpy as np
+import pytest
 
 from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
 from eventually import eventually
-from pagetier.client import AsyncCopier, Client, Namespace, Outcome
+from interrupted_calls import each_interrupt
+from pagetier.client import AsyncCopier, Client, Namespace, Outcome, StoreHandle
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout import engine_layouts
 from pagetier.kernels.layout.page_layout import PageLayout, Shard
@@ -161,3 +165,21 @@ def test_ranks_with_the_same_head_share_the_tokens_of_a_page(client: Client) -> 
             load = copier.load(match, slots)
         assert load.wait(0, LONG_S)
         assert np.array_equal(head[:, slots.blocks], whole[:, slots.blocks, :, rank // 2 : rank // 2 + 1])
+
+
+@pytest.mark.parametrize("wait", [StoreHandle.wait, StoreHandle.cancel], ids=["wait", "cancel"])
+def test_an_interrupt_in_a_call_of_a_store_ends_no_later_one(
+    client: Client, daemon: RunningDaemon, wait: Callable[..., object]
+) -> None:
+    engine = Engine(client, 1)
+
+    def call() -> None:
+        store = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1))
+        wait(store, *([LONG_S] if wait is StoreHandle.wait else []))
+
+    numbers = count(1)
+    for place in each_interrupt(call):
+        later = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1)).wait(LONG_S)
+        assert later.stored + later.present == 1, place  # other tests have stored some of these pages
+    assert engine.copier.close(LONG_S)
+    assert eventually(lambda: empty(daemon))
