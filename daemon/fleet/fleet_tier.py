@@ -106,6 +106,7 @@ class FleetTier:
     def start(self) -> None:
         """Starts the worker if a fleet is configured."""
         if self.configured:
+            self.follow(self._options)
             self._note(standing="starting")
             self._supervisor.start()
 
@@ -124,7 +125,7 @@ class FleetTier:
         """Applies the settings that may change while engines run."""
         self._options = options
         self.locates.ask_timeout, self.writes.rate = options.ask_timeout, options.rate
-        self.writes.enabled = self._is_open and options.write == "through"
+        self.writes.enabled = self.configured and options.write == "through"
         if options.write != "through":
             self.writes.drop_all()
 
@@ -147,6 +148,7 @@ class FleetTier:
         if not self.configured:
             return
         now = self._loop.time()
+        self.writes.take_due()
         if self._is_open:
             self._tidy_open(now)
             self._end_overdue(now)
@@ -217,7 +219,7 @@ class FleetTier:
         self._is_open, self._send = False, no_worker
         self._owner.set_fleet_breaker(1)
         self._owner.reap(slot)
-        self.locates.send, self.writes.enabled = no_worker, False
+        self.locates.send = no_worker
         self.locates.lost()
         self.writes.lost()
         self._rate.lost()

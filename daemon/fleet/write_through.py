@@ -62,7 +62,7 @@ class WriteThrough:
     """The queue of pages to write to the fleet, and the writes in progress. On the loop's thread only.
 
     Attributes:
-        enabled: Whether pages are noted: `remote.write` is "through", and there is a worker.
+        enabled: Whether pages are noted: `remote.write` is "through". They wait while there is no worker.
         rate: The most bytes per second, 0 for any.
         queued_bytes: The bytes in the queue.
         given_up: Why the last page that was given up had failed, "" if none was.
@@ -131,12 +131,10 @@ class WriteThrough:
     @property
     def is_due(self) -> bool:
         """Whether there are pages to write now."""
-        self._take_due()
         return bool(self._ready)
 
     def send_due(self, most: int = _MOST_WRITES) -> None:
-        """Sends the writes that are due, up to `most` in progress. Called a few times a second."""
-        self._take_due()
+        """Sends the writes that are due, up to `most` in progress. take_due() comes first."""
         while self._ready and len(self._writing) < most:
             if not (pages := self._next_batch()):
                 return
@@ -214,7 +212,8 @@ class WriteThrough:
             case _:
                 counts.gone += 1
 
-    def _take_due(self) -> None:
+    def take_due(self) -> None:
+        """Makes pages ready whose time has come, and drops what does not fit. Called a few times a second, always."""
         now = self._clock()
         while self._runs and self._runs[0].due <= now:
             run = self._runs.popleft()

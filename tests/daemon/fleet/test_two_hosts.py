@@ -233,7 +233,9 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     pages = pages_of(4)
     first.share("kept", pages)
     os.kill(second.worker, signal.SIGKILL)
+    assert second.client.store(keys_of("without a worker", 4), pages).stored == 4
     assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", PATIENT_S)
+    assert eventually(lambda: second.report.written == 4, PATIENT_S), "what was stored without a worker is written"
     os.kill(second.worker, signal.SIGSTOP)
     loaded, _, seconds = second.load("kept", 4)
     assert loaded == 0 and seconds < ASK_S + LATE_S

@@ -41,6 +41,7 @@ class Queue:
     def after(self, seconds: float) -> list[str]:
         """Returns the names of the pages that are written after so many seconds."""
         self.now, before = self.now + seconds, len(self.sent)
+        self.writes.take_due()
         self.writes.send_due()
         return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
 
@@ -86,6 +87,16 @@ def test_what_does_not_fit_is_dropped_from_the_tail() -> None:
     assert queue.after(1.0) == ["a", "b"] and queue.writes.counts.dropped == 4 + 3
     queue.writes.drop_all()
     assert queue.writes.counts.dropped == 4 + 3 + 2 and queue.writes.queued_bytes == 0
+
+
+def test_a_queue_that_is_not_sent_is_bounded() -> None:
+    queue = Queue()
+    for _ in range(1000):
+        queue.store("abcd", size=16 * MIB)
+        queue.now += 1.0
+        queue.writes.take_due()
+    assert queue.writes.queued_bytes == 256 * MIB and queue.writes.counts.dropped == 4000 - 16
+    assert len(queue.writes._runs) == 0 and len(queue.writes._ready) == 16
 
 
 def test_the_rate_limits_what_is_sent() -> None:
