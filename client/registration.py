@@ -15,7 +15,10 @@ from pagetier.kernels.layout.page_layout import PageLayout, Rows, Shard
 from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.shm._core import PARTS
 
-_NAMELESS: Final = re.compile("void|object|record|uint8$")  # float8_e4m3 and float8_e5m2 may both be kept as uint8
+_NAMELESS: Final = re.compile("void|object|record")
+_BYTES: Final = (
+    "uint8"  # float8_e4m3 and float8_e5m2 may both be kept as bytes; so may be a recurrent state of any type
+)
 _LATENTS: Final = ("mla",)
 
 
@@ -176,8 +179,9 @@ def _model_heads(plane: Plane, group: CacheGroup, shard: Shard) -> int:
 
 
 def _dtype_of(cache: CacheLayout) -> str:
-    name = cache.planes[0].dtype
-    if _NAMELESS.match(name):
+    first = cache.planes[0]
+    name = first.dtype
+    if _NAMELESS.match(name) or (name == _BYTES and not first.kind.startswith("state")):
         raise LayoutError(f'elements of type {name} may mean anything: pass dtype, such as "bfloat16" or "float8_e4m3"')
     return name
 
