@@ -256,6 +256,16 @@ wheel: venv $(VENV)/.wheel
 	@$(BIN)/python .ci/build_wheels.py dist
 	@WHEELS=$(CURDIR)/dist $(BIN)/pytest -n 0 tests/shipping/test_wheels.py tests/shipping/test_image.py
 
+# The gate makes wheels if packaging changed since they last passed on this machine.
+WHEEL_PASSED := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pagetier/wheel-passed
+.PHONY: wheel-if-changed
+wheel-if-changed:
+	@if .ci/packaging_changed "$$(cat $(WHEEL_PASSED) 2>/dev/null)"; then \
+		$(MAKE) --no-print-directory wheel && mkdir -p $(dir $(WHEEL_PASSED)) && git rev-parse HEAD >$(WHEEL_PASSED); \
+	else \
+		echo "== wheels: packaging is as it was when they passed here, at $$(cat $(WHEEL_PASSED))"; \
+	fi
+
 man: venv
 	@$(BIN)/python -m pagetier.daemon.man docs
 
