@@ -130,11 +130,11 @@ test: lint
 # What takes minutes runs when its inputs were changed. tests/proofs/README.md explains the locks.
 PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
 .PHONY: prove check-proofs
-prove: venv $(VENV)/.demo $(VENV)/.kernels
+prove: venv $(VENV)/.demo $(VENV)/.kernels environments
 	@echo "== proofs"
 	@$(PROOFS) renew $(if $(ALL),--all) $(NAME)
 
-check-proofs: venv $(VENV)/.demo $(VENV)/.kernels
+check-proofs: venv $(VENV)/.demo $(VENV)/.kernels environments
 	@echo "== a sample of the proofs"
 	@$(PROOFS) sample
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -59,6 +60,25 @@ def proof_of_tests(name: str, tests: Sequence[str], inputs: Sequence[str], shard
     return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
 
 
+def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: Sequence[str], path: str = "") -> Proof:
+    """Returns a proof of tests with an engine. A shard has the tests of a file, which share the engines they start.
+
+    Args:
+        name: Its name.
+        environment: The environment of the engine, in .engines.
+        tests: The files.
+        inputs: The files and folders of the product that it depends on.
+        path: A folder whose modules replace those of the environment.
+
+    Returns:
+        The proof.
+    """
+    environ = ("env", f"PYTHONPATH={ROOT / path}") if path else ()
+    command = (*environ, f".engines/{environment}/bin/python", "-m", "pytest", "-q", "--shard=1/1")
+    made = [Shard(Path(test).stem.removeprefix("test_"), (*command, test)) for test in tests]
+    return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
+
+
 def _models() -> list[Shard]:
     listed = _said([_PYTHON, _MODELS, "--list"])
     return [Shard(variant, (_PYTHON, _MODELS, variant)) for variant in listed]
@@ -100,6 +120,17 @@ _CORE: Final = ("shm/core/", f"{_STRESS}/", f"{_FUZZ}/")
 _VLLM: Final = ("client/engines/", "!client/engines/sglang/", "kernels/layout/", "client/registered_cache.py")
 _SGLANG: Final = ("client/engines/", "!client/engines/vllm/", "kernels/layout/", "client/registered_cache.py")
 
+_SCHEDULED: Final = [
+    f"tests/engines/test_{name}.py" for name in ("harness", "any_sequence", "scheduler_interface", "cache_layouts")
+]
+
+
+def _files(folder: str) -> list[str]:
+    return sorted(
+        str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py") if "dynamo" not in path.name
+    )
+
+
 PROOFS: Final = (
     Proof("models", ("tests/models/",), _models),
     Proof("stress", ("shm/core/", f"{_STRESS}/"), partial(_drivers, _STRESS, "run/")),
@@ -134,6 +165,9 @@ PROOFS: Final = (
         ["bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"],
         4,
     ),
+    proof_of_engine("engines-vllm", "0.32", _files("tests/engines"), _VLLM),
+    proof_of_engine("engines-scheduler", "0.32", _SCHEDULED, _VLLM, ".engines/0.33-source"),
+    proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
 )
 """All proofs, the quickest to break first."""
 
