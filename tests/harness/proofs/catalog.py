@@ -151,7 +151,7 @@ PROOFS: Final = (
     proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_INDEX], 4),
     proof_of_tests("host-events", ["tests/crash/host_events"], [*_DISK, "daemon/host/", "daemon/main.py"], 4),
     proof_of_tests(
-        "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 6
+        "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 12
     ),
     proof_of_tests(
         "gpu-rehearsal",
