@@ -4,6 +4,11 @@
  * Processes: a client that reads pages and a client that stores them; each may die after any step, and another process gets
  * its slot. The daemon, any of whose steps may be its last, also those of an adoption; its successors.
  *
+ * A daemon takes a process for dead when its pidfd says so, or after an adoption when no mapping holds the slot's lock
+ * (judgement.pml): both follow the last access of the process, so both are its `dead` here. attach.pml has the lock itself.
+ * CASE_unjudged: no lock was taken, so a daemon judges nothing that it adopted. The slot of a dead process stays taken, with
+ * its pins and its parts.
+ *
  * Code: pt_adopt with everything that it calls (adopt.h), except for dictionaries (dictionary.pml); pt_reap and
  * pt_release_unlisted_parts (attachments.h), also when a storing client lists to a new daemon what it was granted;
  * pt_grant, pt_fill and pt_refill (reserve.h); pt_settle (reservations.h); pt_drop_page (evict.h); pt_free_on_disk
@@ -22,6 +27,7 @@
  *      and each page that is being written has a writer that knows of it.
  *   5. After a dead process was reaped, or a daemon has taken over, no page waits for the other part of a dead process. */
 #define ENTRIES 2
+#include "judgement.pml"
 #include "lockword.pml"
 
 #define STORER 0 /* slots */
@@ -56,6 +62,17 @@ bool of_present[ENTRIES], died[ENTRIES]; /* the part belongs to the present proc
 
 byte daemons;
 bool dying_daemon;
+
+#ifdef CASE_unjudged
+bool adopted[2]; /* the daemon that runs has not attached the process in this slot */
+#define JUDGED_DEAD(slot) (dead[slot] && !adopted[slot])
+#define KNOWN_DEAD 0
+#define note_attached(slot) adopted[slot] = false
+#else
+#define JUDGED_DEAD(slot) dead[slot]
+#define KNOWN_DEAD ((dead[0] -> BIT(0) : 0) | (dead[1] -> BIT(1) : 0))
+#define note_attached(slot) skip
+#endif
 
 /* ---- the reading client ---- */
 
@@ -268,6 +285,7 @@ inline new_client(slot)
 {
     assert(!((pins[0] | pins[1]) & BIT(slot))); /* 4 */
     dead[slot] = false;
+    note_attached(slot);
     if
     :: slot == STORER -> note_death(0); note_death(1); mine[0] = 0; mine[1] = 0; attached = true; run Storer()
     :: else -> run Reader()
@@ -302,6 +320,7 @@ inline attach_again()
     :: opened[1] && writer[1] == STORER && !mine[1] && !MUTANT_lost_grant_kept -> gone[1] = true
     :: else
     fi;
+    note_attached(STORER);
     attached = true
 }
 
@@ -357,7 +376,7 @@ inline pt_free_dead_slots(slot)
 inline pt_adopt()
 {
     pt_forget_derived();
-    known_dead = (dead[0] -> BIT(0) : 0) | (dead[1] -> BIT(1) : 0);
+    known_dead = KNOWN_DEAD;
     clear_pins(0);
     clear_pins(1);
     pt_adopt_entry(1);
@@ -410,9 +429,10 @@ inline operation(e)
 
 proctype Daemon()
 {
-    byte was, known_dead;
+    byte was, known_dead, sight;
     bool did, seen_frame;
     {
+        look(sight);
         pt_adopt();
         atomic { forget(); pt_check() }
 end:
@@ -420,12 +440,20 @@ end:
         :: operation(0); atomic { forget(); pt_check() }
         :: operation(1); atomic { forget(); pt_check() }
         :: asks -> asks = false /* refused, present, pending */
-        :: dead[STORER] && !asks -> pt_reap(STORER); atomic { forget(); pt_check() }
-        :: dead[READER] -> pt_reap(READER); atomic { forget(); pt_check() }
+        :: JUDGED_DEAD(STORER) && !asks -> pt_reap(STORER); atomic { forget(); pt_check() }
+        :: JUDGED_DEAD(READER) -> pt_reap(READER); atomic { forget(); pt_check() }
+#if MUTANT_reaped_by_visibility || MUTANT_reaped_by_start_time || MUTANT_reaped_by_pid_alone
+        :: daemons && LOOKS_DEAD(sight) && !asks -> pt_reap(STORER); atomic { forget(); pt_check() }
+        :: daemons && LOOKS_DEAD(sight) -> pt_reap(READER); atomic { forget(); pt_check() }
+#endif
         :: !attached && !dead[STORER] -> attach_again()
         od
     } unless { dying_daemon };
-    atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++; run Daemon() }
+    atomic { forget(); dying_daemon = false; asks = false; attached = false; daemons++;
+#ifdef CASE_unjudged
+        adopted[STORER] = true; adopted[READER] = true;
+#endif
+        run Daemon() }
 }
 
 /* Kills daemons, then one of the clients; with CASE_halves also in the other order, so that a daemon dies while it reaps. */

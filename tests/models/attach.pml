@@ -1,44 +1,78 @@
 /* attach.pml - a session attaches, attaches again, and leaves at any time: its slot is free in the end, and never before.
  *
  * Processes: one session of a process that stays alive, and daemons, each of which may die after any step. The next daemon
- * finds the slot in the segments, and its process alive, so it keeps the slot: only the session knows that the slot is
- * free.
+ * finds the slot in the segments, and cannot see the process. It keeps the slot until the session attaches again, or until
+ * no mapping and no descriptor in a socket holds the lock that was sent with the segments (judgement.pml).
  *
  * Code: ReconnectThread (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused
  * (daemon/server/connection.py), pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also stop
  * waiting for a response, as it does with a daemon that is stopped: then it closes the connection and attaches again with
- * the same token. Connections are read in any order, each from its head; what a dead daemon has not read is lost. Left out:
- * dead processes (their slots are freed by their pidfds), other sessions, rejections.
+ * the same token. Connections are read in any order, each from its head; what a dead daemon has not read is lost. The
+ * process closes all its descriptors whenever it likes, which changes nothing: its mapping keeps the lock. Left out: dead
+ * processes (adoption.pml), other sessions, rejections.
+ *
+ * CASE_unlocked: a daemon may fail to lock a descriptor that it sends. Its successors never judge that slot; it is free when
+ * the session leaves.
  *
  * Properties:
  *   1. A slot is never freed while its session has the segments mapped.
  *   2. When the session has ended and the daemon has read everything, the slot is free. */
+#include "judgement.pml"
+
 #define LINKS 5 /* one more than deaths and timeouts, for the first connection */
 #define DEATHS 2
 #define WAITS_GIVEN_UP 1
 
 bool taken;  /* pt_slot.pid, in the segments */
+bool locks;  /* pt_slot.lock: every descriptor that was sent for this slot holds the lock */
 bool mapped; /* by the session */
+bool keeps_lock; /* the mapping is of a descriptor with the lock */
 bool ended;
 
 /* of each connection: what was sent, what the daemon has read and answered; closed by the session; its daemon is dead */
 bool attach_sent[LINKS], attach_read[LINKS], welcome[LINKS];
 bool detach_sent[LINKS], detach_read[LINKS], detached[LINKS];
 bool closed[LINKS], lost[LINKS];
+bool lock_sent[LINKS]; /* a descriptor with the lock lies in the socket, or has been received and is still open */
+
+#define HELD (keeps_lock || lock_sent[0] || lock_sent[1] || lock_sent[2] || lock_sent[3] || lock_sent[4])
 
 /* ---- the session ---- */
 
-inline unmap() { mapped = mapped && MUTANT_detach_before_unmapping }
+inline drop_mapping() { atomic { mapped = false; keeps_lock = false } }
+
+inline unmap()
+{
+#if !MUTANT_detach_before_unmapping
+    drop_mapping()
+#else
+    skip
+#endif
+}
+
+/* Maps the segments, or keeps the mapping that it has; then closes the descriptors. */
+inline map()
+{
+    atomic {
+        if
+        :: !mapped -> mapped = true; keeps_lock = lock_sent[link] && !MUTANT_lock_of_a_descriptor
+        :: else
+        fi
+    }
+    lock_sent[link] = false
+}
+
+inline next_link() { atomic { lock_sent[link] = false; link++ } }
 
 inline detach()
 {
     detach_sent[link] = true;
 #if MUTANT_detach_before_unmapping
-    mapped = false;
+    drop_mapping();
 #endif
     if
     :: detached[link] || MUTANT_detach_not_confirmed -> has_slot = false
-    :: lost[link] && !detached[link] -> link++
+    :: lost[link] && !detached[link] -> next_link()
     fi
 }
 
@@ -53,13 +87,13 @@ attaching:
     attach_sent[link] = true;
     if
     :: welcome[link] -> answered = true
-    :: lost[link] && !welcome[link] -> link++; goto next
-    :: patience -> patience--; closed[link] = true; link++; goto next
+    :: lost[link] && !welcome[link] -> next_link(); goto next
+    :: patience -> patience--; atomic { closed[link] = true; next_link() } goto next
     :: true -> goto leaving /* stopped while it attaches */
     fi;
-    mapped = true; /* or still mapped */
+    map();
     if
-    :: lost[link] -> link++; goto next
+    :: lost[link] -> next_link(); goto next
     :: true -> goto leaving
     fi;
 
@@ -73,7 +107,7 @@ leaving:
     unmap();
 #if MUTANT_no_detach_while_attaching
     if
-    :: !answered -> closed[link] = true; goto end
+    :: !answered -> atomic { closed[link] = true; lock_sent[link] = false }; goto end
     :: else
     fi;
 #endif
@@ -94,13 +128,16 @@ end:
 inline free_slot()
 {
     assert(!mapped); /* 1 */
-    taken = false
+    atomic { taken = false; watched = false; noticed = false }
 }
 
 inline die()
 {
     atomic {
         deaths--;
+        watched = false;
+        noticed = false;
+        look(sight);
         lost[0] = attach_sent[0];
         lost[1] = attach_sent[1];
         lost[2] = attach_sent[2];
@@ -109,10 +146,20 @@ inline die()
     }
 }
 
+inline lock_descriptor(at)
+{
+    if
+    :: lock_sent[at] = !had || !MUTANT_lock_only_in_the_first_descriptor
+#ifdef CASE_unlocked
+    :: locks = MUTANT_unlocked_taken_for_locked
+#endif
+    fi
+}
+
 inline answer(at)
 {
     if
-    :: !closed[at] -> welcome[at] = true
+    :: atomic { !closed[at] -> lock_descriptor(at); welcome[at] = true }
     :: else ->
         if
         :: !had || MUTANT_slot_of_a_closed_connection_is_always_freed -> free_slot()
@@ -129,10 +176,13 @@ inline read_attach(at)
     if
     :: closed[at] && !had && !MUTANT_slot_for_a_closed_connection -> lost[at] = true
     :: !closed[at] || had || MUTANT_slot_for_a_closed_connection ->
-        taken = true;
+        atomic {
+            locks = !had || locks;
+            taken = true
+        }
         if
         :: deaths -> die()
-        :: atomic { !lost[at] -> answer(at) }
+        :: atomic { !lost[at] -> watched = true; noticed = noticed && MUTANT_returning_session_reaped; answer(at) }
         fi
     fi
 }
@@ -148,11 +198,22 @@ inline read_detach(at)
     fi
 }
 
+/* Of a slot that was adopted and not attached again. */
+inline judge()
+{
+    atomic { taken && !watched && locks && !HELD && !noticed -> noticed = true } /* the quarantine begins */
+}
+
 proctype daemon()
 {
-    byte deaths = DEATHS;
-    bool had;
+    byte deaths = DEATHS, sight;
+    bool had, watched, noticed;
     do
+    :: judge()
+    :: atomic { noticed -> free_slot() }
+#if MUTANT_reaped_by_visibility || MUTANT_reaped_by_start_time || MUTANT_reaped_by_pid_alone
+    :: atomic { taken && !watched && LOOKS_DEAD(sight) -> free_slot() }
+#endif
     :: read_attach(0)
     :: read_attach(1)
     :: read_attach(2)

@@ -4,6 +4,8 @@
  * another way, and whose other rank never comes; the daemon. Any step of one rank may be its last, and any rank may end
  * while it is idle: it died or detached. Another process gets the slot of the first rank.
  *
+ * A daemon reaps a process only when the kernel has said that it has ended (judgement.pml).
+ *
  * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
  * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap and pt_release_unlisted_parts
  * (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins (pin.pml), the disk.
@@ -22,6 +24,7 @@
  *   7. A page is doomed before it expires only for a part that was abandoned, or if all of its writers have ended and it is
  *      not complete: a writer that is attached keeps the page until it expires. */
 #define ENTRIES 1
+#include "judgement.pml"
 #include "lockword.pml"
 
 #define RANKS 3
@@ -280,7 +283,9 @@ inline pt_reap(rank)
 init
 {
     byte seen_done, seen_gone, seen_state;
+    byte sight;
     bool did, expired, due;
+    look(sight);
     atomic { writers[0] = NOBODY; writers[1] = NOBODY; run Rank(0); run Rank(1); run Rank(2) }
 end:
     do
@@ -290,6 +295,9 @@ end:
     :: opened -> pt_settle()
     :: atomic { opened -> expired = true } pt_settle()
     :: state[0] == READABLE && !opened -> pt_drop_page()
+#if MUTANT_reaped_by_visibility || MUTANT_reaped_by_start_time || MUTANT_reaped_by_pid_alone
+    :: LOOKS_DEAD(sight) && !asks[0] -> pt_reap(0)
+#endif
     :: dead[0] && !asks[0] -> pt_reap(0)
     :: dead[1] && !asks[1] -> pt_reap(1)
     :: dead[2] && !asks[2] -> pt_reap(2)
