@@ -197,7 +197,10 @@ class AttachmentCounts(NamedTuple):
 
 @final
 class AttachmentRecord(NamedTuple):
-    """One attachment. `pins` and `pinned_bytes` are 0 where the pins were not counted."""
+    """One attachment. `pins` and `pinned_bytes` are 0 where the pins were not counted.
+
+    `pid` is 0 if the daemon that attached the process did not see it.
+    """
 
     slot: int
     pid: int
@@ -209,6 +212,8 @@ class AttachmentRecord(NamedTuple):
     pinned_bytes: int
     name: str
     counts: AttachmentCounts
+    kernel_id: int
+    lock: int
 
 @final
 class NamespaceRecord(NamedTuple):
@@ -795,7 +800,9 @@ class Owner:
         """Whether the last frame could not be allocated because memory is short; see allocate_lazily()."""
     @property
     def open_entries(self) -> int: ...
-    def attach(self, pid: int, uid: int, started: int, token: int, name: str, /) -> int:
+    def attach(
+        self, pid: int, uid: int, started: int, token: int, name: str, kernel_id: int = 0, lock: int = 0, /
+    ) -> int:
         """Returns the slot of an attachment, its present one if it has one; -1 if all slots are taken."""
     def keep_only(self, slot: int, serials: Array, /) -> None:
         """Releases everything that was granted to a slot, except the serials (u64) that its process lists."""
@@ -932,7 +939,14 @@ class Owner:
     def learns(self) -> bool:
         """Whether the policy that learns when pages return is in force: see learn_returns()."""
     def process_of(self, slot: int, /) -> tuple[int, int]:
-        """Returns the process that has a slot, as pid and start time; pid 0: the slot is free."""
+        """Returns the process that has a slot, as 0 and its kernel ID, or without one as pid and start time.
+
+        Both are 0 if the slot is free.
+        """
+    def lock_of(self, slot: int, /) -> int:
+        """Returns the byte of the arena that every descriptor sent for a slot has locked; 0: not all of them have."""
+    def forget_lock(self, slot: int, /) -> None:
+        """Notes that a descriptor without the lock will be sent for a slot."""
     def frames_writing(self, slot: int, /) -> int:
         """Returns the frames of open reservations in which a slot's process has a part, done or not.
 

@@ -1,4 +1,4 @@
-"""Processes as the kernel identifies them: a PID and a start time."""
+"""Processes as the kernel identifies them: by the inode of a pidfd, on older kernels by a PID and a start time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _UNSEEN = (errno.ENOENT, errno.ESRCH, errno.EACCES, errno.EPERM)  # also for a process that hidepid hides
 _STARTED_FIELD = 22 - 3  # in /proc/PID/stat, counted from the field after the command's closing bracket
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+UNSEEN: Final = "its process lives in a PID namespace that cannot be seen from here: Linux 6.9 or newer is needed"
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process: no other process has the same PID and start time while the host is up.
+    """One process.
 
     Attributes:
-        pid: The process ID.
-        started: Clock ticks since boot.
+        pid: The process ID in the PID namespace of this process; 0 if it has none there.
+        started: Clock ticks since boot; 0 if kernel_id names the process.
+        kernel_id: The same in all namespaces, and never used twice while the host is up. 0 before Linux 6.9: there no
+            other process that this PID namespace shows has the same PID and start time.
     """
 
     pid: int
     started: int
+    kernel_id: int = 0
 
     @classmethod
     def of(cls, pid: int) -> Process:
@@ -45,6 +50,30 @@ class Process(msgspec.Struct, frozen=True):
             raise ProcessLookupError(f"no process {pid} can be seen from here") from error
         return cls(pid, int(stat.rpartition(b")")[2].split()[_STARTED_FIELD]))
 
+    @classmethod
+    def of_pidfd(cls, pid: int, pidfd: int) -> Process:
+        """Returns the process of a pidfd. /proc is read only before Linux 6.9.
+
+        Args:
+            pid: Its process ID, 0 if the PID namespace of this process does not show it.
+            pidfd: The pidfd, which stays open.
+
+        Raises:
+            ProcessLookupError: This kernel cannot identify a process that this process cannot see.
+        """
+        kernel_id = kernel_id_of(pidfd)
+        if kernel_id:
+            return cls(pid, 0, kernel_id)
+        if not pid:
+            raise ProcessLookupError(UNSEEN)
+        return cls.of(pid)
+
+    def same(self, other: Process) -> bool:
+        """Returns whether both are the same process, whatever PID each namespace gives it."""
+        if self.kernel_id or other.kernel_id:
+            return self.kernel_id == other.kernel_id
+        return self == other
+
     def watch(self) -> int:
         """Returns a descriptor that becomes readable when the process ends.
 
@@ -55,7 +84,7 @@ class Process(msgspec.Struct, frozen=True):
         """
         descriptor = self._opened()
         try:
-            if Process.of(self.pid) != self or _readable(descriptor):
+            if Process.of(self.pid) != self or has_ended(descriptor):
                 raise ProcessLookupError(f"process {self.pid} is gone")
         except BaseException:
             os.close(descriptor)
@@ -82,10 +111,46 @@ class Process(msgspec.Struct, frozen=True):
         return True
 
 
-def _readable(descriptor: int) -> bool:
+def has_ended(pidfd: int) -> bool:
+    """Returns whether the kernel says that the process of a pidfd has ended."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def kernel_id_of(pidfd: int) -> int:
+    """Returns the inode of a pidfd; 0 before Linux 6.9, where all pidfds share that of all anonymous files."""
+    with select.epoll() as anonymous:
+        shared = os.fstat(anonymous.fileno())
+    own = os.fstat(pidfd)
+    return 0 if own.st_dev == shared.st_dev else own.st_ino
+
+
+def reopen_pidfd(pid: int, kernel_id: int) -> int | None:
+    """Returns a pidfd of a process that is known by its kernel ID.
+
+    None proves nothing: the process may have ended, have another PID here, or be invisible from here. Raises OSError
+    if descriptors or memory are short.
+    """
+    if not kernel_id:
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        return None
+    except OverflowError:  # damaged segments may contain any number
+        return None
+    try:
+        same = kernel_id_of(pidfd) == kernel_id
+    except BaseException:
+        os.close(pidfd)
+        raise
+    if same:
+        return pidfd
+    os.close(pidfd)
+    return None
 
 
 def be_child(name: bytes, nice: int) -> None:

@@ -35,6 +35,7 @@ from pagetier.shm.segment_files import (
     resize,
     unlink,
 )
+from pagetier.shm.slot_locks import SlotLocks, lock_descriptor
 from pagetier.shm.units import counted
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 _TRIES: Final = 20
 _U64: Final = 64
 _BLOCK: Final = 512  # bytes that st_blocks counts
+_UNLOCKED: Final = "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)"
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # momentary, unrelated to the segments
 
 
@@ -83,6 +85,22 @@ class Segments:
     def read_only_descriptors(self) -> list[int]:
         """Returns new read-only descriptors of index and lock words for an observer. The caller closes them."""
         return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
+
+    def slot_descriptors(self, slot: int) -> list[int]:
+        """Returns new descriptors for the process in a slot, which show as long as it maps the arena that it does.
+
+        The caller closes them.
+        """
+        descriptors = self.descriptors()
+        lock = self.owner.lock_of(slot)
+        if lock and not lock_descriptor(descriptors[-1], lock):
+            self.owner.forget_lock(slot)  # before the descriptor is sent: from now on no lock does not mean no mapping
+            log.warning(_UNLOCKED, slot, extra=event("slot_unlocked", slot=slot))
+        return descriptors
+
+    def open_locks(self) -> SlotLocks:
+        """Returns the locks of the slots. The caller closes them."""
+        return SlotLocks(open_segment(self.name, "arena"))
 
     @property
     def whole(self) -> bool:

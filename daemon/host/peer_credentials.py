@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -12,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.config.id_ranges import contains_any
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.shm.process import Process
+from pagetier.shm.process import UNSEEN, Process, kernel_id_of
 from pagetier.shm.socket_trust import peer_credentials
 from pagetier.shm.user_namespace import unmapped_ids
 
@@ -26,7 +27,7 @@ class Peer(msgspec.Struct, frozen=True):
     """A process that connected, with its credentials at that time.
 
     Attributes:
-        process: Its pid and start time.
+        process: Its identity.
         uid: Its user ID.
         groups: Its group IDs.
         pidfd: Readable when the process has ended. The owner of the Peer closes it.
@@ -39,43 +40,74 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The credentials of a connection before its greeting. `pid` is 0 if this PID namespace cannot see the process."""
+    """The credentials of a connection before its greeting.
+
+    Attributes:
+        pid: The process ID; 0 if this PID namespace does not show the process.
+        uid: Its user ID.
+        groups: Its group IDs.
+        kernel_id: Its kernel ID, 0 if it is unknown.
+    """
 
     pid: int
     uid: int
     groups: frozenset[int]
+    kernel_id: int = 0
 
     def __str__(self) -> str:
-        return f"process {self.pid} of user {self.uid}"
+        return f"process {self.pid} of user {self.uid}" if self.pid else f"a process of user {self.uid}"
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Names the process in counts: two processes that are not visible from here have different names."""
+        return (0, self.kernel_id) if self.kernel_id else (self.pid, 0)
 
 
 def caller_of(connection: socket.socket) -> Caller:
     """Returns the process that connected, which may have ended."""
     pid, uid, gid = peer_credentials(connection)
-    return Caller(pid, uid, _groups(connection) | {gid})
+    kernel_id = 0
+    with contextlib.suppress(OSError):
+        pidfd = _kernels_pidfd(connection)
+        try:
+            kernel_id = kernel_id_of(pidfd)
+        finally:
+            os.close(pidfd)
+    return Caller(pid, uid, _groups(connection) | {gid}, kernel_id)
 
 
 def peer_of(connection: socket.socket) -> Peer:
     """Returns the process that connected. The caller closes its pidfd.
 
     Raises:
-        ProcessLookupError: The process has ended, or this PID namespace cannot see it.
+        ProcessLookupError: The process has ended, or this kernel cannot identify it from this PID namespace.
     """
     pid, uid, gid = peer_credentials(connection)
-    if pid <= 0:
-        raise ProcessLookupError("its process lives in a PID namespace that cannot be seen from here")
-    process = Process.of(pid)
-    return Peer(process, uid, _groups(connection) | {gid}, _pidfd(connection, process))
+    process, pidfd = _identified(connection, pid)
+    return Peer(process, uid, _groups(connection) | {gid}, pidfd)
 
 
-def _pidfd(connection: socket.socket, process: Process) -> int:
-    """Returns the kernel's pidfd of the peer if Linux provides it, because a pid may be reused before it is opened."""
+def _identified(connection: socket.socket, pid: int) -> tuple[Process, int]:
+    """Returns the peer's process and a pidfd of it: the kernel's own, as a PID may be reused before it is opened."""
     try:
-        descriptor = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError:
-        return process.watch()
-    fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    return descriptor
+        pidfd = _kernels_pidfd(connection)
+    except OSError as error:
+        if pid <= 0:
+            raise ProcessLookupError(f"{UNSEEN} ({error.strerror})") from error
+        process = Process.of(pid)
+        return process, process.watch()
+    try:
+        return Process.of_pidfd(pid, pidfd), pidfd
+    except BaseException:
+        os.close(pidfd)
+        raise
+
+
+def _kernels_pidfd(connection: socket.socket) -> int:
+    """Returns the kernel's pidfd of the process that connected. Raises OSError before Linux 6.5."""
+    pidfd = connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    fcntl.fcntl(pidfd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return pidfd
 
 
 def _groups(connection: socket.socket) -> frozenset[int]:

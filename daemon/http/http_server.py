@@ -29,7 +29,6 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.metrics.numbers import DaemonNumbers
 from pagetier.shm.log_format import event
 from pagetier.shm.message_codec import pack
-from pagetier.shm.process import Process
 from pagetier.shm.protocol import Fetch, Fetched, HintPages, PagesHinted, ProtocolError
 from pagetier.shm.unpacker import Unpacker
 
@@ -131,7 +130,7 @@ class _HttpProcess(asyncio.Protocol):
         except OSError:
             self._socket.close()
             raise
-        self._pidfd = Process.of(self._child.pid).watch()
+        self._pidfd = os.pidfd_open(self._child.pid)
         self._loop.add_reader(self._pidfd, self._gone)
         self._connecting = self._loop.create_task(self._connect())
 

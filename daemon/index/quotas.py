@@ -14,7 +14,7 @@ from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, 
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 
-_Process: TypeAlias = tuple[int, int]  # pid and start time
+_Process: TypeAlias = tuple[int, int]  # 0 and the kernel ID, or pid and start time
 _SIZE: Final = struct.Struct("<Q")
 _RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
 NO_LIMIT: Final = 2**64 - 1
@@ -198,7 +198,7 @@ def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: in
 
 
 def _tokens(attachments: list[AttachmentRecord], process: Process) -> list[int]:
-    return [one.token for one in attachments if Process(one.pid, one.started) == process]
+    return [one.token for one in attachments if process.same(Process(one.pid, one.started, one.kernel_id))]
 
 
 def why_refused(owner: Owner, quota: StoreQuota, tenants: Tenants, outcomes: bytes, sizes: bytes) -> str:

@@ -1,23 +1,35 @@
-"""Frees the slots of dead processes, which a pidfd for each attached process detects."""
+"""Frees the slots of dead processes: by their pidfds, or after an adoption by the locks that their mappings keep."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from typing import Final
 
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
-from pagetier.shm._core import SLOTS, Owner, ShmError
+from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.process import Process
+from pagetier.shm.process import has_ended, reopen_pidfd
+from pagetier.shm.slot_locks import SlotLocks
 
 log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+_UNJUDGED: Final = (
+    "slot %d (%s of user %d) is kept: its process cannot be watched until it attaches again; "
+    "if it has ended, run pagetier give-up %d"
+)
 
 
 class Reaper:
     """Watches the process of each slot and reclaims the slot and its pages after its death. On the loop's thread only.
+
+    A process is dead when its pidfd says so. An adopted slot has no pidfd until its session attaches again, unless the
+    recorded PID still names the recorded process here. Its process is dead when no mapping keeps the slot's lock. What
+    /proc or a PID namespace shows is no evidence: a slot that neither a pidfd nor a lock judges is kept.
 
     A process's socket may close long before its GPU work ends, so a closed connection is ignored. Nothing guarantees
     that the GPU work has ended when the process has, so the slot is reclaimed `quarantine` seconds after the death.
@@ -26,8 +38,12 @@ class Reaper:
         deaths: Attached processes that ended without detaching, since this daemon started.
     """
 
-    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop, quarantine: float) -> None:
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop, quarantine: float, locks: SlotLocks) -> None:
+        """Takes `locks`, which close() closes."""
         self._quarantine = quarantine
+        self._locks = locks
+        self._adopted: dict[int, int] = {}  # the lock of each adopted slot without a pidfd; 0: it has none
+        self._polling: asyncio.TimerHandle | None = None
         self._dead: dict[int, asyncio.TimerHandle] = {}
         self._owner = owner
         self._loop = loop
@@ -40,11 +56,14 @@ class Reaper:
         """Watches the slot through `pidfd`, which the reaper closes. The first pidfd of a slot stays in use.
 
         A process may request its slot, and die, while no daemon reads. The next daemon detects its death first; the
-        slot is then freed by that death.
+        slot is then freed by that death. A process that lives and had not mapped the segments yet keeps its slot.
         """
-        if slot in self._watched or slot in self._dead:
+        if slot in self._watched or (slot in self._dead and has_ended(pidfd)):
             os.close(pidfd)
             return
+        self._adopted.pop(slot, None)
+        if slot in self._dead:
+            self._dead.pop(slot).cancel()
         self._watched[slot] = pidfd
         self._loop.add_reader(pidfd, self._died, slot)
 
@@ -52,19 +71,43 @@ class Reaper:
         """Watches the processes that the segments of an earlier daemon list.
 
         Raises:
-            ShmError: It is unknown whether a process lives. Pages of a living process must not be reclaimed.
+            ShmError: Descriptors are short. Too few of them would also keep engines from attaching again.
         """
         for attachment in self._owner.attachments():
             try:
-                self.watch(attachment.slot, Process(attachment.pid, attachment.started).watch())
-            except ProcessLookupError:
-                self._reap_later(attachment.slot)
+                pidfd = reopen_pidfd(attachment.pid, attachment.kernel_id)
             except OSError as error:
                 raise ShmError(f"cannot watch process {attachment.pid}{reason_with_limit(error)}") from error
+            if pidfd is not None:
+                self.watch(attachment.slot, pidfd)
+                continue
+            self._adopted[attachment.slot] = attachment.lock
+            if not attachment.lock:
+                self._log_unjudged(attachment)
+        self._poll()
+
+    @property
+    def locked(self) -> list[int]:
+        """The adopted slots that are judged by their locks until their sessions attach again."""
+        return sorted(slot for slot, lock in self._adopted.items() if lock)
+
+    @property
+    def unjudged(self) -> list[int]:
+        """The adopted slots that are kept until their sessions attach again, or until they are given up."""
+        return sorted(slot for slot, lock in self._adopted.items() if not lock)
+
+    def give_up(self, slot: int) -> bool:
+        """Frees an adopted slot whose process an administrator takes for dead. Returns False for any other slot."""
+        if slot not in self._adopted:
+            return False
+        del self._adopted[slot]
+        self._reap_later(slot)
+        return True
 
     def release(self, slot: int) -> None:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
         if slot not in self._dead:
+            self._adopted.pop(slot, None)
             self._forget(slot)
             self._owner.reap(slot)
             self._ends[slot] += 1
@@ -82,6 +125,17 @@ class Reaper:
             self._forget(slot)
         for timer in self._dead.values():
             timer.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
+        self._locks.close()
+
+    def _poll(self) -> None:
+        """Finds the adopted slots whose lock the kernel has dropped, until all their sessions are back."""
+        for slot in self.locked:
+            if not self._locks.is_held(self._adopted[slot]):
+                del self._adopted[slot]
+                self._died(slot)
+        self._polling = self._loop.call_later(_POLL_S, self._poll) if self.locked else None
 
     def _died(self, slot: int) -> None:
         self._forget(slot)
@@ -99,11 +153,20 @@ class Reaper:
         self.deaths += 1
         point("reaper.freed")
         facts = event("process_died", pid=attachment.pid, engine=attachment.name, slot=slot)
-        line = "process %d (%s) ended without detaching: slot %d is free"
-        self._throttle.log(logging.INFO, attachment.uid, line, attachment.pid, attachment.name, slot, extra=facts)
+        line = "process %s (%s) ended without detaching: slot %d is free"
+        self._throttle.log(logging.INFO, attachment.uid, line, _pid_of(attachment), attachment.name, slot, extra=facts)
+
+    def _log_unjudged(self, attachment: AttachmentRecord) -> None:
+        facts = event("slot_unjudged", slot=attachment.slot, uid=attachment.uid)
+        values = (attachment.slot, attachment.name, attachment.uid, attachment.slot)
+        self._throttle.log(logging.WARNING, attachment.uid, _UNJUDGED, *values, extra=facts)
 
     def _forget(self, slot: int) -> None:
         pidfd = self._watched.pop(slot, None)
         if pidfd is not None:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
+
+
+def _pid_of(attachment: AttachmentRecord) -> str:
+    return str(attachment.pid or "in another PID namespace")

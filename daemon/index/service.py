@@ -59,6 +59,7 @@ from pagetier.shm.protocol import (
     Welcome,
 )
 from pagetier.shm.segments import Segments
+from pagetier.shm.slot_locks import new_lock
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class Service:
         self._config = config
         self._loop = loop
         self._open = False
-        self._reaper = Reaper(self._owner, loop, config.store.quarantine)
+        self._reaper = Reaper(self._owner, loop, config.store.quarantine, segments.open_locks())
         self.tenants = Tenants(self._owner, config.quota, loop)
         self.evictor = Evictor(self._owner, config.evict, loop)
         self.hints = Hints(self._owner, config.evict)
@@ -146,7 +147,7 @@ class Service:
         if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept + self.fleet.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
-        slot = self._owner.attach(process.pid, peer.uid, process.started, token, name)
+        slot = self._owner.attach(process.pid, peer.uid, process.started, token, name, process.kernel_id, new_lock())
         point("service.attached")
         self._owner.keep_only(slot, request.serials)
         point("service.kept")

@@ -31,18 +31,18 @@ class ConnectionLimits:
 
     def __init__(self, most: int | None = None) -> None:
         self._most = _as_many_as_fit() if most is None else most
-        self._of_process: Counter[int] = Counter()
+        self._of_process: Counter[tuple[int, int]] = Counter()
         self._silent: dict[int, dict[End, None]] = {}
         self._watching: dict[End, int] = {}
         self._unfinished: dict[End, int] = {}
-        self._unfinished_of_process: Counter[int] = Counter()
+        self._unfinished_of_process: Counter[tuple[int, int]] = Counter()
 
     def enter(self, caller: Caller, rights: Rights, end: End) -> str:
         """Counts a new connection, which `end` closes. Returns why it is refused and not counted, or ""."""
         watches = rights < Rights.ATTACH
         why = self._rejection(caller) or (self._watcher_rejection(caller.uid) if watches else "")
         if not why:
-            self._of_process[caller.pid] += 1
+            self._of_process[caller.process] += 1
             if watches:
                 self._watching[end] = caller.uid
             silent = self._silent.setdefault(caller.uid, {})
@@ -66,12 +66,12 @@ class ConnectionLimits:
         Returns:
             Why the connection must be closed and the bytes dropped; "" if the limit is not exceeded.
         """
-        others = self._unfinished_of_process[caller.pid] - self._unfinished.pop(end, 0)
+        others = self._unfinished_of_process[caller.process] - self._unfinished.pop(end, 0)
         why = ""
         if others + nbytes > MOST_UNFINISHED:
             why = f"this process has sent {others + nbytes} bytes of incomplete messages"
             nbytes = 0
-        self._unfinished_of_process[caller.pid] = others + nbytes
+        self._unfinished_of_process[caller.process] = others + nbytes
         if nbytes:
             self._unfinished[end] = nbytes
         return why
@@ -80,12 +80,12 @@ class ConnectionLimits:
         """Stops counting a connection, which is closed and no longer waits for a greeting."""
         self.count_incomplete(caller, end, 0)
         self._watching.pop(end, None)
-        self._of_process[caller.pid] -= 1
-        if not self._of_process[caller.pid]:
-            del self._of_process[caller.pid], self._unfinished_of_process[caller.pid]
+        self._of_process[caller.process] -= 1
+        if not self._of_process[caller.process]:
+            del self._of_process[caller.process], self._unfinished_of_process[caller.process]
 
     def _rejection(self, caller: Caller) -> str:
-        if self._of_process[caller.pid] >= MOST_OF_PROCESS:
+        if self._of_process[caller.process] >= MOST_OF_PROCESS:
             return f"this process has {MOST_OF_PROCESS} connections, the most for one process"
         if self._of_process.total() >= self._most:
             return f"there are {self._most} connections, the most for this daemon"

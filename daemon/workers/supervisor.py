@@ -13,6 +13,7 @@ from pagetier.daemon.workers.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.segments import Segments
+from pagetier.shm.slot_locks import new_lock
 from pagetier.tiers.worker_protocol import FleetOptions, Leave, Report, Serve, ServeFleet, Trust
 
 # The names of the workers' attachments, whose token is 0.
@@ -210,11 +211,13 @@ class Supervisor:
     def _attach(self, worker: WorkerProcess) -> int:
         process = worker.process
         name = FLEET_WORKER if isinstance(self._options, FleetOptions) else DISK_WORKER
-        return self._segments.owner.attach(process.pid, os.geteuid(), process.started, 0, name)
+        return self._segments.owner.attach(
+            process.pid, os.geteuid(), process.started, 0, name, process.kernel_id, new_lock()
+        )
 
     async def _serve(self, worker: WorkerProcess, slot: int) -> None:
         try:
-            descriptors = self._segments.descriptors()
+            descriptors = self._segments.slot_descriptors(slot)
         except (OSError, ShmError) as error:
             worker.give_up(f"cannot receive the segments: {error}")
             return

@@ -75,8 +75,9 @@ class ChildLink:
                 point("disk.started")
             undo.callback(self._child.wait)
             undo.callback(self._child.kill)
-            self.process = Process.of(self._child.pid)
-            self.pidfd = self.process.watch()
+            self.pidfd = os.pidfd_open(self._child.pid)
+            undo.callback(os.close, self.pidfd)
+            self.process = Process.of_pidfd(self._child.pid, self.pidfd)
             undo.pop_all()
 
     def kill(self) -> None:

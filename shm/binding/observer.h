@@ -107,9 +107,11 @@ static PyObject *describe_attachment(const pt_view *v, uint32_t slot, const pinn
     }
     unsigned pid = atomic_load_explicit(&s->pid, memory_order_acquire);
     unsigned long long started = s->started, token = s->token, attached_ns = s->attached_ns;
+    unsigned long long kernel_id = s->kernel_id, lock = s->lock;
+    pid = pid == PT_UNSEEN_PID ? 0 : pid;
     unsigned long long pages = pins ? pins[slot].pages : 0, bytes = pins ? pins[slot].frames * v->frame_bytes : 0;
-    return record_of(AttachmentRecord, Py_BuildValue("(IIIKKKKKNN)", slot, pid, s->uid, started, token, attached_ns, pages, bytes,
-                                                     text, counts));
+    return record_of(AttachmentRecord, Py_BuildValue("(IIIKKKKKNNKK)", slot, pid, s->uid, started, token, attached_ns, pages, bytes,
+                                                     text, counts, kernel_id, lock));
 }
 
 static PyObject *describe_attachments(const pt_view *v, const pinned_by *pins)

@@ -100,15 +100,19 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     return packed;
 }
 
-/* attach(pid, uid, started, token, name) -> slot, -1 if all are taken; the present slot of an attachment that has one. */
+/* attach(pid, uid, started, token, name, kernel_id, lock) -> slot, -1 if all are taken; the present slot of an attachment that
+ * has one. pid 0: it is not visible. */
 static PyObject *owner_attach(Owner *self, PyObject *args)
 {
     pt_process p;
-    unsigned long long started, token;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIKKs", &p.pid, &p.uid, &started, &token, &p.name))
+    unsigned long long started, token, kernel_id = 0, lock = 0;
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIKKs|KK", &p.pid, &p.uid, &started, &token, &p.name, &kernel_id, &lock))
         return NULL;
+    p.pid = p.pid ? p.pid : PT_UNSEEN_PID;
     p.started = started;
     p.token = token;
+    p.kernel_id = kernel_id;
+    p.lock = lock;
     uint32_t slot = pt_attach(&self->shared, &p, pt_now_ns());
     return PyLong_FromLong(slot == PT_NONE ? -1 : (long)slot);
 }
@@ -171,14 +175,35 @@ static bool slot_of(Owner *self, PyObject *args, unsigned int *slot)
     return *slot < PT_SLOTS;
 }
 
-/* process_of(slot) -> (pid, started) of the process that has the slot; pid 0: the slot is free. */
+/* lock_of(slot) -> the byte that its descriptors have locked; 0: not all of them have. */
+static PyObject *owner_lock_of(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    if (!slot_of(self, args, &slot))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(self->shared.view.slots[slot].lock);
+}
+
+/* forget_lock(slot): a descriptor without the lock will be sent. */
+static PyObject *owner_forget_lock(Owner *self, PyObject *args)
+{
+    unsigned int slot;
+    if (!slot_of(self, args, &slot))
+        return NULL;
+    self->shared.view.slots[slot].lock = 0;
+    Py_RETURN_NONE;
+}
+
+/* process_of(slot) -> (0, kernel_id), or without one (pid, started), of the process that has the slot; (0, 0): it is free. */
 static PyObject *owner_process_of(Owner *self, PyObject *args)
 {
     unsigned int slot;
     if (!slot_of(self, args, &slot))
         return NULL;
     const pt_slot *s = &self->shared.view.slots[slot];
-    return Py_BuildValue("(IK)", atomic_load_explicit(&s->pid, memory_order_relaxed), (unsigned long long)s->started);
+    unsigned pid = atomic_load_explicit(&s->pid, memory_order_relaxed);
+    bool named = pid && s->kernel_id;
+    return Py_BuildValue("(IK)", named ? 0 : pid, (unsigned long long)(named ? s->kernel_id : pid ? s->started : 0));
 }
 
 /* frames_writing(slot) -> frames of open reservations in which the process of the slot has a part. */

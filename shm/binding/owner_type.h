@@ -28,6 +28,8 @@ static PyMethodDef owner_methods[] = {
     {"keep_only", (PyCFunction)owner_keep_only, METH_VARARGS, NULL},
     {"reap", (PyCFunction)owner_reap, METH_VARARGS, NULL},
     {"process_of", (PyCFunction)owner_process_of, METH_VARARGS, NULL},
+    {"lock_of", (PyCFunction)owner_lock_of, METH_VARARGS, NULL},
+    {"forget_lock", (PyCFunction)owner_forget_lock, METH_VARARGS, NULL},
     {"frames_writing", (PyCFunction)owner_frames_writing, METH_VARARGS, NULL},
     {"set_pin_quota", (PyCFunction)owner_set_pin_quota, METH_VARARGS, NULL},
     {"set_fleet_breaker", (PyCFunction)owner_set_fleet_breaker, METH_VARARGS, NULL},

@@ -23,7 +23,7 @@
 static const char *const header_fields[] = {HEADER_FIELDS(NAME) DAEMON_COUNT_FIELDS(NAME) NULL};
 static const char *const counts_fields[] = {COUNT_FIELDS(NAME) USE_FIELDS(NAME) NULL};
 static const char *const attachment_fields[] = {"slot", "pid",  "uid",          "started", "token", "attached_ns",
-                                                "pins", "pinned_bytes", "name", "counts",  NULL};
+                                                "pins", "pinned_bytes", "name", "counts",  "kernel_id", "lock", NULL};
 static const char *const namespace_fields[] = {"number",     "digest", "name",    "pages",       "bytes",  "disk_pages",
                                                "disk_bytes", "listed", "used_ns", "page_tokens", "window", "group",
                                                "tenant",     NULL};

@@ -30,7 +30,7 @@
 #include "failpoints.h"
 
 #define PT_MAGIC 0x7265697465676170ull /* "pagetier" */
-#define PT_FORMAT 4u
+#define PT_FORMAT 5u
 #define PT_PAGE 4096u
 #define PT_SLOTS 56u /* processes attached at once: the pin bits of a lock word */
 #define PT_PARTS 32u /* parts of a page: half of the part bits; the other half says "released" */
@@ -118,18 +118,23 @@ typedef struct {
     uint32_t owner; /* entry, PT_NONE when free */
 } pt_frame;
 
-/* One attachment of a process. `started` tells a process from a later one with the same pid. `token` tells apart two
- * attachments of one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is free; pid is
- * written last. */
+/* One attachment of a process. `kernel_id` names the process in every namespace and is never used twice while the host is up.
+ * Kernels before Linux 6.9 have none; there `pid` and `started` tell the process from others, in one PID namespace. `token`
+ * tells apart two attachments of one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is
+ * free; pid is written last. */
 typedef struct {
-    uint64_t started;     /* start time of the process in clock ticks since boot, /proc/PID/stat field 22 */
+    uint64_t started; /* start time of the process in clock ticks since boot; 0 if kernel_id names the process */
     uint64_t token; /* chosen by the client; the same when it attaches again */
     uint64_t attached_ns; /* CLOCK_MONOTONIC */
     uint32_t uid;
-    pt_a32 pid;
+    pt_a32 pid; /* in the namespace of the daemon that attached it; PT_UNSEEN_PID if it saw none */
     char name[32];
+    uint64_t kernel_id; /* the inode of its pidfd; 0: unknown */
+    uint64_t lock; /* the byte of the arena's file that every descriptor sent for this attachment has locked; 0: not all have */
+    uint64_t spare[6];
 } pt_slot;
-_Static_assert(sizeof(pt_slot) == 64, "a slot is one cache line");
+_Static_assert(sizeof(pt_slot) == 128, "a slot is two cache lines");
+#define PT_UNSEEN_PID 0xffffffffu
 
 /* A namespace: the model and layout that its pages belong to. Its pages form one list, whatever tier they are in. */
 typedef struct {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "reservations.h"
+#include "write_quota.h"
 
 typedef struct {
     uint32_t pid, uid;
     uint64_t started, token;
+    uint64_t kernel_id, lock; /* as in pt_slot */
     const char *name;
 } pt_process;
 
@@ -16,7 +18,7 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     for (uint32_t slot = PT_SLOTS; slot-- > 0;) {
         pt_slot *s = &o->view.slots[slot];
         uint32_t pid = atomic_load_explicit(&s->pid, memory_order_relaxed);
-        if (pid == p->pid && s->started == p->started && s->token == p->token)
+        if (pid && pt_is_of(s, p->kernel_id, p->pid, p->started) && s->token == p->token)
             return slot;
         if (!pid)
             free_slot = slot;
@@ -28,6 +30,8 @@ static inline uint32_t pt_attach(pt_owner *o, const pt_process *p, uint64_t now)
     s->token = p->token;
     s->attached_ns = now;
     s->uid = p->uid;
+    s->kernel_id = p->kernel_id;
+    s->lock = p->lock;
     memset(s->name, 0, sizeof s->name);
     strncpy(s->name, p->name, sizeof s->name - 1);
     memset(&o->view.counts[free_slot], 0, sizeof(pt_counts));

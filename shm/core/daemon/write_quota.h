@@ -3,13 +3,22 @@
 
 #include "owner.h"
 
+/* Tells whether a slot belongs to the process with this identity. */
+static inline bool pt_is_of(const pt_slot *s, uint64_t kernel_id, uint32_t pid, uint64_t started)
+{
+    if (s->kernel_id || kernel_id)
+        return s->kernel_id == kernel_id;
+    return atomic_load_explicit(&s->pid, memory_order_relaxed) == pid && s->started == started;
+}
+
 /* Returns the slots of the process that has this slot, as a bit mask; at least this slot. */
 static inline uint64_t pt_slots_of_process(const pt_view *v, uint32_t slot)
 {
-    uint32_t pid = atomic_load_explicit(&v->slots[slot].pid, memory_order_relaxed);
+    const pt_slot *s = &v->slots[slot];
+    uint32_t pid = atomic_load_explicit(&s->pid, memory_order_relaxed);
     uint64_t slots = 1ull << slot;
     for (uint32_t other = 0; pid && other < PT_SLOTS; other++)
-        if (atomic_load_explicit(&v->slots[other].pid, memory_order_relaxed) == pid && v->slots[other].started == v->slots[slot].started)
+        if (atomic_load_explicit(&v->slots[other].pid, memory_order_relaxed) && pt_is_of(&v->slots[other], s->kernel_id, pid, s->started))
             slots |= 1ull << other;
     return slots;
 }

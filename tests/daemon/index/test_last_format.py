@@ -1,4 +1,4 @@
-"""Tests what a daemon does with the warm segments and the disk tier of the last format, as that build left them.
+"""Tests what a daemon does with the warm segments and the disk tier of the last release, as that build left them.
 
 `tests/harness/recorded_leftovers.py` recorded them with the last commit of that build.
 """
@@ -23,7 +23,8 @@ from refused_starts import pagetierd, shared_memory
 from running_daemon import START_S, RunningDaemon
 
 MORE = prompt(4, pages=5)
-LAST = Path(__file__).parent / "recorded" / f"format_{FORMAT - 1}.tar.xz"
+RELEASED = 3  # the format of its segments
+LAST = Path(__file__).parent / "recorded" / f"format_{RELEASED}.tar.xz"
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_a_restart_is_refused_with_one_line_and_changes_nothing(disk: Path) -> N
     daemon.launch()
     assert daemon.wait() == Exit.UNFIT
     (line,) = daemon.log.read_text().splitlines()
-    assert f"left in format {FORMAT - 1} by" in line and f"this build reads format {FORMAT}" in line
+    assert f"left in format {RELEASED} by" in line and f"this build reads format {FORMAT}" in line
     assert len(before) == 3 and contents(daemon) == before
     assert pagetierd("--name", daemon.name, "--give-back").code == Exit.OK
     assert not contents(daemon)
@@ -57,7 +58,7 @@ def test_after_a_stop_the_memory_is_dropped_with_one_line(disk: Path) -> None:
     place_segments(disk.parent, daemon.name)
     with daemon:
         (line,) = daemon.lines("event=leftovers_dropped")
-        assert f"left in format {FORMAT - 1} by" in line
+        assert f"left in format {RELEASED} by" in line
         assert eventually(daemon.disk_is_open, START_S)
         assert len(daemon.lines("format")) == 2, "one line for the memory, one for the disk"
 

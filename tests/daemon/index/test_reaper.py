@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pagetier.daemon.index.reaper import Reaper
 from pagetier.shm._core import Owner
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
+from pagetier.shm.slot_locks import SlotLocks, lock_descriptor, new_lock
 from virtual_time_loop import OwnTimeLoop
 
 QUARANTINE_S = 0.1
@@ -24,16 +26,41 @@ class World:
 
     def __init__(self) -> None:
         self.loop = OwnTimeLoop()
-        self.owner: Owner = Memory(Geometry(4096, 16, 16, 2)).adopted()
-        self.reaper = Reaper(self.owner, self.loop, QUARANTINE_S)
+        self.memory = Memory(Geometry(4096, 16, 16, 2))
+        self.owner: Owner = self.memory.adopted()
+        self.reaper = self.new_reaper()
         self.processes: list[subprocess.Popen[bytes]] = []
+
+    def arena(self) -> int:
+        """Returns a descriptor of the arena that belongs to a new open file."""
+        return os.open(f"/proc/self/fd/{self.memory.descriptors[-1]}", os.O_RDWR)
+
+    def new_reaper(self) -> Reaper:
+        return Reaper(self.owner, self.loop, QUARANTINE_S, SlotLocks(self.arena()))
+
+    def restart(self) -> None:
+        """Gives the segments to the next daemon."""
+        self.reaper.close()
+        self.reaper = self.new_reaper()
+        self.reaper.watch_adopted()
 
     def attach(self) -> int:
         child = subprocess.Popen(["sleep", "60"])
         self.processes.append(child)
-        slot = self.owner.attach(child.pid, os.getuid(), Process.of(child.pid).started, 1, "test")
-        self.reaper.watch(slot, os.pidfd_open(child.pid))
+        pidfd = os.pidfd_open(child.pid)
+        process = Process.of_pidfd(child.pid, pidfd)
+        slot = self.owner.attach(child.pid, os.getuid(), process.started, 1, "test", process.kernel_id)
+        self.reaper.watch(slot, pidfd)
         return slot
+
+    def attach_unseen(self) -> tuple[int, mmap.mmap]:
+        """Attaches a process that no namespace shows, and returns its slot with its mapping, which has the lock."""
+        lock, descriptor = new_lock(), self.arena()
+        slot = self.owner.attach(0, os.getuid(), 0, 2, "test", 1, lock)
+        assert lock_descriptor(descriptor, lock)
+        mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
+        os.close(descriptor)
+        return slot, mapping
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
@@ -93,10 +120,8 @@ def test_a_late_attach_of_the_dead_does_not_end_the_next_slot(world: World) -> N
     """
     slot = world.attach()
     pidfd = os.pidfd_open(world.processes[0].pid)
-    world.reaper.close()
+    world.restart()
     world.kill(0)
-    world.reaper = Reaper(world.owner, world.loop, QUARANTINE_S)
-    world.reaper.watch_adopted()
     world.run(QUARANTINE_S / 2)
     world.reaper.watch(slot, pidfd)
     world.run(QUARANTINE_S * 3 / 4)
@@ -116,3 +141,53 @@ def test_a_closed_reaper_frees_nothing(world: World) -> None:
     world.reaper.close()
     world.run(QUARANTINE_S * 2)
     assert world.slots() == [slot]
+
+
+def test_an_adopted_slot_is_freed_when_no_mapping_keeps_its_lock(world: World) -> None:
+    slot, mapping = world.attach_unseen()
+    world.restart()
+    world.run(QUARANTINE_S * 20)
+    assert world.slots() == [slot] and world.reaper.locked == [slot]
+    mapping.close()
+    world.run(1)
+    assert world.slots() == [] and world.reaper.ends(slot) == 1 and world.reaper.locked == []
+
+
+def test_the_death_of_another_process_with_its_pid_frees_no_slot(world: World) -> None:
+    slot, mapping = world.attach_unseen()
+    world.owner.reap(slot)
+    world.attach()
+    lock = new_lock()
+    assert lock_descriptor(world.memory.descriptors[-1], lock)
+    reused = world.owner.attach(world.processes[0].pid, os.getuid(), 0, 2, "test", 1, lock)
+    world.restart()
+    world.kill(0)
+    world.run(QUARANTINE_S * 20)
+    assert world.slots() == [reused]
+    mapping.close()
+
+
+def test_a_session_that_returns_in_the_quarantine_keeps_its_slot(world: World) -> None:
+    """Its daemon died before it had mapped the segments, so nothing keeps the lock."""
+    slot, mapping = world.attach_unseen()
+    mapping.close()
+    world.restart()
+    world.run(QUARANTINE_S / 2)
+    world.reaper.watch(slot, os.pidfd_open(os.getpid()))
+    world.run(QUARANTINE_S * 20)
+    assert world.slots() == [slot] and world.reaper.ends(slot) == 0
+
+
+def test_a_slot_without_a_lock_is_kept_until_it_is_given_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    slot = world.owner.attach(0, 77, 0, 2, "silent", 2)
+    locked, mapping = world.attach_unseen()
+    seen = world.attach()
+    world.restart()
+    world.run(QUARANTINE_S * 20)
+    assert world.reaper.unjudged == [slot]
+    assert "silent of user 77" in caplog.text and f"pagetier give-up {slot}" in caplog.text
+    assert not world.reaper.give_up(seen) and not world.reaper.give_up(55)
+    assert world.reaper.give_up(slot) and not world.reaper.give_up(slot)
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == sorted([locked, seen]) and world.reaper.unjudged == []
+    mapping.close()

@@ -203,7 +203,7 @@ async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
     assert watcher.deaths[0] == "its worker ended with exit code 7"
 
 
-@pytest.mark.parametrize("broken", [(Process, "watch"), (worker_link, "_start")], ids=["pid", "program"])
+@pytest.mark.parametrize("broken", [(Process, "of_pidfd"), (worker_link, "_start")], ids=["pid", "program"])
 async def test_a_worker_that_cannot_be_started_leaves_nothing(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[object, str]
 ) -> None:

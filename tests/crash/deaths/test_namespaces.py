@@ -1,0 +1,253 @@
+"""Daemons that are restarted where they cannot see their engines free the slots of the dead, and of no living one.
+
+Each scene starts a daemon, an engine that holds a match and a reservation that is half written, and kills the daemon.
+The next daemon runs in other namespaces. Another engine fills all memory that is free, and the first one writes late.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine_in_namespaces import EngineProcess
+from eventually import eventually
+from in_namespaces import within
+from other_users import ALICE
+from running_daemon import START_S, RunningDaemon
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
+
+HERE: tuple[str, ...] = ()
+OWN_PIDS = ("pid", "proc=")
+FILLED = 300  # pages: more than the arena has
+PLACES = {
+    "pid": OWN_PIDS,
+    "nested": ("user", "pid", "proc="),
+    "time": ("pid", "proc=", "time=1000000"),
+    "hidepid-1": ("proc=hidepid=1", "no-ptrace"),
+    "hidepid-2": ("proc=hidepid=2", "no-ptrace"),
+    "hidepid-4": ("proc=hidepid=4", "no-ptrace"),
+    "subset": ("proc=subset=pid",),
+    "user": ("user",),
+}
+
+
+def children_of(pid: int) -> list[int]:
+    """Returns the processes that a process started, by any of its threads."""
+    lists = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for each in lists for child in each.split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the processes that a process started, and those that they started."""
+    children = children_of(pid)
+    return [*children, *(each for child in children for each in descendants(child))]
+
+
+class PlacedDaemon(RunningDaemon):
+    """A daemon in namespaces of its own."""
+
+    def move(self, *what: str) -> None:
+        """Kills the daemon and starts the next one in other namespaces."""
+        self.kill()
+        self.follow(*what)
+
+    def follow(self, *what: str) -> None:
+        """Starts the next daemon in other namespaces."""
+        self._before = within(*what)
+        self.start()
+
+    def kill(self) -> None:
+        """Kills the daemon and waits until it is dead, not only the process that runs it."""
+        pidfds = [os.pidfd_open(pid) for pid in descendants(self.pid)]
+        super().kill()
+        for pidfd in pidfds:
+            select.select([pidfd], [], [], START_S)
+            os.close(pidfd)
+
+    def enter(self) -> list[str]:
+        """Returns a command that runs another one where the daemon runs."""
+        return ["nsenter", "--target", str(self.inner), "--pid", "--mount"]
+
+    @property
+    def inner(self) -> int:
+        """The PID of the daemon, seen from here."""
+        return (descendants(self.pid) or [self.pid])[-1]
+
+    def taken(self) -> list[int]:
+        """Returns the taken slots, without asking the daemon."""
+        return sorted(one.slot for one in self.observer().attachments_with_pins())
+
+
+@contextmanager
+def placed(*what: str) -> Iterator[PlacedDaemon]:
+    daemon = PlacedDaemon("16MiB", "64KiB", before=within(*what))
+    daemon.config.write_text(f'[store]\nquarantine = "1ms"\n[access]\nusers = [{ALICE}]\nsocket_mode = "0666"\n')
+    Path(daemon.folder.name).chmod(0o755)
+    with daemon:
+        yield daemon
+
+
+@contextmanager
+def engine(daemon: PlacedDaemon, *what: str, user: int = 0, before: list[str] | None = None) -> Iterator[EngineProcess]:
+    process = EngineProcess(daemon.socket, *what, user=user, before=before or ())
+    try:
+        yield process
+    finally:
+        process.outer.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+def check_nothing_is_other(daemon: PlacedDaemon, held: EngineProcess) -> None:
+    """Asserts that no byte changes, whatever other engines store and the holding one writes late."""
+    with engine(daemon, before=daemon.enter()) as other:
+        assert other.do("fill", 10_000, FILLED) == "0"
+        assert held.do("wrong") == "0", "other bytes in a held match"
+        held.do("write_late")
+        assert other.do("lost", 10_000, FILLED) == "0", "a late write changed pages of others"
+        assert held.do("wrong") == "0"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_restart_out_of_sight(place: str) -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        daemon.move(*PLACES[place])
+        check_nothing_is_other(daemon, held)
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+
+
+@pytest.mark.parametrize("place", ["hidepid-1", "hidepid-2", "hidepid-4", "subset"])
+def test_an_engine_that_proc_does_not_show(place: str) -> None:
+    """It attaches, keeps its pages over a restart, and its death is seen."""
+    with placed(*PLACES[place]) as daemon, engine(daemon, user=ALICE) as held:
+        held.do("hold", 0)
+        daemon.move(*PLACES[place])
+        check_nothing_is_other(daemon, held)
+        held.do("attach_again")
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+
+
+def test_an_engine_and_a_daemon_in_namespaces_beside_each_other() -> None:
+    with placed(*OWN_PIDS) as daemon, engine(daemon, *OWN_PIDS) as held, engine(daemon, "user", *OWN_PIDS) as other:
+        held.do("hold", 0)
+        other.do("hold", 100)
+        assert len({one.kernel_id for one in daemon.observer().attachments_with_pins()}) == 2
+        daemon.move(*OWN_PIDS)
+        check_nothing_is_other(daemon, held)
+        assert other.do("wrong") == "0"
+        daemon.move()
+        check_nothing_is_other(daemon, other)
+        held.kill()
+        assert eventually(lambda: len(daemon.taken()) == 1, START_S)
+        other.do("attach_again")
+        other.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_an_engine_that_closed_all_its_descriptors() -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.do("close_all")
+        daemon.move(*OWN_PIDS)
+        check_nothing_is_other(daemon, held)
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_an_engine_that_is_stopped() -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.outer.send_signal(signal.SIGSTOP)
+        daemon.move(*OWN_PIDS)
+        with engine(daemon, before=daemon.enter()) as other:
+            assert other.do("fill", 10_000, FILLED) == "0"
+        held.outer.send_signal(signal.SIGCONT)
+        check_nothing_is_other(daemon, held)
+
+
+def test_threads_that_outlive_their_leader_keep_the_slot() -> None:
+    """The process is a zombie in /proc, and its other threads still copy."""
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.do("end_leader")
+        assert eventually(lambda: ") Z " in Path(f"/proc/{held.pid}/stat").read_text(), START_S)
+        daemon.move()
+        check_nothing_is_other(daemon, held)
+        daemon.move(*OWN_PIDS)
+        check_nothing_is_other(daemon, held)
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_a_zombie_is_dead() -> None:
+    """Its parent does not wait for it. It died while there was no daemon."""
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        daemon.kill()
+        held.outer.kill()
+        daemon.follow(*OWN_PIDS)
+        assert eventually(lambda: not daemon.taken(), START_S)
+        assert held.outer.poll() is not None
+
+
+def test_an_engine_that_executes_another_program_maps_nothing() -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.do("exec")
+        assert eventually(lambda: "sleep" in Path(f"/proc/{held.pid}/comm").read_text(), START_S)
+        daemon.move(*OWN_PIDS)
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_a_child_of_a_dead_engine_keeps_no_slot() -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        child = int(held.do("fork"))
+        try:
+            daemon.kill()
+            held.kill()
+            daemon.follow(*OWN_PIDS)
+            assert eventually(lambda: not daemon.taken(), START_S)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_shares_the_memory_keeps_the_slot(tmp_path: Path) -> None:
+    """The engine is in vfork(), and dies: its child can still write."""
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.do("vfork", tmp_path)
+        assert eventually(lambda: bool(children_of(held.pid)), START_S)
+        (child,) = children_of(held.pid)
+        try:
+            daemon.move(*OWN_PIDS)
+            check_nothing_is_other(daemon, held)
+            held.kill()
+            with engine(daemon, before=daemon.enter()) as other:
+                assert other.do("fill", 20_000, FILLED) == "0"
+            assert eventually(lambda: len(daemon.taken()) == 1, START_S)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_a_pid_that_another_process_has() -> None:
+    """Where the next daemon runs, the engine's PID is that of the daemon itself, then of a process that has ended."""
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        daemon.move(*OWN_PIDS, f"last-pid={held.pid - 1}")
+        assert Path(f"/proc/{daemon.inner}/status").read_text().split("NSpid:")[1].split()[1] == str(held.pid)
+        check_nothing_is_other(daemon, held)
+        daemon.move(*OWN_PIDS, f"last-pid={held.pid + 1}")
+        check_nothing_is_other(daemon, held)
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
