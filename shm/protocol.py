@@ -211,6 +211,20 @@ class Resized(Message, frozen=True):
     trouble: str = ""
 
 
+class Reclaim(Message, frozen=True):
+    """An administrator's request to free an adopted slot whose process no kernel object watches."""
+
+    number: int
+    slot: int
+
+
+class Reclaimed(Message, frozen=True):
+    """Answers Reclaim. trouble: why the slot was not freed, or ""."""
+
+    number: int
+    trouble: str = ""
+
+
 class Describe(Message, frozen=True):
     """Requests the configuration that is in force. Every peer that may observe may send it."""
 
@@ -250,7 +264,20 @@ class Detached(Message, frozen=True):
 
 
 Request: TypeAlias = (
-    Attach | Observe | Reserve | Fetch | Locate | HintPages | Flush | Forget | Save | Resize | Describe | Check | Detach
+    Attach
+    | Observe
+    | Reserve
+    | Fetch
+    | Locate
+    | HintPages
+    | Flush
+    | Forget
+    | Save
+    | Resize
+    | Reclaim
+    | Describe
+    | Check
+    | Detach
 )
 Answer: TypeAlias = (
     Welcome
@@ -262,6 +289,7 @@ Answer: TypeAlias = (
     | Flushed
     | Saved
     | Resized
+    | Reclaimed
     | Description
     | Findings
     | Detached

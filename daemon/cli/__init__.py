@@ -43,6 +43,9 @@ COMMANDS: Final[Mapping[str, CommandEntry]] = {
     "ls": CommandEntry(f"{__name__}.ls", "List the namespaces, or the largest prefixes of one"),
     "pin": CommandEntry(f"{__name__}.pin", "Keep pages in memory: they are evicted last"),
     "prefetch": CommandEntry(f"{__name__}.prefetch", "Read the pages of a prompt from disk into memory"),
+    "reclaim": CommandEntry(
+        f"{__name__}.reclaim", "Free the slot of an engine that has ended, if a restarted daemon cannot see that it has"
+    ),
     "replay": CommandEntry(
         "pagetier.client.cli.replay", "Replay a TRACE of prompts and verify every byte that is loaded"
     ),

@@ -263,7 +263,7 @@ def _clients(clients: Sequence[ClientStats]) -> Table:
         table.add_row(
             client.name or "-",
             str(client.slot),
-            str(client.pid),
+            str(client.pid or "-"),
             str(client.uid),
             age(client.age_seconds),
             count(client.pins),

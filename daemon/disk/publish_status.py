@@ -25,6 +25,7 @@ class StatusPublisher:
         self.huge_pages = HugePageReport()
         self.fleet: FleetStatus | None = None
         self.tenants: tuple[TenantUse, ...] = ()
+        self.unjudged: tuple[int, ...] = ()
 
     def note(self, devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> None:
         """Publishes the state of the disk tier."""
@@ -60,6 +61,12 @@ class StatusPublisher:
             self.fleet = fleet
             self._publish()
 
+    def note_unjudged(self, slots: tuple[int, ...]) -> None:
+        """Publishes the slots of which nothing says whether their process lives, if they changed."""
+        if slots != self.unjudged:
+            self.unjudged = slots
+            self._publish()
+
     def note_tenants(self, tenants: tuple[TenantUse, ...]) -> None:
         """Publishes what tenants have, if it changed."""
         if tenants != self.tenants:
@@ -75,5 +82,6 @@ class StatusPublisher:
             huge_pages=self.huge_pages,
             tenants=self.tenants,
             fleet=self.fleet,
+            unjudged=self.unjudged,
         )
         self._owner.publish_status(status.pack())

@@ -18,7 +18,7 @@ _RANGE: Final = "; for a container with a user namespace, list the namespace's r
 def why_forbidden(peer: Peer | Caller, needs: Rights, access: AccessOptions) -> str:
     """Returns why a peer does not have the right that a request needs, and what grants it."""
     if needs is Rights.MANAGE:
-        return f"user {peer.uid} may not change sizes: only root and the daemon's own user may"
+        return f"user {peer.uid} may not change sizes or free slots: only root and the daemon's own user may"
     may = "only watch" if rights_of(peer, access) is Rights.WATCH else _denied(needs)
     if peer.uid == unmapped_ids().user:
         return f"user {peer.uid} may {may}: this number {STANDS_FOR_UNMAPPED}; {_REMEDY}"

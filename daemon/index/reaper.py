@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
 _UNJUDGED: Final = (
     "slot %d (%s of user %d) is kept: its process cannot be watched until it attaches again; "
-    "if it has ended, run pagetier give-up %d"
+    "if it has ended, run pagetier reclaim %d"
 )
 
 
@@ -93,10 +93,10 @@ class Reaper:
 
     @property
     def unjudged(self) -> list[int]:
-        """The adopted slots that are kept until their sessions attach again, or until they are given up."""
+        """The adopted slots that are kept until their sessions attach again, or until they are reclaimed."""
         return sorted(slot for slot, lock in self._adopted.items() if not lock)
 
-    def give_up(self, slot: int) -> bool:
+    def reclaim(self, slot: int) -> bool:
         """Frees an adopted slot whose process an administrator takes for dead. Returns False for any other slot."""
         if slot not in self._adopted:
             return False

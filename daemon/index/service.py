@@ -51,6 +51,8 @@ from pagetier.shm.protocol import (
     Forget,
     Locate,
     Located,
+    Reclaim,
+    Reclaimed,
     Refusal,
     Resize,
     Resized,
@@ -209,7 +211,11 @@ class Service:
         """Verifies the whole index. A million pages take about 200 ms without other replies. See ScanQueue."""
         self._scans.ask(Check, self._owner.check_integrity, lambda found: reply(Findings(request.number, found)))
 
-    def resize(self, request: Resize) -> Resized:
+    def manage(self, request: Resize | Reclaim) -> Resized | Reclaimed:
+        """Does what only root and the daemon's own user may ask for."""
+        return self._resize(request) if isinstance(request, Resize) else self._reclaim(request)
+
+    def _resize(self, request: Resize) -> Resized:
         """Changes sizes while engines run, until the configuration is read again."""
         try:
             changes = self.in_force.resize(request.settings)
@@ -218,6 +224,13 @@ class Service:
         log.info("resized: %s", changes, extra=event("resized"))
         warnings = [f"warning: {text}" for text in (self.disk.too_large(), self.short_index()) if text]
         return Resized(request.number, [*changes.done, *warnings])
+
+    def _reclaim(self, request: Reclaim) -> Reclaimed:
+        """Frees an adopted slot whose process no pidfd watches, on an administrator's word."""
+        if self._reaper.reclaim(request.slot):
+            log.warning("slot %d is freed by request", request.slot, extra=event("reclaimed", slot=request.slot))
+            return Reclaimed(request.number)
+        return Reclaimed(request.number, f"slot {request.slot} is free, or the daemon watches its process")
 
     def short_index(self) -> str:
         """Returns a warning if the index is too small for the sizes in force, else ""."""
@@ -260,6 +273,7 @@ class Service:
         self.fleet.tidy()
         self.disk.published.evicts(self.evictor.poll())
         self.disk.published.note_hints(self.hints.report)
+        self.disk.published.note_unjudged(tuple(self._reaper.unjudged))
         self.tenants.poll()
         self.disk.published.note_tenants(self.tenants.report())
         self._lookups.poll()

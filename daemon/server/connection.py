@@ -34,6 +34,7 @@ from pagetier.shm.protocol import (
     Locate,
     Observe,
     ProtocolError,
+    Reclaim,
     Refusal,
     Request,
     Reserve,
@@ -179,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._handle_of_engine(request)
             case Attach() | Observe() if not self._greeted:
                 self._greet(request)
-            case Fetch() | HintPages() | Save() | Flush() | Forget() | Check() | Resize() if self._greeted:
+            case Fetch() | HintPages() | Save() | Flush() | Forget() | Check() | Resize() | Reclaim() if self._greeted:
                 self._handle_if_allowed(request)
             case Describe() if self._greeted:
                 self._send(Description(request.number, self._service.in_force.described()))
@@ -204,8 +205,8 @@ class Connection(asyncio.BufferedProtocol):
                 if request.number:
                     self._send(Detached(request.number))
 
-    def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Forget | Check | Resize) -> None:
-        needs = Rights.MANAGE if isinstance(request, Resize) else Rights.ATTACH
+    def _handle_if_allowed(self, request: Fetch | HintPages | Save | Flush | Forget | Check | Resize | Reclaim) -> None:
+        needs = Rights.MANAGE if isinstance(request, Resize | Reclaim) else Rights.ATTACH
         if self._greeter.rights < needs:
             self._send(Refusal(why_forbidden(self._caller, needs, self._access)))
             return
@@ -224,8 +225,8 @@ class Connection(asyncio.BufferedProtocol):
             case Check():
                 self._walked_for = True
                 self._service.check(request, self._send_walked)
-            case Resize():
-                self._send(self._service.resize(request))
+            case Resize() | Reclaim():
+                self._send(self._service.manage(request))
 
     def _give_hint(self, request: HintPages) -> None:
         any_user = self._greeter.rights >= Rights.MANAGE and request.hint == HintKind.UNKEEP

@@ -12,7 +12,7 @@ from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.disk.disk_report import DiskReport
-from pagetier.daemon.disk.status import DaemonStatus, PhaseProgress, unpack
+from pagetier.daemon.disk.status import DaemonStatus, unpack
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
@@ -44,7 +44,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
     status = _status(observer)
     report = status.disk
     return Snapshot(
-        daemon=_daemon(header, status.progress),
+        daemon=_daemon(header, status),
         tiers=Tiers(memory=_memory(header, counts), disk=_disk(header, report)),
         disk=report,
         disk_work=_disk_work(header),
@@ -57,20 +57,21 @@ def take_snapshot(observer: Observer) -> Snapshot:
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
         fleet=status.fleet or FleetStatus(),
         namespaces=tuple(map(_namespace, observer.spaces())),
-        clients=tuple(map(_client, filter(_is_client, observer.attachments_with_pins()))),
+        clients=tuple(_client(slot, status) for slot in observer.attachments_with_pins() if _is_client(slot)),
     )
 
 
-def _daemon(header: IndexHeader, progress: PhaseProgress) -> DaemonStats:
+def _daemon(header: IndexHeader, status: DaemonStatus) -> DaemonStats:
     return _pick(
         DaemonStats,
         header,
-        phase=progress.phase,
-        progress=progress.share,
+        phase=status.progress.phase,
+        progress=status.progress.share,
         build=BUILD,
         segments=f"{header.segments_id:016x}",
         namespaces=header.spaces,
         departed=header.deaths,
+        unjudged=len(status.unjudged),
     )
 
 
@@ -150,10 +151,11 @@ def _is_client(slot: AttachmentRecord) -> bool:
     return slot.token != 0 or slot.name not in (DISK_WORKER, FLEET_WORKER)
 
 
-def _client(slot: AttachmentRecord) -> ClientStats:
+def _client(slot: AttachmentRecord, status: DaemonStatus) -> ClientStats:
     counts = slot.counts
     age = max(0.0, (time.monotonic_ns() - slot.attached_ns) / _NS)
     more = {"age_seconds": round(age, 3), "hits": counts.hit_pages, "misses": counts.miss_pages}
+    more |= {"unjudged": slot.slot in status.unjudged}
     return msgspec.convert(slot._asdict() | counts._asdict() | more, ClientStats)
 
 

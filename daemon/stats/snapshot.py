@@ -86,6 +86,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slot: The number of the attachment.
+        pid: The process ID, 0 if the daemon does not see the process.
+        unjudged: Nothing says whether the process lives. Its slot is kept until it attaches again or is reclaimed.
         pins: Pages that the client has pinned now.
         pinned_bytes: Bytes of the frames of these pages.
         lookups: Requests that were looked up, each counted once.
@@ -111,6 +113,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     stored_pages: int
     stored_bytes: int
     lost_pages: int
+    unjudged: bool = False
 
 
 class LookupStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +177,7 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
         entries: Pages that the index can hold.
         namespaces: Namespaces that the index can hold.
         departed: Clients that left or died.
+        unjudged: Slots of which nothing says whether their process lives (`pagetier doctor`).
         adopted: Pages that daemons took over from earlier ones.
         dropped: Pages that daemons could not take over.
         phase: starting, serving or stopping. Engines can attach from serving on.
@@ -190,6 +194,7 @@ class DaemonStats(msgspec.Struct, frozen=True, kw_only=True):
     free_entries: int
     namespaces: int
     departed: int
+    unjudged: int = 0
     adopted: int
     dropped: int
 

@@ -104,6 +104,7 @@ def check_daemon(daemon: Daemon, config: Config) -> Iterator[Result]:
     if wasteful := snapshot.frame_advice:
         yield warning("frames", wasteful)
     yield _namespaces(snapshot)
+    yield from _unjudged(snapshot)
     yield from _integrity(daemon)
 
 
@@ -128,6 +129,18 @@ def _namespaces(snapshot: Snapshot) -> Result:
     if taken < _NAMESPACES_FULL * most:
         return ok("namespaces", full)
     return warning("namespaces", f"{full}: {_NAMESPACES_ADVICE}")
+
+
+def _unjudged(snapshot: Snapshot) -> Iterator[Result]:
+    """Names the slots that are kept because nothing says whether their process lives."""
+    for client in snapshot.clients:
+        if client.unjudged:
+            whose = f"slot {client.slot} ({client.name} of user {client.uid})"
+            yield warning(
+                "slots",
+                f"{whose} and its pages are kept, since the daemon was restarted and nothing shows whether its process"
+                f" lives: it attaches again by itself, or end it and run pagetier reclaim {client.slot}",
+            )
 
 
 def _integrity(daemon: Daemon) -> Iterator[Result]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import socket
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
+from pagetier.shm.process import kernel_id_of
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size
 from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, read_unmapped_ids
@@ -114,16 +114,16 @@ def _peer_pidfd(host: Host) -> Result:
 
 
 def _identifies_peers() -> bool:
-    """Returns whether the pidfd of a peer has an inode of its own, unlike that of an epoll, which shares one."""
+    """Returns whether the kernel identifies a process that connects by its pidfd."""
     ours, theirs = socket.socketpair()
-    with ours, theirs, select.epoll() as shared:
+    with ours, theirs:
         try:
             pidfd = ours.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError:
             return False
-        found = os.fstat(pidfd)
+        kernel_id = kernel_id_of(pidfd)
         os.close(pidfd)
-        return found.st_dev != os.fstat(shared.fileno()).st_dev
+        return kernel_id != 0
 
 
 def _hidden(host: Host) -> str:

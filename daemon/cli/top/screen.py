@@ -240,7 +240,7 @@ def _client_cells(client: ClientStats, history: History) -> dict[str, str]:
     pages = client.hits + client.misses
     loaded, stored = (history.rate_of(client, get) for get in (lambda c: c.loaded_bytes, lambda c: c.stored_bytes))
     return {
-        "pid": str(client.pid),
+        "pid": str(client.pid or f"slot {client.slot}"),
         "age": age(client.age_seconds),
         "pins": count(client.pins),
         "lookups": count(round(history.rate_of(client, lambda c: c.lookups))),

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import select
 import signal
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fcntl import F_OFD_SETLK, F_WRLCK, fcntl
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,38 @@ def test_a_child_that_shares_the_memory_keeps_the_slot(tmp_path: Path) -> None:
         finally:
             os.kill(child, signal.SIGKILL)
         assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> None:
+    """Another process has locked what the daemon locks for its slots. It keeps them, and frees none."""
+    with placed() as daemon, (Path("/dev/shm") / f"{daemon.name}.arena").open("r+b") as arena:
+        fcntl(arena, F_OFD_SETLK, struct.pack("hhqqi4x", F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        with engine(daemon) as held:
+            held.do("hold", 0)
+            (slot,) = daemon.taken()
+            assert daemon.lines("event=slot_unlocked")
+            daemon.move(*OWN_PIDS)
+            check_nothing_is_other(daemon, held)
+            held.kill()
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1, START_S)
+            assert f"pagetier reclaim {slot}" in daemon.pagetier("doctor").output
+            (client,) = [one for one in daemon.snapshot().clients if one.unjudged]
+            assert client.slot == slot
+            assert "use --yes" in daemon.pagetier("reclaim", str(slot)).output
+            assert "writes into pages of other engines" in daemon.pagetier("reclaim", str(slot), "--yes").output
+            assert eventually(lambda: not daemon.taken(), START_S)
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 0, START_S)
+
+
+def test_a_slot_that_is_watched_is_not_reclaimed() -> None:
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        (slot,) = daemon.taken()
+        for _ in range(2):
+            refused = daemon.pagetier("reclaim", str(slot), "--yes")
+            assert refused.exit_code == 1 and "the daemon watches its process" in refused.output
+            daemon.move()
+        assert held.do("wrong") == "0"
 
 
 def test_a_pid_that_another_process_has() -> None:

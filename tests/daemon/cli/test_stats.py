@@ -29,7 +29,7 @@ KEYS = {
     },
     "daemon": {
         *("build", "segments", "incarnation", "frame_bytes", "entries", "free_entries", "namespaces"),
-        *("departed", "adopted", "dropped", "phase", "progress"),
+        *("departed", "unjudged", "adopted", "dropped", "phase", "progress"),
     },
     "tiers": {"memory", "disk"},
     "tiers.memory": {
@@ -49,7 +49,7 @@ KEYS = {
     "huge_pages": {"index", "locks", "arena"},
     "namespaces": {"label", "digest", "page_tokens", "pages", "bytes", "disk_pages", "disk_bytes"},
     "clients": {
-        *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses"),
+        *("slot", "pid", "uid", "name", "age_seconds", "pins", "lookups", "hits", "misses", "unjudged"),
         *("loaded_pages", "loaded_bytes", "stored_pages", "stored_bytes", "lost_pages", "pinned_bytes", "bounded"),
     },
 }

@@ -8,12 +8,15 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from anonymous_segments import DAY_NS, Memory
 from child_process import attached
 from core_records import header_with
 from eventually import eventually
 from pagetier.client import Client
-from pagetier.daemon.index.quotas import NO_LIMIT, StoreQuota
-from pagetier.shm._core import IndexHeader
+from pagetier.daemon.index.quotas import MOST_OF_PROCESS, NO_LIMIT, StoreQuota, has_slot, why_no_slot
+from pagetier.shm._core import KEY_BYTES, IndexHeader
+from pagetier.shm.geometry import Geometry
+from pagetier.shm.process import Process
 from running_daemon import RunningDaemon, namespace
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
@@ -55,6 +58,26 @@ def test_a_chain_is_granted_up_to_the_quota() -> None:
     assert pages(Arena(2000, writing=900, finished=900), 0.5, *[FRAME] * 200) == 200
     assert pages(Arena(2000, writing=1000), 0.5, FRAME) == 0
     assert pages(Arena(2000), 0.5, FRAME * 1001, FRAME) == 0
+
+
+def test_processes_that_are_not_visible_have_quotas_of_their_own() -> None:
+    """The attachments of one process count together, whatever PID each daemon saw."""
+    owner = Memory(Geometry(4096, 64, 64, 2)).adopted()
+    one, moved, other = (
+        owner.attach(pid, 0, 0, token, "", kernel) for pid, token, kernel in ((0, 1, 5), (9, 2, 5), (0, 3, 6))
+    )
+    assert len({one, moved, other}) == 3 and owner.attach(77, 0, 0, 1, "", 5) == one
+    assert owner.process_of(one) == owner.process_of(moved) != owner.process_of(other)
+    space = owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
+    for slot in (one, moved, other):
+        owner.reserve(slot, space, 0, 1, DAY_NS, bytes([slot] * KEY_BYTES), struct.pack("<Q", 4096))
+    assert [owner.frames_writing(slot) for slot in (one, moved, other)] == [2, 2, 1]
+    for token in range(10, 10 + MOST_OF_PROCESS - 2):
+        owner.attach(0, 0, 0, token, "", 5)
+    attachments = owner.attachments()
+    assert "this process has" in why_no_slot(attachments, Process(0, 0, 5), 99, 0)
+    assert why_no_slot(attachments, Process(0, 0, 6), 99, 0) == ""
+    assert has_slot(attachments, Process(1234, 0, 6), 3) and not has_slot(attachments, Process(0, 0, 7), 3)
 
 
 def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> None:

@@ -185,9 +185,9 @@ def test_a_slot_without_a_lock_is_kept_until_it_is_given_up(world: World, caplog
     world.restart()
     world.run(QUARANTINE_S * 20)
     assert world.reaper.unjudged == [slot]
-    assert "silent of user 77" in caplog.text and f"pagetier give-up {slot}" in caplog.text
-    assert not world.reaper.give_up(seen) and not world.reaper.give_up(55)
-    assert world.reaper.give_up(slot) and not world.reaper.give_up(slot)
+    assert "silent of user 77" in caplog.text and f"pagetier reclaim {slot}" in caplog.text
+    assert not world.reaper.reclaim(seen) and not world.reaper.reclaim(55)
+    assert world.reaper.reclaim(slot) and not world.reaper.reclaim(slot)
     world.run(QUARANTINE_S * 2)
     assert world.slots() == sorted([locked, seen]) and world.reaper.unjudged == []
     mapping.close()

@@ -67,6 +67,20 @@ def test_connections_are_limited_for_a_process_and_in_total() -> None:
     assert enter(gate, caller()) == ""
 
 
+def test_processes_that_are_not_visible_have_limits_of_their_own() -> None:
+    """All of them have PID 0; the kernel's IDs tell them apart. A PID is no kernel ID."""
+    one, other = (Caller(0, 7, frozenset(), kernel_id) for kernel_id in (500, 501))
+    gate = ConnectionLimits(4 * MOST_OF_PROCESS)
+    for _ in range(MOST_OF_PROCESS):
+        assert enter(gate, one) == ""
+        gate.greeted(one, print)
+    assert "the most for one process" in enter(gate, one)
+    assert enter(gate, other) == "" and enter(gate, caller(500)) == ""
+    assert gate.count_incomplete(one, print, MOST_UNFINISHED) == ""
+    assert gate.count_incomplete(other, repr, MOST_UNFINISHED) == ""
+    assert "incomplete messages" in gate.count_incomplete(one, len, 1)
+
+
 def test_users_who_may_not_attach_have_their_own_limits() -> None:
     gate, ends = ConnectionLimits(4 * MOST_WATCHING), [list[str]().append for _ in range(2 * MOST_WATCHING + 1)]
     last = ends.pop()
