@@ -129,8 +129,10 @@ def kernel_id_of(pidfd: int) -> int:
 def reopen_pidfd(pid: int, kernel_id: int) -> int | None:
     """Returns a pidfd of a process that is known by its kernel ID.
 
-    None proves nothing: the process may have ended, have another PID here, or be invisible from here. Raises OSError
-    if descriptors or memory are short.
+    None proves nothing: the process may have ended, have another PID here, or be invisible from here.
+
+    Raises:
+        OSError: Descriptors or memory are short.
     """
     if not kernel_id:
         return None

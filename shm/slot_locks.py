@@ -29,7 +29,8 @@ def new_lock() -> int:
 def lock_descriptor(descriptor: int, byte: int) -> bool:
     """Locks the byte for as long as the open file exists.
 
-    Returns False if the kernel or another process prevents it.
+    Returns:
+        False if the kernel or another process prevents it.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, byte, 1, 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pagetier.daemon.cli.confirm import confirm
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.shm.protocol import Reclaim, Reclaimed
@@ -34,10 +34,14 @@ def reclaim(slot: int, socket: Path, sure: str | None) -> None:
         click.echo(_RISK.format(slot=slot, engine=_engine_in(slot, take_snapshot(daemon.observer))))
         if not sure:
             confirm("Has its process ended?", "if its process has ended")
-        answer = daemon.ask(Reclaim(1, slot), Reclaimed)
-        if answer.trouble:
-            raise click.ClickException(answer.trouble)
-        click.echo(f"slot {slot} is free")
+        _free(daemon, slot)
+
+
+def _free(daemon: Daemon, slot: int) -> None:
+    answer = daemon.ask(Reclaim(1, slot), Reclaimed)
+    if answer.trouble:
+        raise click.ClickException(answer.trouble)
+    click.echo(f"slot {slot} is free")
 
 
 def _engine_in(slot: int, snapshot: Snapshot) -> str:

@@ -1,4 +1,4 @@
-"""An engine that can run in namespaces of its own, and holds pages. It attaches again only when it is told to.
+"""An engine that can run in namespaces of its own, and holds pages. It attaches again only on request.
 
 As a program it attaches to a socket, prints its PID, and obeys one line of words after the other: see obey().
 """
@@ -112,7 +112,7 @@ def obey(engine: HoldingEngine, words: Sequence[str]) -> object:
 
 
 def _vfork(folder: str) -> None:
-    """Starts a child that shares this process's memory until it has opened a pipe that nobody writes to."""
+    """Starts a child that shares this process's memory until it has opened a pipe without a writer."""
     pipe = f"{folder}/never"
     os.mkfifo(pipe)
     libc, actions, child = ctypes.CDLL(None), ctypes.create_string_buffer(1024), ctypes.c_int()
