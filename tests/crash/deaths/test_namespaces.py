@@ -21,6 +21,7 @@ from engine_in_namespaces import EngineProcess
 from eventually import eventually
 from in_namespaces import within
 from other_users import ALICE
+from refused_starts import pagetierd
 from running_daemon import START_S, RunningDaemon
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
@@ -32,8 +33,8 @@ PLACES = {
     "pid": OWN_PIDS,
     "nested": ("user", "pid", "proc="),
     "time": ("pid", "proc=", "time=1000000"),
-    "hidepid-1": ("proc=hidepid=1", "no-ptrace"),
-    "hidepid-2": ("proc=hidepid=2", "no-ptrace"),
+    "hidepid-1": ("proc=hidepid=1,gid=4242", "no-ptrace"),
+    "hidepid-2": ("proc=hidepid=2,gid=4242", "no-ptrace"),
     "hidepid-4": ("proc=hidepid=4", "no-ptrace"),
     "subset": ("proc=subset=pid",),
     "user": ("user",),
@@ -152,6 +153,23 @@ def test_an_engine_and_a_daemon_in_namespaces_beside_each_other() -> None:
         assert eventually(lambda: len(daemon.taken()) == 1, START_S)
         other.do("attach_again")
         other.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_a_hand_over_and_a_release_of_the_memory() -> None:
+    """Released memory stays mapped by the engine, and the next daemon has memory of its own."""
+    with placed(*OWN_PIDS) as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        daemon.signal(signal.SIGUSR1)
+        assert daemon.wait() == 0
+        daemon.follow(*PLACES["time"])
+        check_nothing_is_other(daemon, held)
+        daemon.signal(signal.SIGUSR1)
+        assert daemon.wait() == 0
+        assert pagetierd("--name", daemon.name, "--give-back").code == 0
+        assert not daemon.leftovers()
+        daemon.follow(*OWN_PIDS)
+        check_nothing_is_other(daemon, held)
         assert eventually(lambda: not daemon.taken(), START_S)
 
 
