@@ -7,7 +7,6 @@ The next daemon runs in other namespaces. Another engine fills all memory that i
 from __future__ import annotations
 
 import os
-import select
 import signal
 import struct
 from collections.abc import Iterator
@@ -19,82 +18,14 @@ import pytest
 
 from engine_in_namespaces import EngineProcess
 from eventually import eventually
-from in_namespaces import within
 from other_users import ALICE
+from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, children_of, placed
 from refused_starts import pagetierd
-from running_daemon import START_S, RunningDaemon
+from running_daemon import START_S
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
 
-HERE: tuple[str, ...] = ()
-OWN_PIDS = ("pid", "proc=")
 FILLED = 300  # pages: more than the arena has
-PLACES = {
-    "pid": OWN_PIDS,
-    "nested": ("user", "pid", "proc="),
-    "time": ("pid", "proc=", "time=1000000"),
-    "hidepid-1": ("proc=hidepid=1,gid=4242", "no-ptrace"),
-    "hidepid-2": ("proc=hidepid=2,gid=4242", "no-ptrace"),
-    "hidepid-4": ("proc=hidepid=4", "no-ptrace"),
-    "subset": ("proc=subset=pid",),
-    "user": ("user",),
-}
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the processes that a process started, by any of its threads."""
-    lists = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for each in lists for child in each.split()]
-
-
-def descendants(pid: int) -> list[int]:
-    """Returns the processes that a process started, and those that they started."""
-    children = children_of(pid)
-    return [*children, *(each for child in children for each in descendants(child))]
-
-
-class PlacedDaemon(RunningDaemon):
-    """A daemon in namespaces of its own."""
-
-    def move(self, *what: str) -> None:
-        """Kills the daemon and starts the next one in other namespaces."""
-        self.kill()
-        self.follow(*what)
-
-    def follow(self, *what: str) -> None:
-        """Starts the next daemon in other namespaces."""
-        self._before = within(*what)
-        self.start()
-
-    def kill(self) -> None:
-        """Kills the daemon and waits until it is dead, not only the process that runs it."""
-        pidfds = [os.pidfd_open(pid) for pid in descendants(self.pid)]
-        super().kill()
-        for pidfd in pidfds:
-            select.select([pidfd], [], [], START_S)
-            os.close(pidfd)
-
-    def enter(self) -> list[str]:
-        """Returns a command that runs another one where the daemon runs."""
-        return ["nsenter", "--target", str(self.inner), "--pid", "--mount"]
-
-    @property
-    def inner(self) -> int:
-        """The PID of the daemon, seen from here."""
-        return (descendants(self.pid) or [self.pid])[-1]
-
-    def taken(self) -> list[int]:
-        """Returns the taken slots, without asking the daemon."""
-        return sorted(one.slot for one in self.observer().attachments_with_pins())
-
-
-@contextmanager
-def placed(*what: str) -> Iterator[PlacedDaemon]:
-    daemon = PlacedDaemon("16MiB", "64KiB", before=within(*what))
-    daemon.config.write_text(f'[store]\nquarantine = "1ms"\n[access]\nusers = [{ALICE}]\nsocket_mode = "0666"\n')
-    Path(daemon.folder.name).chmod(0o755)
-    with daemon:
-        yield daemon
 
 
 @contextmanager
