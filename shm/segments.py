@@ -35,15 +35,13 @@ from pagetier.shm.segment_files import (
     resize,
     unlink,
 )
-from pagetier.shm.slot_locks import SlotLocks, lock_descriptor
+from pagetier.shm.slot_locks import SlotLocks, with_lock
 from pagetier.shm.units import counted
 
 log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
-_U64: Final = 64
 _BLOCK: Final = 512  # bytes that st_blocks counts
-_UNLOCKED: Final = "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)"
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # momentary, unrelated to the segments
 
 
@@ -87,16 +85,8 @@ class Segments:
         return open_all(self.name, "index", "locks", read_only=frozenset(KINDS))
 
     def slot_descriptors(self, slot: int) -> list[int]:
-        """Returns new descriptors for the process in a slot, which show as long as it maps the arena that it does.
-
-        The caller closes them.
-        """
-        descriptors = self.descriptors()
-        lock = self.owner.lock_of(slot)
-        if lock and not lock_descriptor(descriptors[-1], lock):
-            self.owner.forget_lock(slot)  # before the descriptor is sent: from now on no lock does not mean no mapping
-            log.warning(_UNLOCKED, slot, extra=event("slot_unlocked", slot=slot))
-        return descriptors
+        """Returns new descriptors for the process in a slot, which carry its lock. The caller closes them."""
+        return with_lock(self.descriptors(), self.owner, slot)
 
     def open_locks(self) -> SlotLocks:
         """Returns the locks of the slots. The caller closes them."""
@@ -225,7 +215,7 @@ def _make(request: SegmentRequest) -> Owner:
     point("segments.mapped")
     _populate_index(owner, g)
     point("segments.populated")
-    owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(_U64), request.build)
+    owner.format(g.frame_bytes, g.frames, g.entries, g.spaces, secrets.randbits(64), request.build)
     owner.adopt(0)
     point("segments.made")
     return owner

@@ -11,11 +11,17 @@ Locks are shared, so that the descriptors of one slot do not exclude each other.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 import struct
 from io import FileIO
 from typing import Final
+
+from pagetier.shm._core import Owner
+from pagetier.shm.log_format import event
+
+log = logging.getLogger(__name__)
 
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _BITS: Final = 62  # of an offset in a file, which need not exist
@@ -37,6 +43,23 @@ def lock_descriptor(descriptor: int, byte: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def with_lock(descriptors: list[int], owner: Owner, slot: int) -> list[int]:
+    """Returns the descriptors of segments, the arena's last, after locking the byte of the slot.
+
+    If that is impossible, the slot's record no longer claims the lock: then its absence does not mean that there is no
+    mapping.
+    """
+    lock = owner.lock_of(slot)
+    if lock and not lock_descriptor(descriptors[-1], lock):
+        owner.forget_lock(slot)
+        log.warning(
+            "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)",
+            slot,
+            extra=event("slot_unlocked", slot=slot),
+        )
+    return descriptors
 
 
 class SlotLocks:
