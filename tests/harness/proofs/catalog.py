@@ -144,7 +144,7 @@ PROOFS: Final = (
         _DISK,
         6,
     ),
-    proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 3),
+    proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_INDEX, *_DISK, "daemon/host/"], 6),
     proof_of_tests("power-loss", ["tests/crash/power_loss"], _STORES, 6),
     proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _STORES, 8),
     proof_of_tests("segment-corruption", ["tests/crash/segment_corruption"], ["shm/core/", *_INDEX], 1),
