@@ -24,9 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Includes the tests of proofs if the command line names files or folders. The processes of xdist inherit that."""
-    if not hasattr(config, "workerinput"):
-        config.option.proofs |= config.args_source == pytest.Config.ArgsSource.ARGS
+    """Includes the tests of proofs if the command line, which processes of xdist have too, names files or folders."""
+    config.option.proofs |= config.args_source == pytest.Config.ArgsSource.ARGS
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
