@@ -150,7 +150,7 @@ class ReconnectThread:
             except RefusedError as error:
                 self._report(LinkState.REJECTED, str(error))
             except (LinkError, OSError) as error:
-                self._report(LinkState.UNREACHABLE, str(error))
+                self._report_unreachable(str(error), pause)
             self._has_slot &= self._listener.attempt_ended()
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -242,6 +242,12 @@ class ReconnectThread:
         finally:
             link.close()
 
+    def _report_unreachable(self, why: str, pause: float) -> None:
+        """Reports why the daemon cannot be reached. After a loss this waits for as long as a restart takes."""
+        lost = self._reported is not None and self._reported.state is LinkState.LOST
+        if not lost or pause >= _LONGEST_PAUSE_S:
+            self._report(LinkState.UNREACHABLE, why)
+
     def _report(self, state: LinkState, detail: str) -> None:
         event, last = LinkEvent(state, detail), self._reported
         if not self._leaving and (last is None or _differ(event, last)):
@@ -265,8 +271,7 @@ def log_event(event: LinkEvent) -> None:
 
 
 def _differ(event: LinkEvent, last: LinkEvent) -> bool:
-    """Returns whether the state has changed: a daemon that was lost stays unreachable, for whatever reason."""
-    away = (LinkState.UNREACHABLE, LinkState.LOST)
+    """Returns whether the state has changed: a daemon stays unreachable for whatever reason, a rejection may change."""
     if event.state is LinkState.REJECTED is last.state:
         return event.detail != last.detail
-    return event.state is not last.state and not (event.state in away and last.state in away)
+    return event.state is not last.state

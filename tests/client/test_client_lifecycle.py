@@ -64,6 +64,17 @@ def test_without_a_daemon_matches_miss_and_one_line_is_logged(tmp_path: Path, ca
     assert len([line for line in caplog.messages if "cannot reach the daemon" in line]) == 1
 
 
+def test_a_daemon_that_does_not_come_back_is_reported_once_more_with_the_reason(
+    daemon: RunningDaemon, filled: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "pagetier.client"):
+        daemon.kill()
+        assert eventually(lambda: "cannot reach the daemon" in caplog.text)
+        lost, unreachable = caplog.messages
+        restart(daemon, filled)
+    assert "gone" in lost and "Connection refused" in unreachable and str(daemon.socket) in unreachable
+
+
 def test_while_a_killed_daemon_is_away_only_stores_are_rejected(
     daemon: RunningDaemon, filled: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
