@@ -241,12 +241,14 @@ class Reservation:
 
     def _finished(self, pages: npt.NDArray[np.intp], published: bytes | None) -> None:
         """Closes pages and rejects those that were not published. May be called again."""
-        point("client.gave_up" if published is None else "client.published")
         self._granted_serials.difference_update(_at(self._serials, pages).tolist())
         if published is None:
+            point("client.gave_up")
             self._reject(pages)
-        elif 0 in published:
-            self._reject(pages[np.frombuffer(published, dtype=np.uint8) == 0])
+        else:
+            point("client.published")
+            if 0 in published:
+                self._reject(pages[np.frombuffer(published, dtype=np.uint8) == 0])
         self._close(pages)
 
     def _close(self, pages: npt.NDArray[np.intp]) -> None:
