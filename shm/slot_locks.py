@@ -32,6 +32,11 @@ def new_lock() -> int:
     return secrets.randbits(_BITS) | 1
 
 
+def is_lock(byte: int) -> bool:
+    """Returns whether a recorded number can be a lock. Damaged segments may contain any number."""
+    return 0 < byte < 1 << _BITS
+
+
 def lock_descriptor(descriptor: int, byte: int) -> bool:
     """Locks the byte for as long as the open file exists.
 
@@ -52,7 +57,7 @@ def with_lock(descriptors: list[int], owner: Owner, slot: int) -> list[int]:
     mapping.
     """
     lock = owner.lock_of(slot)
-    if lock and not lock_descriptor(descriptors[-1], lock):
+    if lock and not (is_lock(lock) and lock_descriptor(descriptors[-1], lock)):
         owner.forget_lock(slot)
         log.warning(
             "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)",
@@ -69,9 +74,15 @@ class SlotLocks:
         self._arena = FileIO(arena, "r+")
 
     def is_held(self, byte: int) -> bool:
-        """Returns whether a process maps, or has a descriptor of, an open file that has locked the byte."""
+        """Returns whether a process maps, or has a descriptor of, an open file that has locked the byte.
+
+        If the kernel cannot tell, for example without memory, nothing says that the lock is gone.
+        """
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._arena.fileno(), fcntl.F_OFD_GETLK, asked))
+        try:
+            kind, *_ = _FLOCK.unpack(fcntl.fcntl(self._arena.fileno(), fcntl.F_OFD_GETLK, asked))
+        except OSError:
+            return True
         return bool(kind != fcntl.F_UNLCK)
 
     def close(self) -> None:

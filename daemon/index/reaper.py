@@ -13,11 +13,12 @@ from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.process import has_ended, reopen_pidfd
-from pagetier.shm.slot_locks import SlotLocks
+from pagetier.shm.slot_locks import SlotLocks, is_lock
 
 log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
+_BACK_S: Final = 10.0  # in which sessions attach again: a slot whose lock only is held is shown after that
 _UNJUDGED: Final = (
     "slot %d (%s of user %d) is kept: its process cannot be watched until it attaches again; "
     "if it has ended, run pagetier reclaim %d"
@@ -43,6 +44,7 @@ class Reaper:
         self._quarantine = quarantine
         self._locks = locks
         self._adopted: dict[int, int] = {}  # the lock of each adopted slot without a pidfd; 0: it has none
+        self._adopted_at = loop.time()
         self._polling: asyncio.TimerHandle | None = None
         self._dead: dict[int, asyncio.TimerHandle] = {}
         self._owner = owner
@@ -81,8 +83,8 @@ class Reaper:
             if pidfd is not None:
                 self.watch(attachment.slot, pidfd)
                 continue
-            self._adopted[attachment.slot] = attachment.lock
-            if not attachment.lock:
+            self._adopted[attachment.slot] = attachment.lock if is_lock(attachment.lock) else 0
+            if not self._adopted[attachment.slot]:
                 self._log_unjudged(attachment)
         self._poll()
 
@@ -93,16 +95,25 @@ class Reaper:
 
     @property
     def unjudged(self) -> list[int]:
-        """The adopted slots that are kept until their sessions attach again, or until they are reclaimed."""
-        return sorted(slot for slot, lock in self._adopted.items() if not lock)
+        """The adopted slots of which nothing says whether their process lives.
 
-    def reclaim(self, slot: int) -> bool:
-        """Frees an adopted slot whose process an administrator takes for dead. Returns False for any other slot."""
+        They are kept until their sessions attach again or they are reclaimed. One whose lock is held is among them if
+        its session has had the time to attach again: another process may have the lock.
+        """
+        late = self._loop.time() - self._adopted_at > _BACK_S
+        return sorted(slot for slot, lock in self._adopted.items() if late or not lock)
+
+    def reclaim(self, slot: int) -> str:
+        """Frees an adopted slot whose process an administrator takes for dead, or returns why it is not freed."""
         if slot not in self._adopted:
-            return False
+            return f"slot {slot} is free, or the daemon watches its process"
+        if self._is_held(slot):
+            return (
+                f"a process still maps the arena for slot {slot}, or has its lock: the slot is free when it has ended"
+            )
         del self._adopted[slot]
         self._reap_later(slot)
-        return True
+        return ""
 
     def release(self, slot: int) -> None:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
@@ -132,10 +143,14 @@ class Reaper:
     def _poll(self) -> None:
         """Finds the adopted slots whose lock the kernel has dropped, until all their sessions are back."""
         for slot in self.locked:
-            if not self._locks.is_held(self._adopted[slot]):
+            if not self._is_held(slot):
                 del self._adopted[slot]
                 self._died(slot)
         self._polling = self._loop.call_later(_POLL_S, self._poll) if self.locked else None
+
+    def _is_held(self, slot: int) -> bool:
+        lock = self._adopted[slot]
+        return bool(lock) and self._locks.is_held(lock)
 
     def _died(self, slot: int) -> None:
         self._forget(slot)

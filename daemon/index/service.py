@@ -227,10 +227,10 @@ class Service:
 
     def _reclaim(self, request: Reclaim) -> Reclaimed:
         """Frees an adopted slot whose process no pidfd watches, on an administrator's word."""
-        if self._reaper.reclaim(request.slot):
+        trouble = self._reaper.reclaim(request.slot)
+        if not trouble:
             log.warning("slot %d is freed by request", request.slot, extra=event("reclaimed", slot=request.slot))
-            return Reclaimed(request.number)
-        return Reclaimed(request.number, f"slot {request.slot} is free, or the daemon watches its process")
+        return Reclaimed(request.number, trouble)
 
     def short_index(self) -> str:
         """Returns a warning if the index is too small for the sizes in force, else ""."""

@@ -57,7 +57,7 @@ def take_snapshot(observer: Observer) -> Snapshot:
         tenants=tuple(_tenant(header, tenant) for tenant in status.tenants),
         fleet=status.fleet or FleetStatus(),
         namespaces=tuple(map(_namespace, observer.spaces())),
-        clients=tuple(_client(slot, status) for slot in observer.attachments_with_pins() if _is_client(slot)),
+        clients=tuple(_client(slot, status) for slot in observer.attachments_with_pins() if _is_shown(slot, status)),
     )
 
 
@@ -149,6 +149,11 @@ def _tier_quota(minimum: float, maximum: float, used: int, frames: int, frame_by
 def _is_client(slot: AttachmentRecord) -> bool:
     """Returns whether an attachment is a client, not a worker."""
     return slot.token != 0 or slot.name not in (DISK_WORKER, FLEET_WORKER)
+
+
+def _is_shown(slot: AttachmentRecord, status: DaemonStatus) -> bool:
+    """Returns whether a slot is a client's, or is that of a dead daemon's worker and needs an administrator."""
+    return _is_client(slot) or slot.slot in status.unjudged
 
 
 def _client(slot: AttachmentRecord, status: DaemonStatus) -> ClientStats:

@@ -212,6 +212,23 @@ def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> 
             assert eventually(lambda: daemon.snapshot().daemon.unjudged == 0, START_S)
 
 
+def test_a_stopped_engine_is_not_reclaimed() -> None:
+    """It maps the arena. If its slot were freed, it would keep that mapping when it attached again, without a lock."""
+    with placed() as daemon, engine(daemon) as held:
+        held.do("hold", 0)
+        held.outer.send_signal(signal.SIGSTOP)
+        daemon.move(*OWN_PIDS)
+        (slot,) = daemon.taken()
+        refused = daemon.pagetier("reclaim", str(slot), "--yes")
+        assert refused.exit_code == 1 and "still maps the arena" in refused.output
+        held.outer.send_signal(signal.SIGCONT)
+        held.do("attach_again")
+        daemon.move(*OWN_PIDS)
+        with engine(daemon, before=daemon.enter()) as other:
+            assert other.do("fill", 10_000, FILLED) == "0"
+        assert held.do("wrong") == "0"
+
+
 def test_a_slot_that_is_watched_is_not_reclaimed() -> None:
     with placed() as daemon, engine(daemon) as held:
         held.do("hold", 0)

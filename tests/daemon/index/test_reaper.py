@@ -19,6 +19,7 @@ from pagetier.shm.slot_locks import SlotLocks, lock_descriptor, new_lock
 from virtual_time_loop import OwnTimeLoop
 
 QUARANTINE_S = 0.1
+BACK_S = 11.0  # longer than sessions have to attach again
 
 
 class World:
@@ -186,8 +187,45 @@ def test_a_slot_without_a_lock_is_kept_until_it_is_given_up(world: World, caplog
     world.run(QUARANTINE_S * 20)
     assert world.reaper.unjudged == [slot]
     assert "silent of user 77" in caplog.text and f"pagetier reclaim {slot}" in caplog.text
-    assert not world.reaper.reclaim(seen) and not world.reaper.reclaim(55)
-    assert world.reaper.reclaim(slot) and not world.reaper.reclaim(slot)
+    assert "watches" in world.reaper.reclaim(seen) and "is free" in world.reaper.reclaim(55)
+    assert not world.reaper.reclaim(slot) and "is free" in world.reaper.reclaim(slot)
     world.run(QUARANTINE_S * 2)
     assert world.slots() == sorted([locked, seen]) and world.reaper.unjudged == []
     mapping.close()
+
+
+def test_a_slot_whose_lock_is_held_is_shown_when_its_session_stays_away_and_not_reclaimed(world: World) -> None:
+    """A child that was forked during the attachment has the lock, or another process has."""
+    slot, mapping = world.attach_unseen()
+    world.restart()
+    assert world.reaper.unjudged == []
+    world.run(BACK_S)
+    assert world.reaper.unjudged == [slot]
+    assert "still maps the arena" in world.reaper.reclaim(slot)
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [slot]
+    mapping.close()
+    world.run(1)
+    assert world.slots() == [] and world.reaper.unjudged == []
+
+
+def test_a_kernel_that_cannot_tell_of_a_lock_is_asked_again(world: World) -> None:
+    """A lock is asked for through a descriptor that is closed, then through an open one."""
+    _, mapping = world.attach_unseen()
+    world.restart()
+    mapping.close()
+    arena = world.reaper._locks._arena
+    kept = os.dup(arena.fileno())
+    os.dup2(os.open("/", os.O_PATH), arena.fileno())  # F_OFD_GETLK fails with EBADF
+    world.run(QUARANTINE_S * 20)
+    assert len(world.slots()) == 1
+    os.dup2(kept, arena.fileno())
+    os.close(kept)
+    world.run(1)
+    assert world.slots() == []
+
+
+def test_a_damaged_lock_judges_nothing(world: World) -> None:
+    slot = world.owner.attach(0, 77, 0, 2, "damaged", 2, 2**63 + 1)
+    world.restart()
+    assert world.reaper.unjudged == [slot]
