@@ -11,7 +11,6 @@ Locks are shared, so that the descriptors of one slot do not exclude each other.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import secrets
 import struct
@@ -19,12 +18,11 @@ from io import FileIO
 from typing import Final
 
 from pagetier.shm._core import Owner
-from pagetier.shm.log_format import event
-
-log = logging.getLogger(__name__)
 
 _FLOCK: Final = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _BITS: Final = 62  # of an offset in a file, which need not exist
+
+UNLOCKED: Final = "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)"
 
 
 def new_lock() -> int:
@@ -59,11 +57,6 @@ def with_lock(descriptors: list[int], owner: Owner, slot: int) -> list[int]:
     lock = owner.lock_of(slot)
     if lock and not (is_lock(lock) and lock_descriptor(descriptors[-1], lock)):
         owner.forget_lock(slot)
-        log.warning(
-            "cannot lock slot %d: after a restart its death may not be noticed (see lslocks)",
-            slot,
-            extra=event("slot_unlocked", slot=slot),
-        )
     return descriptors
 
 

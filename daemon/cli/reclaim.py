@@ -25,8 +25,8 @@ _RISK = (
 def reclaim(slot: int, socket: Path, sure: str | None) -> None:
     """Free the slot of an engine that has ended, if a restarted daemon cannot see that it has.
 
-    `pagetier doctor` names such slots. A slot whose process the daemon watches is not freed. Only root and the daemon's
-    own user may do it.
+    `pagetier doctor` names such slots. A slot whose process the daemon watches, or that a process still has locked, is
+    not freed. Only root and the daemon's own user may do it.
 
     Exit codes: 0: freed; 1: rejected with nothing changed; 2: invalid usage; 3: no daemon.
     """

@@ -13,7 +13,7 @@ from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.process import has_ended, reopen_pidfd
-from pagetier.shm.slot_locks import SlotLocks, is_lock
+from pagetier.shm.slot_locks import UNLOCKED, SlotLocks, is_lock
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,11 @@ class Reaper:
             if not self._adopted[attachment.slot]:
                 self._log_unjudged(attachment)
         self._poll()
+
+    def warn_if_unlocked(self, slot: int, user: int) -> None:
+        """Logs that descriptors without a lock are sent for a slot, as often as this user may cause it."""
+        if not self._owner.lock_of(slot):
+            self._throttle.log(logging.WARNING, user, UNLOCKED, slot, extra=event("slot_unlocked", slot=slot))
 
     @property
     def locked(self) -> list[int]:

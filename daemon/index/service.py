@@ -157,6 +157,12 @@ class Service:
         point("service.watched")
         return self._welcome(slot)
 
+    def descriptors(self, slot: int, peer: Peer) -> list[int]:
+        """Returns new descriptors for the process in a slot. The caller closes them. Raises ShmError, OSError."""
+        descriptors = self.segments.slot_descriptors(slot)
+        self._reaper.warn_if_unlocked(slot, peer.uid)
+        return descriptors
+
     def observe(self) -> Welcome:
         """Returns what a client needs to read the index without attaching."""
         return self._welcome(-1)

@@ -76,7 +76,7 @@ class Greeter:
         if isinstance(answer, Refusal):
             return GreetingReply(answer)
         self.slot, self.ends = answer.slot, self._service.ends(answer.slot)
-        return GreetingReply(answer, segments.slot_descriptors(answer.slot))
+        return GreetingReply(answer, self._service.descriptors(answer.slot, peer))
 
     def free_unused(self) -> None:
         """Frees a slot that was taken by this greeting, if the peer did not get the segments. An older slot stays.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import Final, Protocol
 
@@ -12,9 +13,12 @@ from pagetier.daemon.workers.worker_link import ChildWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, WorkerProcess
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
 from pagetier.shm.segments import Segments
-from pagetier.shm.slot_locks import new_lock
+from pagetier.shm.slot_locks import UNLOCKED, new_lock
 from pagetier.tiers.worker_protocol import FleetOptions, Leave, Report, Serve, ServeFleet, Trust
+
+log = logging.getLogger(__name__)
 
 # The names of the workers' attachments, whose token is 0.
 DISK_WORKER: Final = "disk tier"
@@ -218,6 +222,8 @@ class Supervisor:
     async def _serve(self, worker: WorkerProcess, slot: int) -> None:
         try:
             descriptors = self._segments.slot_descriptors(slot)
+            if not self._segments.owner.lock_of(slot):
+                log.warning(UNLOCKED, slot, extra=event("slot_unlocked", slot=slot))
         except (OSError, ShmError) as error:
             worker.give_up(f"cannot receive the segments: {error}")
             return

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from anonymous_segments import Memory
+from pagetier.daemon.common.log_throttle import LINES
 from pagetier.daemon.index.reaper import Reaper
-from pagetier.shm._core import Owner
+from pagetier.shm._core import SLOTS, Owner
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
 from pagetier.shm.slot_locks import SlotLocks, lock_descriptor, new_lock
@@ -229,3 +230,12 @@ def test_a_damaged_lock_judges_nothing(world: World) -> None:
     slot = world.owner.attach(0, 77, 0, 2, "damaged", 2, 2**63 + 1)
     world.restart()
     assert world.reaper.unjudged == [slot]
+
+
+def test_slots_that_get_no_lock_are_logged_as_often_as_a_user_may_cause_lines(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    for slot in range(SLOTS):
+        world.owner.attach(0, 77, 0, slot, "unlocked", 2)
+        world.reaper.warn_if_unlocked(slot, 77)
+    assert len(caplog.records) == LINES
