@@ -114,11 +114,27 @@ def _said(command: list[str]) -> list[str]:
 
 _CLIENT: Final = ("client/", "!client/cli/", "!client/engines/")
 _INDEX: Final = ("daemon/index/", "daemon/server/", "daemon/main.py", "daemon/lifecycle.py")
+_DAEMON: Final = (
+    *(*_INDEX, "daemon/common/", "daemon/host/"),
+    *(f"daemon/{name}.py" for name in ("release_memory", "stop_signals", "upkeep")),
+)
 _DISK: Final = ("daemon/disk/", "daemon/workers/", "tiers/", "!tiers/fleet/")
-_STORES: Final = ("tiers/disk/", "tiers/lmdb/", "tiers/frame_files/", "tiers/page_checksum.py", "tiers/base.py")
+_STORES: Final = (
+    "tiers/disk/",
+    "tiers/lmdb/",
+    "tiers/frame_files/",
+    "tiers/page_checksum.py",
+    "tiers/base.py",
+    "tiers/capacity.py",
+)
 _CORE: Final = ("shm/core/", f"{_STRESS}/", f"{_FUZZ}/")
-_VLLM: Final = ("client/engines/", "!client/engines/sglang/", "kernels/layout/", "client/registered_cache.py")
-_SGLANG: Final = ("client/engines/", "!client/engines/vllm/", "kernels/layout/", "client/registered_cache.py")
+_ADAPTERS: Final = ("client/engines/", "kernels/layout/", "client/registered_cache.py")
+_REQUIREMENTS: Final = "tests/engines/requirements"
+_VLLM: Final = (
+    *(*_ADAPTERS, "!client/engines/sglang/"),
+    *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32")),
+)
+_SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.txt")
 
 _SCHEDULED: Final = [
     f"tests/engines/test_{name}.py" for name in ("harness", "any_sequence", "scheduler_interface", "cache_layouts")
@@ -137,26 +153,39 @@ PROOFS: Final = (
     Proof("stress-mutants", ("shm/core/", f"{_STRESS}/"), partial(_mutants, _STRESS)),
     Proof("fuzzers", (*_CORE, "shm/binding/", *_INDEX), partial(_drivers, _FUZZ, "fuzz/")),
     Proof("fuzzers-mutants", _CORE, partial(_drivers, _FUZZ, "refute/")),
-    proof_of_tests("failpoints", ["tests/crash/injection/test_failpoints.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 16),
+    proof_of_tests(
+        "failpoints",
+        ["tests/crash/injection/test_failpoints.py"],
+        [
+            *(*_CLIENT, "shm/", *_DAEMON, "daemon/disk/", "daemon/workers/", "daemon/fleet/", "tiers/"),
+            f"{_STRESS}/mutate.py",
+        ],
+        16,
+    ),
     proof_of_tests(
         "disk-calls",
         [f"tests/crash/injection/test_{name}.py" for name in ("disk_calls", "kernel", "lost")],
         _DISK,
         6,
     ),
-    proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_INDEX, *_DISK, "daemon/host/"], 6),
+    proof_of_tests("deaths", ["tests/crash/deaths"], [*_CLIENT, "shm/", *_DAEMON, *_DISK], 6),
     proof_of_tests("power-loss", ["tests/crash/power_loss"], _STORES, 6),
-    proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _STORES, 8),
-    proof_of_tests("segment-corruption", ["tests/crash/segment_corruption"], ["shm/core/", *_INDEX], 1),
-    proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_INDEX], 4),
-    proof_of_tests("host-events", ["tests/crash/host_events"], [*_DISK, "daemon/host/", "daemon/main.py"], 4),
+    proof_of_tests("disk-corruption", ["tests/crash/disk_corruption"], _DISK, 8),
+    proof_of_tests("segment-corruption", ["tests/crash/segment_corruption"], [*_CLIENT, "shm/", *_DAEMON], 1),
+    proof_of_tests("adversarial", ["tests/crash/adversarial"], ["shm/", *_DAEMON], 4),
     proof_of_tests(
-        "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_INDEX, *_DISK], 12
+        "host-events", ["tests/crash/host_events"], [*_DISK, "daemon/common/", "daemon/host/", "daemon/main.py"], 4
+    ),
+    proof_of_tests(
+        "random-deaths", ["tests/crash/simulator/test_simulator.py"], [*_CLIENT, "shm/", *_DAEMON, *_DISK], 12
     ),
     proof_of_tests(
         "gpu-rehearsal",
         [f"tests/bench/test_gpu_{name}.py" for name in ("rehearsal", "examination")],
-        ["kernels/", "bench/gpu_examination/", "client/cli/calibrate/"],
+        [
+            *("kernels/", "client/async_copy/", "client/cli/calibrate/", "bench/gpu_examination/"),
+            *(f"bench/gpu_{name}.py" for name in ("copy", "engine", "kernels", "process_death")),
+        ],
         2,
     ),
     proof_of_tests(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import PurePath
 from typing import Final
 
 from proofs.shard import ROOT
@@ -15,6 +17,10 @@ _HELPERS: Final = tuple(
     ROOT / folder for folder in ("tests/harness", "tests/crash", "tests/engines", "tests/sglang", "bench")
 )
 """Where the modules that tests import by their plain name lie, as in pyproject.toml."""
+_NAME: Final = re.compile(r"\w[\w/-]*(\.[\w-]+)+")
+"""A string that may name a file or a module."""
+_NOT_OF_THE_PRODUCT: Final = ("tests/", "bench/", "examples/")
+_INCLUDE: Final = re.compile(r'^ *# *include "(.+)"', re.MULTILINE)
 
 
 @cache
@@ -30,7 +36,7 @@ def inputs_of(patterns: Sequence[str], tests: Sequence[str]) -> list[str]:
 
     Args:
         patterns: Files, folders that end with "/", and with "!" before it what these contain and is no input.
-        tests: Files and folders of tests. They are inputs, and so are the helper modules that they import.
+        tests: Files and folders of tests. They are inputs, and so are their conftest.py and the helpers that they use.
 
     Returns:
         Paths from the root of the repository.
@@ -42,6 +48,7 @@ def inputs_of(patterns: Sequence[str], tests: Sequence[str]) -> list[str]:
     refused = tuple(pattern[1:] for pattern in patterns if pattern.startswith("!"))
     product = {name for pattern in wanted for name in _below(pattern)}
     own = {name for test in tests for name in _below(test)}
+    own |= {file for name in own for file in _beside(name)}
     kept = {name for name in product if not name.startswith(refused)} if refused else product
     return sorted(kept | own | helpers_of(own))
 
@@ -55,14 +62,20 @@ def digest_of(names: Iterable[str], declared: bytes) -> str:
 
 
 def helpers_of(names: Iterable[str]) -> set[str]:
-    """Returns the files of the helper modules that Python files import, directly or through others."""
+    """Returns the helpers that Python and C files use, directly or through others."""
     found: set[str] = set()
-    waiting = [name for name in names if name.endswith(".py")]
+    waiting = list(names)
     while waiting:
-        new = _imported(waiting.pop()) - found
+        new = _used_by(waiting.pop()) - found
         found |= new
         waiting += new
     return found
+
+
+def forget_the_tree() -> None:
+    """Has the files of the tree listed and read again, after they may have changed."""
+    files_of_the_tree.cache_clear()
+    _used_by.cache_clear()
 
 
 def _below(name: str) -> set[str]:
@@ -73,11 +86,27 @@ def _below(name: str) -> set[str]:
     return found
 
 
+def _beside(test: str) -> set[str]:
+    """Returns what pytest reads for a test, and the other files of its package, which start each other by name."""
+    folder = PurePath(test).parent
+    conftests = {f"{above}/conftest.py" for above in PurePath(test).parents} & files_of_the_tree()
+    package = _below(str(folder)) if f"{folder}/__init__.py" in files_of_the_tree() else set()
+    return conftests | {name for name in package if not PurePath(name).name.startswith("test_")}
+
+
 @cache
-def _imported(name: str) -> frozenset[str]:
-    """Returns the helper modules that a file imports. A package is all of its files: they read each other's data."""
-    modules = _modules(ast.parse((ROOT / name).read_text()))
-    return frozenset(file for module in modules for file in _files_of_module(module))
+def _used_by(name: str) -> frozenset[str]:
+    """Returns the helpers that a file imports, includes, or names in a string: programs, modules, data."""
+    if name.endswith((".c", ".h")):
+        return frozenset(_files_named(_INCLUDE.findall((ROOT / name).read_text()), name))
+    if not name.endswith(".py"):
+        return frozenset()
+    tree = ast.parse((ROOT / name).read_text())
+    used = _files_of_modules(_modules(tree))
+    if PurePath(name).name != "conftest.py":  # it names the plugins of all tests
+        named = [text for text in _strings(tree) if _NAME.fullmatch(text)]
+        used |= _files_of_modules(text for text in named if "/" not in text) | _files_named(named, name)
+    return frozenset(used)
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:
@@ -89,8 +118,21 @@ def _modules(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _files_of_module(module: str) -> Iterator[str]:
-    parts = module.split(".")
-    for folder in _HELPERS:
-        place = folder.joinpath(*parts).with_suffix(".py").relative_to(ROOT)
-        yield from {str(place), str(place.with_suffix("") / "__init__.py")} & files_of_the_tree()
+def _strings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _files_of_modules(modules: Iterable[str]) -> set[str]:
+    places = [folder.joinpath(*module.split(".")).relative_to(ROOT) for module in modules for folder in _HELPERS]
+    files = {file for at in places for file in (f"{at}.py", f"{at}/__init__.py", f"{at.parent}/__init__.py")}
+    return files & files_of_the_tree()
+
+
+def _files_named(names: Iterable[str], by: str) -> set[str]:
+    """Returns the files that a file names, from the root of the repository, or in its own folder or below."""
+    folder = f"{PurePath(by).parent}/"
+    ends = tuple(f"/{name}" for name in names)
+    from_root = {name for end in ends if (name := end[1:]).startswith(_NOT_OF_THE_PRODUCT)} & files_of_the_tree()
+    return from_root | {file for file in files_of_the_tree() if file.startswith(folder) and file.endswith(ends)}
