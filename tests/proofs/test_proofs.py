@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,10 @@ from proofs.__main__ import why_stale
 from proofs.catalog import PROOFS, Proof
 from proofs.inputs import digest_of, helpers_of, inputs_of
 from proofs.lock import LOCKS, Lock, Record, read_lock
-from proofs.renew import Renewal
+from proofs.progress import one_run_at_a_time
+from proofs.renew import Renewal, run_all
 from proofs.sample import chosen, try_sample
-from proofs.shard import ROOT, Shard
+from proofs.shard import ROOT, Shard, run
 
 MINUTE_S: Final = 60
 INPUT: Final = "tests/proofs/README.md"
@@ -107,6 +109,71 @@ def test_a_run_that_failed_continues_with_what_did_not_hold(tmp_path: Path) -> N
     assert (failed.failed, written, read_lock("small", tmp_path)) == (["two"], False, None)
     assert renewed(tmp_path, once, saying("two", "8 states"))[1]
     assert ran.read_text() == "ran\n"
+
+
+def test_an_interruption_starts_no_further_shard(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    shards = [Shard(str(number), ("sh", "-c", f"echo {number} >> {ran}; echo proof: held")) for number in range(200)]
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all({"small": Renewal(proof_of(*shards), interrupt, tmp_path, tmp_path / "build")}, 1)
+    assert 1 <= len(ran.read_text().splitlines()) < 200
+
+
+def test_a_run_that_was_killed_while_it_wrote_continues(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    once = Shard("once", ("sh", "-c", f"echo ran >> {ran}; echo proof: held"))
+    renewed(tmp_path, once, saying("two", "8 states", code=1))
+    (progress,) = (tmp_path / "build" / "small").iterdir()
+    progress.write_text(progress.read_text() + '{"shard": "tw')
+    assert renewed(tmp_path, once, saying("two", "8 states"))[1] and ran.read_text() == "ran\n"
+
+
+def test_inputs_that_change_while_a_proof_runs_write_no_lock(tmp_path: Path) -> None:
+    new = ROOT / "tests" / "proofs" / f"{tmp_path.name}.txt"
+    lines: list[str] = []
+    renewal = Renewal(Proof("small", ("tests/proofs/",), list), lines.append, tmp_path, tmp_path / "build")
+    new.touch()
+    try:
+        assert not renewal.finish() and "changed while it ran" in lines[0]
+    finally:
+        new.unlink()
+
+
+def test_two_runs_wait_for_each_other(tmp_path: Path) -> None:
+    lines: list[str] = []
+    both = threading.Barrier(2)
+
+    def say(line: str) -> None:
+        lines.append(line)
+        both.wait(MINUTE_S)
+
+    def second() -> None:
+        with one_run_at_a_time(say, tmp_path):
+            lines.append("second")
+
+    other = threading.Thread(target=second)
+    with one_run_at_a_time(say, tmp_path):
+        other.start()
+        both.wait(MINUTE_S)
+        lines.append("first")
+    other.join(MINUTE_S)
+    assert "waiting" in lines[0] and lines[1:] == ["first", "second"]
+
+
+def test_a_shard_sees_no_variable_that_selects_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTEST_ADDOPTS", "MAKEFLAGS", "SECONDS", "SWEEP"):
+        monkeypatch.setenv(name, "1")
+    printed = run(Shard("one", ("sh", "-c", 'echo "proof: $PYTEST_ADDOPTS$MAKEFLAGS$SECONDS$SWEEP."')), 1)
+    assert printed.summary == (".",)
+
+
+def test_a_shard_whose_program_is_missing_does_not_hold(tmp_path: Path) -> None:
+    renewal, written = renewed(tmp_path, Shard("one", (".engines/none/bin/python",)), saying("two", "8 states"))
+    assert (renewal.failed, written) == (["one"], False)
 
 
 @pytest.mark.parametrize("line", ["skipped: spin is missing", ""])

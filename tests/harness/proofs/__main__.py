@@ -10,7 +10,8 @@ import click
 
 from proofs.catalog import PROOFS, Proof
 from proofs.lock import Lock, read_lock
-from proofs.renew import renew
+from proofs.progress import one_run_at_a_time
+from proofs.renew import renew, say
 from proofs.sample import chosen, try_sample
 from proofs.shard import ROOT
 
@@ -37,8 +38,10 @@ def check() -> None:
 @click.argument("names", nargs=-1, type=click.Choice(_NAMES))
 def renew_locks(jobs: int, everything: bool, names: tuple[str, ...]) -> None:
     """Run the stale proofs, or those with these NAMES, and write their locks."""
-    wanted = [proof for proof in PROOFS if proof.name in names or (not names and _wanted(proof, everything=everything))]
-    failed = renew(wanted, jobs)
+    with one_run_at_a_time(say):
+        every = [proof for proof in PROOFS if not names or proof.name in names]
+        wanted = [proof for proof in every if names or everything or why_stale(proof, read_lock(proof.name))]
+        failed = renew(wanted, jobs)
     for name in failed:
         click.echo(f"proof {name} did not hold: its lock was not written. What held is kept: make prove NAME={name}")
     click.echo(f"{len(wanted) - len(failed)} proofs held, {len(failed)} did not")
@@ -54,9 +57,10 @@ def sample(jobs: int, seconds: float) -> None:
     locks = {proof.name: lock for proof in PROOFS if (lock := read_lock(proof.name))}
     present = [proof for proof in PROOFS if proof.name in locks]
     differences = 0
-    for line in try_sample(chosen(present, locks, head.strip()), jobs, seconds):
-        differences += line.startswith("DIFFERS")
-        click.echo(line)
+    with one_run_at_a_time(say):
+        for line in try_sample(chosen(present, locks, head.strip()), jobs, seconds):
+            differences += line.startswith("DIFFERS")
+            say(line)
     sys.exit(1 if differences else 0)
 
 
@@ -77,10 +81,6 @@ def why_stale(proof: Proof, lock: Lock | None) -> str:
         return f"its inputs were changed since {lock.commit}"
     missing = [shard.name for shard in proof.shards() if shard.name not in lock.shards]
     return f"its lock lacks {missing[0]}" if missing else ""
-
-
-def _wanted(proof: Proof, *, everything: bool) -> bool:
-    return everything or bool(why_stale(proof, read_lock(proof.name)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -37,11 +40,12 @@ class Progress:
         if not self._file.exists():
             shutil.rmtree(self._file.parent, ignore_errors=True)
             self._file.parent.mkdir(parents=True)
-            self._file.write_text(f"{seed}\n")
-        first, *rest = self._file.read_text().splitlines()
+            new = self._file.with_suffix(".new")
+            new.write_text(f"{seed}\n")
+            new.rename(self._file)
+        first, *rest = self._file.read_bytes().splitlines()
         self.seed = int(first)
-        held = [msgspec.json.decode(line, type=Held) for line in rest]
-        self.shards = {one.shard: one.record for one in held}
+        self.shards = {one.shard: one.record for one in map(_read, rest) if one}
 
     def keep(self, shard: str, record: Record) -> None:
         """Adds a shard that held."""
@@ -52,3 +56,24 @@ class Progress:
     def forget(self) -> None:
         """Removes the file, so that the next run begins again."""
         shutil.rmtree(self._file.parent)
+
+
+def _read(line: bytes) -> Held | None:
+    """Returns what a line says, or None for one that a killed run left half-written."""
+    try:
+        return msgspec.json.decode(line, type=Held)
+    except msgspec.DecodeError:
+        return None
+
+
+@contextlib.contextmanager
+def one_run_at_a_time(say: Callable[[str], None], folder: Path = BUILD) -> Iterator[None]:
+    """Waits until no other process runs proofs in this clone: they would run the same shards in the same folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process runs proofs in this clone: waiting until it ends")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

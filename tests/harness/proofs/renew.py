@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from proofs.catalog import Proof
+from proofs.inputs import forget_the_tree
 from proofs.lock import LOCKS, Lock, read_lock, recorded, write_lock
 from proofs.progress import BUILD, Progress
 from proofs.shard import ROOT, SKIPPED, Outcome, Shard, run
@@ -30,6 +31,7 @@ class Renewal:
         self._say = say
         self._locks = locks
         self._inputs = proof.digest()
+        self._commit = commit()
         self._progress = Progress(proof.name, self._inputs, secrets.randbits(31), build)
         self._all = {shard.name: shard for shard in proof.shards()}
         self.failed: list[str] = []
@@ -43,7 +45,8 @@ class Renewal:
         outcome = run(shard, self._progress.seed)
         why = why_not(outcome)
         title = f"{self._proof.name} {shard.name}"
-        self._say(f"{'FAILED' if why else 'held':<7}{title:<60} {outcome.seconds:6.1f} s  {why}")
+        untried = f"{len(outcome.skipped)} skipped" if outcome.skipped else ""
+        self._say(f"{'FAILED' if why else 'held':<7}{title:<60} {outcome.seconds:6.1f} s  {why or untried}")
         if why:
             self.failed.append(shard.name)
             self._say(outcome.output)
@@ -52,7 +55,11 @@ class Renewal:
 
     def finish(self) -> bool:
         """Writes the lock if all shards held. Returns whether they did."""
-        if self.failed or self.waiting() or self._proof.digest() != self._inputs:
+        if self.failed or self.waiting():
+            return False
+        forget_the_tree()
+        if self._proof.digest() != self._inputs:
+            self._say(f"FAILED {self._proof.name}: its inputs were changed while it ran")
             return False
         write_lock(self._proof.name, self._lock(), self._locks)
         self._progress.forget()
@@ -63,7 +70,7 @@ class Renewal:
         shards = {name: self._progress.shards[name] for name in self._all}
         seconds = round(sum(record.seconds for record in shards.values()), 1)
         runs = before.runs if before else 0
-        return Lock(self._inputs, commit(), self._progress.seed, runs + 1, seconds, shards)
+        return Lock(self._inputs, self._commit, self._progress.seed, runs + 1, seconds, shards)
 
 
 def why_not(outcome: Outcome) -> str:
@@ -85,10 +92,17 @@ def renew(proofs: Sequence[Proof], jobs: int) -> list[str]:
     Returns:
         The names of the proofs that did not hold.
     """
-    renewals = {proof.name: Renewal(proof, _say) for proof in proofs}
+    return run_all({proof.name: Renewal(proof, say) for proof in proofs}, jobs)
+
+
+def run_all(renewals: Mapping[str, Renewal], jobs: int) -> list[str]:
+    """Runs renewals, and returns the names of those that did not hold. An interruption starts no further shard."""
     with ThreadPoolExecutor(jobs) as pool:
-        tasks = {name: _submitted(pool, renewal) for name, renewal in renewals.items()}
-        return [name for name, renewal in renewals.items() if not _ended(tasks[name], renewal)]
+        try:
+            tasks = {name: _submitted(pool, renewal) for name, renewal in renewals.items()}
+            return [name for name, renewal in renewals.items() if not _ended(tasks[name], renewal)]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _submitted(pool: ThreadPoolExecutor, renewal: Renewal) -> list[Future[None]]:
@@ -102,11 +116,15 @@ def _ended(tasks: list[Future[None]], renewal: Renewal) -> bool:
 
 
 def commit() -> str:
-    """Returns the short name of the commit that is checked out, with "+" if files of the tree were changed."""
-    described = ["git", "describe", "--always", "--dirty=+", "--exclude=*", "--abbrev=8"]
-    return subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    """Returns the short name of the commit that is checked out, with "+" if files other than locks were changed."""
+    changed = _git("status", "--porcelain", "--", ".", f":!{LOCKS.relative_to(ROOT)}/*.json")
+    return _git("rev-parse", "--short=8", "HEAD") + ("+" if changed else "")
 
 
-def _say(line: str) -> None:
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -16,7 +16,16 @@ MARK: Final = "proof: "
 """Begins the lines of a shard's output that depend on nothing but its seed and its inputs."""
 SKIPPED: Final = "skipped: "
 """Begins, after MARK, the lines that name what this machine cannot try."""
+NOT_STARTED: Final = 127
+"""The exit status of a command that cannot be started, as a shell gives it."""
 _THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+_LEFT_OUT: Final = frozenset(
+    (
+        *("ALL", "GNUMAKEFLAGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MINUTES", "NAME", "POWER", "PYTEST_ADDOPTS"),
+        *("SECONDS", "SWEEP", "TEST_RESTARTS", "WHEELS"),
+    )
+)
+"""Variables that would have a shard try more, less or something else than on the next machine."""
 
 
 class Shard(Struct, frozen=True):
@@ -64,11 +73,21 @@ def run(shard: Shard, seed: int) -> Outcome:
     """
     began = time.monotonic()
     seeds = dict.fromkeys(("SEED", "SWEEP_SEED", "TEST_SEED"), str(seed))
-    environ = os.environ | dict.fromkeys(_THREADS, "1") | seeds | {"PYTHON": sys.executable}
-    done = subprocess.run(
-        shard.command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    return Outcome(done.returncode, round(time.monotonic() - began, 1), summary_of(done.stdout), done.stdout)
+    kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    environ = kept | dict.fromkeys(_THREADS, "1") | seeds | {"PYTHON": sys.executable}
+    code, output = _output_of(shard.command, environ)
+    return Outcome(code, round(time.monotonic() - began, 1), summary_of(output), output)
+
+
+def _output_of(command: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
+    """Returns the exit status of a command and what it printed, in whatever encoding."""
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+    except OSError as error:
+        return NOT_STARTED, f"{error}: `make environments` makes the environments of engines\n"
+    return done.returncode, done.stdout.decode(errors="replace")
 
 
 def summary_of(output: str) -> tuple[str, ...]:
