@@ -13,8 +13,8 @@ import pytest
 
 from proofs.__main__ import why_stale
 from proofs.catalog import PROOFS, Proof
-from proofs.inputs import digest_of, helpers_of, inputs_of
-from proofs.lock import LOCKS, Lock, Record, read_lock
+from proofs.inputs import UnknownInputError, digest_of, helpers_of, inputs_of
+from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock
 from proofs.progress import one_run_at_a_time
 from proofs.renew import Renewal, run_all
 from proofs.sample import chosen, try_sample
@@ -78,7 +78,7 @@ def test_programs_data_and_includes_that_a_test_uses_are_inputs() -> None:
 
 
 def test_an_input_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="no_such_room"):
+    with pytest.raises(UnknownInputError, match="no_such_room"):
         inputs_of(["no_such_room/"], [])
 
 
@@ -89,7 +89,15 @@ def test_a_proof_whose_inputs_were_changed_is_stale(tmp_path: Path) -> None:
     lock = lock_of(tmp_path)
     assert not why_stale(proof_of(shard), lock)
     assert "changed since" in why_stale(proof_of(shard), msgspec.structs.replace(lock, inputs="others"))
-    assert "lacks two" in why_stale(proof_of(shard, saying("two", "8 states")), lock)
+    assert "no result of two" in why_stale(proof_of(shard, saying("two", "8 states")), lock)
+    empty = msgspec.structs.replace(lock, shards={"one": Record(1, ("skipped: spin is missing",))})
+    assert "no result of one" in why_stale(proof_of(shard), empty)
+
+
+def test_a_lock_of_no_proof_is_named(tmp_path: Path) -> None:
+    renewed(tmp_path, saying("one", "7 states"))
+    assert orphaned_locks(["small"], tmp_path) == []
+    assert orphaned_locks(["renamed"], tmp_path) == [tmp_path / "small.json"]
 
 
 def test_a_lock_keeps_what_each_shard_said_and_counts_runs(tmp_path: Path) -> None:
@@ -197,7 +205,7 @@ def test_a_lock_that_was_written_by_hand_is_found(tmp_path: Path, now: Shard) ->
 
 def test_a_machine_without_a_tool_says_nothing_about_its_shards(tmp_path: Path) -> None:
     renewed(tmp_path, saying("one", "7 states"))
-    assert sampled(tmp_path, saying("one", "skipped: spin is missing"))[0].startswith("same")
+    assert sampled(tmp_path, saying("one", "skipped: spin is missing"))[0].startswith("untried small one")
 
 
 def test_commits_choose_other_shards_and_no_long_one() -> None:
@@ -206,6 +214,13 @@ def test_commits_choose_other_shards_and_no_long_one() -> None:
     lock = Lock("", "", 1, 1, 1, records)
     firsts = {chosen([proof_of(*shards)], {"small": lock}, str(commit))[0].shard.name for commit in range(20)}
     assert len(firsts) > 5 and "7" not in firsts
+
+
+def test_a_proof_of_long_shards_is_sampled_by_its_shortest() -> None:
+    records = {"one": Record(3 * MINUTE_S, ()), "two": Record(2 * MINUTE_S, ())}
+    lock = Lock("", "", 1, 1, 1, records)
+    found = chosen([proof_of(saying("one", ""), saying("two", ""))], {"small": lock}, "a commit")
+    assert [one.shard.name for one in found] == ["two"]
 
 
 def test_make_lint_and_the_gate_run_the_commands() -> None:

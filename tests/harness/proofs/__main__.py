@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 
 from proofs.catalog import PROOFS, Proof
-from proofs.lock import Lock, read_lock
+from proofs.inputs import UnknownInputError
+from proofs.lock import Lock, held, orphaned_locks, read_lock
 from proofs.progress import one_run_at_a_time
 from proofs.renew import renew, say
 from proofs.sample import chosen, try_sample
@@ -19,17 +23,33 @@ _NAMES = [proof.name for proof in PROOFS]
 
 
 @click.group()
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Checks, renews and samples the locks of the proofs in tests/proofs."""
+    context.with_resource(_errors_in_a_line())
+
+
+@contextlib.contextmanager
+def _errors_in_a_line() -> Iterator[None]:
+    """Says why the inputs of a proof are not known: no git, or a name in the catalog that is no file."""
+    try:
+        yield
+    except UnknownInputError as error:
+        raise click.ClickException(f"{error}, but tests/harness/proofs/catalog.py names it") from error
+    except subprocess.CalledProcessError as error:
+        raise click.ClickException(f"`{shlex.join(error.cmd)}` failed: {error.stderr.strip()}") from error
 
 
 @main.command()
 def check() -> None:
     """Name the proofs whose lock is stale, and the command that renews it."""
     stale = [(proof.name, why) for proof in PROOFS if (why := why_stale(proof, read_lock(proof.name)))]
+    orphans = orphaned_locks(_NAMES)
     for name, why in stale:
-        click.echo(f"proof {name} is stale ({why}): make prove NAME={name}")
-    sys.exit(1 if stale else 0)
+        say(f"proof {name} is stale ({why}): make prove NAME={name}")
+    for path in orphans:
+        say(f"{path.relative_to(ROOT)} is the lock of no proof: remove it")
+    sys.exit(1 if stale or orphans else 0)
 
 
 @main.command("renew")
@@ -79,8 +99,8 @@ def why_stale(proof: Proof, lock: Lock | None) -> str:
         return "it has no lock"
     if lock.inputs != proof.digest():
         return f"its inputs were changed since {lock.commit}"
-    missing = [shard.name for shard in proof.shards() if shard.name not in lock.shards]
-    return f"its lock lacks {missing[0]}" if missing else ""
+    lacking = [shard.name for shard in proof.shards() if not held(lock.shards.get(shard.name))]
+    return f"its lock has no result of {lacking[0]}" if lacking else ""
 
 
 if __name__ == "__main__":

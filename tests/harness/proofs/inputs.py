@@ -23,6 +23,10 @@ _NOT_OF_THE_PRODUCT: Final = ("tests/", "bench/", "examples/")
 _INCLUDE: Final = re.compile(r'^ *# *include "(.+)"', re.MULTILINE)
 
 
+class UnknownInputError(Exception):
+    """An input that no file of the repository is."""
+
+
 @cache
 def files_of_the_tree() -> frozenset[str]:
     """Returns the paths of all files that git tracks or would track."""
@@ -42,7 +46,7 @@ def inputs_of(patterns: Sequence[str], tests: Sequence[str]) -> list[str]:
         Paths from the root of the repository.
 
     Raises:
-        ValueError: A pattern or a test names nothing.
+        UnknownInputError: A pattern or a test names nothing.
     """
     wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
     refused = tuple(pattern[1:] for pattern in patterns if pattern.startswith("!"))
@@ -82,7 +86,7 @@ def _below(name: str) -> set[str]:
     folder = name if name.endswith("/") else f"{name}/"
     found = {file for file in files_of_the_tree() if file == name or file.startswith(folder)}
     if not found:
-        raise ValueError(f"no file of the repository is {name} or in it")
+        raise UnknownInputError(f"no file of the repository is {name} or in it")
     return found
 
 

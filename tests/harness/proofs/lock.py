@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
-from proofs.shard import ROOT, Outcome
+from proofs.shard import ROOT, SKIPPED, Outcome
 
 LOCKS: Final = ROOT / "tests" / "proofs"
 
@@ -62,6 +63,16 @@ def write_lock(name: str, lock: Lock, folder: Path = LOCKS) -> None:
     """Replaces the lock of a proof."""
     text = msgspec.json.format(msgspec.json.encode(lock), indent=1)
     lock_file(name, folder).write_bytes(text + b"\n")
+
+
+def orphaned_locks(names: Iterable[str], folder: Path = LOCKS) -> list[Path]:
+    """Returns the locks that belong to no proof with one of these names."""
+    return sorted(set(folder.glob("*.json")) - {lock_file(name, folder) for name in names})
+
+
+def held(record: Record | None) -> bool:
+    """Returns whether a record is the result of a shard that tried something."""
+    return record is not None and any(not line.startswith(SKIPPED) for line in record.summary)
 
 
 def recorded(outcome: Outcome) -> Record:

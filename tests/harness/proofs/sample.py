@@ -17,7 +17,7 @@ from proofs.renew import why_not
 from proofs.shard import SKIPPED, Outcome, Shard, run
 
 MOST_S: Final = 60.0
-"""A shard that took longer is in no sample."""
+"""A shard that took longer is in no sample, unless it is the shortest of its proof."""
 
 
 class Chosen(Struct, frozen=True):
@@ -39,11 +39,12 @@ def chosen(proofs: Sequence[Proof], locks: Mapping[str, Lock], commit: str) -> l
 
 
 def _of_proof(proof: Proof, lock: Lock, commit: str) -> Iterator[Chosen]:
-    ranked = sorted(proof.shards(), key=lambda shard: _rank(commit, f"{proof.name} {shard.name}"))
-    for shard in ranked:
-        record = lock.shards.get(shard.name)
-        if record and record.seconds <= MOST_S:
-            yield Chosen(proof.name, shard, lock.seed, record)
+    """Yields the shards of a proof. If all take too long, it is the shortest, so that each proof is sampled."""
+    records = {shard: lock.shards[shard.name] for shard in proof.shards() if shard.name in lock.shards}
+    longest = max(MOST_S, min((record.seconds for record in records.values()), default=0))
+    for shard in sorted(records, key=lambda shard: _rank(commit, f"{proof.name} {shard.name}")):
+        if records[shard].seconds <= longest:
+            yield Chosen(proof.name, shard, lock.seed, records[shard])
 
 
 def _rank(commit: str, name: str) -> bytes:
@@ -72,7 +73,15 @@ def _try_one(one: Chosen) -> str:
     outcome = run(one.shard, one.seed)
     why = difference(one.record, outcome)
     title = f"{one.proof} {one.shard.name}"
-    return f"DIFFERS {title}: {why}" if why else f"same    {title:<60} {outcome.seconds:6.1f} s"
+    if why:
+        return f"DIFFERS {title}: {why}"
+    untried = lacking(one.record, outcome)
+    return f"{'untried' if untried else 'same':<7} {title:<60} {outcome.seconds:6.1f} s  {', '.join(untried)}".rstrip()
+
+
+def lacking(record: Record, outcome: Outcome) -> list[str]:
+    """Returns what this machine cannot try of a shard, although the one that wrote the lock did."""
+    return [reason for reason in outcome.skipped if SKIPPED + reason not in record.summary]
 
 
 def difference(record: Record, outcome: Outcome) -> str:
@@ -82,7 +91,7 @@ def difference(record: Record, outcome: Outcome) -> str:
     """
     if outcome.code:
         return f"{why_not(outcome)}\n{outcome.output}"
-    if set(outcome.skipped) - {line.removeprefix(SKIPPED) for line in record.summary}:
+    if lacking(record, outcome):
         return ""
     lost = [f"- {line}" for line in record.summary if line not in outcome.summary]
     new = [f"+ {line}" for line in outcome.summary if line not in record.summary]
