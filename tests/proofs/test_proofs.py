@@ -241,6 +241,12 @@ def test_shards_of_tests_are_disjoint_and_together_all() -> None:
     assert set.union(*collected) == every and sum(map(len, collected)) == len(every) > 3
 
 
+def test_a_shard_refuses_another_selection() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/crash/oracle_tests", "--shard=1/1", "-k", "journal"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR and "leave out -k" in refused.stderr
+
+
 def _collected(*options: str) -> list[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/crash/oracle_tests", *options]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

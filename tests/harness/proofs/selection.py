@@ -26,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Includes the tests of proofs if the command line, which processes of xdist have too, names files or folders."""
     config.option.proofs |= config.args_source == pytest.Config.ArgsSource.ARGS
+    if config.getoption(_OPTION) and (config.option.keyword or config.option.deselect):
+        raise pytest.UsageError(f"{_OPTION} selects the tests: leave out -k and --deselect, also in addopts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
