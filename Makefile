@@ -36,7 +36,7 @@ help:
 	@echo "make test    lint, and the tests of all rooms with real daemons: for every change"
 	@echo "make prove   run the proofs whose inputs were changed: models, races, crashes, fuzzers; ALL=1: all; NAME=models: one"
 	@echo "make check-proofs  run some of the proofs' shards again, chosen by the commit, and compare them with the locks"
-	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling"
+	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling, locks of the proofs"
 	@echo "make quick ROOM=client  lint and the tests of one room"
 	@echo "make stress  stress tests of the C core under sanitizers, and their mutants"
 	@echo "make fuzz    fuzzers of all data that other processes write, about 10 s each; MINUTES=20: 20 minutes each"
@@ -130,7 +130,9 @@ test: lint
 # What takes minutes runs when its inputs were changed. tests/proofs/README.md explains the locks.
 PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
 .PHONY: prove check-proofs
-prove: venv $(VENV)/.demo $(VENV)/.kernels environments
+# Proofs without an engine need no environment, and no proof needs the other versions of vLLM.
+prove: venv $(VENV)/.demo $(VENV)/.kernels
+	@$(if $(or $(if $(NAME),,all),$(filter engines-%,$(NAME))),$(MAKE) --no-print-directory environments ALL=)
 	@echo "== proofs"
 	@$(PROOFS) renew $(if $(ALL),--all) $(NAME)
 

@@ -31,7 +31,7 @@ from environment_layer import install_pagetier, link_folder, make_venv, packages
 from environment_recipes import Step, recipe_of
 
 CLONE = Path.cwd()
-SHARED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagetier" / "environments"
+SHARED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "pagetier" / "environments"
 _PROJECT = tomllib.loads((CLONE / "pyproject.toml").read_text())["project"]
 _DEPENDENCIES = " ".join(_PROJECT["dependencies"])
 (_MOONCAKE,) = _PROJECT["optional-dependencies"]["mooncake"]
@@ -213,6 +213,8 @@ def _error_of(name: str) -> UnavailableError | None:
         make_layer(Environment(name))
     except UnavailableError as error:
         return error
+    except OSError as error:
+        return UnavailableError(f"the environment {name} cannot be kept in {SHARED}: {error}. Set XDG_CACHE_HOME")
     return None
 
 

@@ -145,6 +145,13 @@ def test_a_failed_environment_says_what_was_tried(clones: tuple[Clone, Clone]) -
     assert "    no route to the registry\n" in output and output.endswith("status 1")
 
 
+def test_a_cache_that_cannot_be_written_is_named(clones: tuple[Clone, Clone], tmp_path: Path) -> None:
+    (tmp_path / "pagetier").write_text("a file")
+    output = clones[0].run("make", "partial")
+    assert f"cannot be kept in {tmp_path}/pagetier/environments: " in output
+    assert "Traceback" not in output and output.endswith("Set XDG_CACHE_HOME\nstatus 1")
+
+
 def test_other_requirements_make_another_environment_and_the_old_one_is_removed_on_demand(
     clones: tuple[Clone, Clone],
 ) -> None:
