@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ import pytest
 from proofs.__main__ import why_stale
 from proofs.catalog import PROOFS, Proof
 from proofs.inputs import UnknownInputError, digest_of, helpers_of, inputs_of
-from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock
-from proofs.progress import one_run_at_a_time
+from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock, written_after
+from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
 from proofs.renew import Renewal, run_all
 from proofs.sample import chosen, try_sample
 from proofs.shard import ROOT, Shard, run
@@ -138,6 +139,19 @@ def test_a_run_that_was_killed_while_it_wrote_continues(tmp_path: Path) -> None:
     (progress,) = (tmp_path / "build" / "small").iterdir()
     progress.write_text(progress.read_text() + '{"shard": "tw')
     assert renewed(tmp_path, once, saying("two", "8 states"))[1] and ran.read_text() == "ran\n"
+
+
+def test_an_interrupted_run_of_all_proofs_continues_with_those_that_it_has_not_run(tmp_path: Path) -> None:
+    renewed(tmp_path, saying("one", "7 states"))
+    lock = tmp_path / "small.json"
+    os.utime(lock, (1, 1))
+    began = begin_whole_run(tmp_path)
+    assert not written_after("small", began, tmp_path) and begin_whole_run(tmp_path) == began
+    os.utime(lock, (began + 1, began + 1))
+    assert written_after("small", began, tmp_path)
+    os.utime(tmp_path / "all", (1, 1))
+    end_whole_run(tmp_path)
+    assert begin_whole_run(tmp_path) > 1
 
 
 def test_inputs_that_change_while_a_proof_runs_write_no_lock(tmp_path: Path) -> None:

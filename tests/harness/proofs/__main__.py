@@ -13,8 +13,8 @@ import click
 
 from proofs.catalog import PROOFS, Proof
 from proofs.inputs import UnknownInputError
-from proofs.lock import Lock, held, orphaned_locks, read_lock
-from proofs.progress import one_run_at_a_time
+from proofs.lock import Lock, held, orphaned_locks, read_lock, written_after
+from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
 from proofs.renew import renew, say
 from proofs.sample import chosen, try_sample
 from proofs.shard import ROOT
@@ -54,14 +54,19 @@ def check() -> None:
 
 @main.command("renew")
 @click.option("--jobs", default=os.cpu_count() or 1, help="How many shards run at a time.")
-@click.option("--all", "everything", is_flag=True, help="Renew the locks that are not stale, too.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Renew the locks that are not stale, too, or continue with that."
+)
 @click.argument("names", nargs=-1, type=click.Choice(_NAMES))
 def renew_locks(jobs: int, everything: bool, names: tuple[str, ...]) -> None:
     """Run the stale proofs, or those with these NAMES, and write their locks."""
     with one_run_at_a_time(say):
-        every = [proof for proof in PROOFS if not names or proof.name in names]
-        wanted = [proof for proof in every if names or everything or why_stale(proof, read_lock(proof.name))]
+        everything = everything and not names
+        began = begin_whole_run() if everything else 0.0
+        wanted = [proof for proof in PROOFS if proof.name in names or (not names and _wanted(proof, began))]
         failed = renew(wanted, jobs)
+        if everything and not failed:
+            end_whole_run()
     for name in failed:
         click.echo(f"proof {name} did not hold: its lock was not written. What held is kept: make prove NAME={name}")
     click.echo(f"{len(wanted) - len(failed)} proofs held, {len(failed)} did not")
@@ -101,6 +106,11 @@ def why_stale(proof: Proof, lock: Lock | None) -> str:
         return f"its inputs were changed since {lock.commit}"
     lacking = [shard.name for shard in proof.shards() if not held(lock.shards.get(shard.name))]
     return f"its lock has no result of {lacking[0]}" if lacking else ""
+
+
+def _wanted(proof: Proof, began: float) -> bool:
+    """Returns whether a proof is stale, or was not run since all proofs began to be run."""
+    return bool(why_stale(proof, read_lock(proof.name))) or not written_after(proof.name, began)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,12 @@ def lock_file(name: str, folder: Path = LOCKS) -> Path:
     return folder / f"{name}.json"
 
 
+def written_after(name: str, moment: float, folder: Path = LOCKS) -> bool:
+    """Returns whether the lock of a proof was written after a moment of the file system's clock."""
+    file = lock_file(name, folder)
+    return file.exists() and file.stat().st_mtime > moment
+
+
 def read_lock(name: str, folder: Path = LOCKS) -> Lock | None:
     """Returns the lock of a proof, or None if it never held or its file cannot be read."""
     try:

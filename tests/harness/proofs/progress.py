@@ -66,6 +66,19 @@ def _read(line: bytes) -> Held | None:
         return None
 
 
+def begin_whole_run(folder: Path = BUILD) -> float:
+    """Returns when the run of all proofs began that was interrupted, or begins now."""
+    begun = folder / "all"
+    if not begun.exists():
+        begun.touch()
+    return begun.stat().st_mtime
+
+
+def end_whole_run(folder: Path = BUILD) -> None:
+    """Has the next run of all proofs begin again."""
+    (folder / "all").unlink()
+
+
 @contextlib.contextmanager
 def one_run_at_a_time(say: Callable[[str], None], folder: Path = BUILD) -> Iterator[None]:
     """Waits until no other process runs proofs in this clone: they would run the same shards in the same folders."""
