@@ -249,6 +249,12 @@ def test_every_lock_belongs_to_a_proof_and_no_proof_is_too_long() -> None:
     assert [name for name, lock in locks.items() if lock is None or lock.seconds / 2 > 15 * MINUTE_S] == []
 
 
+def test_all_proofs_and_those_of_the_core_end_in_time() -> None:
+    minutes = {proof: lock.seconds / 2 / MINUTE_S for proof in PROOFS if (lock := read_lock(proof.name))}
+    of_core = [proof for proof in minutes if "shm/core/common/layout.h" in inputs_of(proof.inputs, proof.tests)]
+    assert sum(minutes[proof] for proof in of_core) <= 30 and sum(minutes.values()) <= 100
+
+
 def test_shards_of_tests_are_disjoint_and_together_all() -> None:
     collected = [set(_collected(f"--shard={number}/3")) for number in (1, 2, 3)]
     every = set(_collected())
