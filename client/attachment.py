@@ -119,7 +119,9 @@ class Attachment:
     def greeting(self) -> Attach:
         """Returns the attach request. Its token never changes, so that the daemon assigns the same slot again."""
         serials = [serial for of_part in list(self._granted.values()) for serial in list(of_part)]
-        return Attach(BUILD, self._token, self._name, np.array(serials, dtype="<u8").tobytes())
+        session = self.session
+        mapped = session.segments_id if session is not None else 0
+        return Attach(BUILD, self._token, self._name, np.array(serials, dtype="<u8").tobytes(), mapped)
 
     def connected(self) -> None:
         """Makes calls with a timeout wait, because a daemon has accepted a connection."""

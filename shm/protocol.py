@@ -36,12 +36,14 @@ class Attach(Message, frozen=True):
     Attributes:
         token: The same when the same session attaches again.
         serials: Serials (u64) of the granted pages that the session still knows; all others granted to it are released.
+        mapped: The ID of the segments that the session has mapped and keeps if it gets the same slot; 0: none.
     """
 
     build: str
     token: int
     name: str
     serials: bytes = b""
+    mapped: int = 0
 
 
 class Observe(Message, frozen=True):

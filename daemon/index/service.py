@@ -149,7 +149,9 @@ class Service:
         if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept + self.fleet.slots_kept):
             return Refusal(why)
         pidfd = os.dup(peer.pidfd)  # before the slot is taken: a slot without a pidfd would never be freed
-        slot = self._owner.attach(process.pid, peer.uid, process.started, token, name, process.kernel_id, new_lock())
+        # A session that has lost its slot keeps its mapping, which has the lock of the earlier slot, or none.
+        lock = 0 if request.mapped == self._owner.header().segments_id else new_lock()
+        slot = self._owner.attach(process.pid, peer.uid, process.started, token, name, process.kernel_id, lock)
         point("service.attached")
         self._owner.keep_only(slot, request.serials)
         point("service.kept")

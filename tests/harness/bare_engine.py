@@ -38,6 +38,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._token = secrets.randbits(63)
         self._path = daemon.socket
+        self._mapped = 0
         self.attach()
 
     def attach(self) -> None:
@@ -50,7 +51,7 @@ class Engine:
         except LinkError:
             return False
         try:
-            greeting = self.link.greet(Attach(BUILD, self._token, "engine"), START_S)
+            greeting = self.link.greet(Attach(BUILD, self._token, "engine", mapped=self._mapped), START_S)
         except LinkError:
             self.link.close()
             return False
@@ -58,6 +59,7 @@ class Engine:
         self.session = Session(index, locks, arena, greeting.welcome.slot)
         for descriptor in greeting.descriptors:
             os.close(descriptor)
+        self._mapped = greeting.welcome.segments_id
         return True
 
     def store(self, numbers: Iterable[int]) -> bytes:

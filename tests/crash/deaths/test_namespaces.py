@@ -229,6 +229,26 @@ def test_a_stopped_engine_is_not_reclaimed() -> None:
         assert held.do("wrong") == "0"
 
 
+def test_an_engine_that_lives_on_after_its_slot_was_reclaimed() -> None:
+    """It attaches again and keeps its mapping, which has no lock. So the next daemon does not judge it by one."""
+    with placed() as daemon:
+        with (Path("/dev/shm") / f"{daemon.name}.arena").open("r+b") as arena:
+            fcntl(arena, F_OFD_SETLK, struct.pack("hhqqi4x", F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            held = EngineProcess(daemon.socket)
+        try:
+            daemon.move(*OWN_PIDS)
+            (slot,) = daemon.taken()
+            assert daemon.pagetier("reclaim", str(slot), "--yes").exit_code == 0
+            assert eventually(lambda: not daemon.taken(), START_S)
+            held.do("attach_again")
+            held.do("hold", 0)
+            daemon.move(*OWN_PIDS)
+            check_nothing_is_other(daemon, held)
+            assert eventually(lambda: daemon.snapshot().daemon.unjudged == 1, START_S)
+        finally:
+            held.kill()
+
+
 def test_a_slot_that_is_watched_is_not_reclaimed() -> None:
     with placed() as daemon, engine(daemon) as held:
         held.do("hold", 0)
