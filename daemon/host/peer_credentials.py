@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -81,6 +82,7 @@ def peer_of(connection: socket.socket) -> Peer:
 
     Raises:
         ProcessLookupError: The process has ended, or this kernel cannot identify it from this PID namespace.
+        OSError: There is no descriptor for it. Its number alone would name it otherwise than before.
     """
     pid, uid, gid = peer_credentials(connection)
     process, pidfd = _identified(connection, pid)
@@ -92,6 +94,8 @@ def _identified(connection: socket.socket, pid: int) -> tuple[Process, int]:
     try:
         pidfd = _kernels_pidfd(connection)
     except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
         if pid <= 0:
             raise ProcessLookupError(f"{UNSEEN} ({error.strerror})") from error
         process = Process.of(pid)
