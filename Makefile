@@ -129,16 +129,17 @@ test: lint
 
 # What takes minutes runs when its inputs were changed. tests/proofs/README.md explains the locks.
 PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
+SHARDS := $(if $(filter command environment,$(origin JOBS)),--jobs $(JOBS))
 .PHONY: prove check-proofs
 # Proofs without an engine need no environment, and no proof needs the other versions of vLLM.
 prove: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(if $(or $(if $(NAME),,all),$(filter engines-%,$(NAME))),$(MAKE) --no-print-directory environments ALL=)
 	@echo "== proofs"
-	@$(PROOFS) renew $(if $(ALL),--all) $(NAME)
+	@$(PROOFS) renew $(SHARDS) $(if $(ALL),--all) $(NAME)
 
 check-proofs: venv $(VENV)/.demo $(VENV)/.kernels environments
 	@echo "== a sample of the proofs"
-	@$(PROOFS) sample
+	@$(PROOFS) sample $(SHARDS)
 
 # mypy takes as long as all other checks.
 lint: venv

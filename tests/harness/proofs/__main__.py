@@ -20,6 +20,7 @@ from proofs.sample import chosen, try_sample
 from proofs.shard import ROOT
 
 _NAMES = [proof.name for proof in PROOFS]
+_CORES = len(os.sched_getaffinity(0))
 
 
 @click.group()
@@ -53,7 +54,7 @@ def check() -> None:
 
 
 @main.command("renew")
-@click.option("--jobs", default=os.cpu_count() or 1, help="How many shards run at a time.")
+@click.option("--jobs", default=_CORES, help="How many shards run at a time.")
 @click.option(
     "--all", "everything", is_flag=True, help="Renew the locks that are not stale, too, or continue with that."
 )
@@ -74,7 +75,7 @@ def renew_locks(jobs: int, everything: bool, names: tuple[str, ...]) -> None:
 
 
 @main.command()
-@click.option("--jobs", default=os.cpu_count() or 1, help="How many shards run at a time.")
+@click.option("--jobs", default=_CORES, help="How many shards run at a time.")
 @click.option("--seconds", default=300.0, help="No shard begins after this time.")
 def sample(jobs: int, seconds: float) -> None:
     """Run some shards again, chosen by the commit, and compare them with the locks."""
