@@ -6,5 +6,9 @@ if output=$(sh fuzz.sh "build/mutants/$name/run" "$(dirname "$name")" "$seed" -m
     exit 1
 fi
 found=$(echo "$output" | grep -m1 'FINDING\|ERROR: \|runtime error' | sed 's/FINDING: //; s/^.*ERROR: //; s/^.*runtime error: //')
+if [ -z "$found" ]; then
+    echo "mutant     $name did not run: $output"
+    exit 1
+fi
 printf 'mutant     %-48s refuted after %5d ms: %.76s\n' "$name" $((($(date +%s%N) - began) / 1000000)) "$found"
 echo "proof: mutant $name refuted"
