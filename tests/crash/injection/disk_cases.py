@@ -132,7 +132,7 @@ def recover(scene: Scene) -> list[int]:
 def _onto_disk(scene: Scene) -> list[int]:
     """Returns new pages after they were reported as on disk; none if they could not be written."""
     pages = scene.numbers(_FEW)
-    assert eventually(lambda: scene.store(pages) == _FEW, START_S), "stores do not work again"
+    assert eventually(lambda: scene.takes(pages), START_S), "stores do not work again"
     saved = _saved(scene)
     return pages if saved.synced and not saved.trouble else []
 
@@ -159,7 +159,7 @@ def settle(scene: Scene, since: Begun) -> None:
     scene.dismiss()
     full = scene.numbers(PAGES)
     # A page that is being written to disk cannot be evicted at this moment.
-    assert eventually(lambda: scene.store(full) == PAGES, START_S), f"not all frames can be used: {scene.state()}"
+    assert eventually(lambda: scene.takes(full), START_S), f"not all frames can be used: {scene.state()}"
     scene.until_disk_is_open()
     may_go = _may_go(scene, since)
     for number in range(since.page + 1, full[0]):

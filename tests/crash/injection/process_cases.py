@@ -115,7 +115,7 @@ def _check_recovery(scene: Scene, operation: Operation) -> None:
     """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     scene.until_attached()
     fresh = scene.numbers(1)
-    assert eventually(lambda: scene.store(fresh) == 1, START_S), "stores do not work again"
+    assert eventually(lambda: scene.takes(fresh), START_S), "stores do not work again"
     check_engines(scene, operation, SLACK_S)
     check_index(scene)
     for engine in operation.engines():
@@ -140,7 +140,7 @@ def end_process_case(scene: Scene, operation: Operation) -> None:
     full = scene.numbers(PAGES)
 
     def is_back() -> bool:
-        return scene.store(full) == PAGES
+        return scene.takes(full)
 
     # A page that is being written to disk cannot be evicted, and the disk worker has the lowest priority.
     assert eventually(is_back, START_S) if scene.has_disk else Second(scene.daemon).sees(is_back), scene.state()

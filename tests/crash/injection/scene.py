@@ -82,6 +82,11 @@ class Scene:
         result = self.onlooker.store(keys_of(numbers), timeout=timeout)
         return result.stored + result.present
 
+    def takes(self, numbers: Iterable[int]) -> bool:
+        """Returns whether the daemon refuses none of these pages; "cadence" may leave some out of a full arena."""
+        result = self.onlooker.store(keys_of(numbers))
+        return result.stored + result.present + result.left_out == len(result.codes)
+
     def header(self) -> IndexHeader:
         """Returns the current header of the index, with or without a daemon."""
         return self.daemon.observer().header()
