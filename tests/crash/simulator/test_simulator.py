@@ -25,7 +25,7 @@ FOLDERS: Final = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "
 RUN: Final = "import runpy; runpy.run_module('simulator', run_name='__main__', alter_sys=True)"
 PATIENCE_S: Final = 900
 CRASH: Final = ("crash", "--minutes=0")
-UNTIL_ENOUGH: Final = ("--rounds=3", "--round=4", "--engine-deaths=80", "--daemon-deaths=8")
+THREE_ROUNDS: Final = ("--rounds=3", "--round=4")
 ONE_HOST: Final = tuple(scene.name for scene in SCENES if not scene.fleet)
 UNTIL_FOUND: Final = (*CRASH, "--rounds=30", "--round=3")  # however long that takes on a busy machine
 SOAK: Final = ("soak", "--minutes=0.15")
@@ -118,12 +118,17 @@ def found_in(run: Run) -> set[Kind]:
 
 @pytest.mark.parametrize("scene", ONE_HOST)
 def test_random_deaths_break_no_promise(tmp_path: Path, scene: str) -> None:
-    """Of three rounds, whose seeds follow each other, one has another eviction policy than the others."""
-    run = Run(tmp_path, *CRASH, *UNTIL_ENOUGH, *(["--disk-reads=10"] if "disk" in scene else []), f"--scene={scene}")
+    """Of three rounds, whose seeds follow each other, one has another eviction policy than the others.
+
+    With a disk nothing dies before pages were written and read, so that fewer processes die.
+    """
+    engines, daemons = (30, 3) if "disk" in scene else (120, 12)
+    enough = (f"--engine-deaths={engines}", f"--daemon-deaths={daemons}")
+    run = Run(tmp_path, *CRASH, *THREE_ROUNDS, *enough, f"--scene={scene}")
     assert run.code == 0 and not run.kinds, run.output
     tally, tried = run.report.tally, run.report.scenes[scene]
-    assert tally.rounds >= 3 and tally.engine_deaths >= 80 and tally.daemon_deaths >= 8, run.output
-    assert tally.responses["loaded"] > 250, run.output
+    assert tally.rounds >= 3 and tally.engine_deaths >= engines and tally.daemon_deaths >= daemons, run.output
+    assert tally.responses["loaded"] > 100, run.output
     assert ("disk" not in scene) or (tried.pages["disk_written"] and any(tried.disk_use)), run.output
     assert ("tight" not in scene) or tried.pages["evicted"], run.output
     assert re.search(r"seed \d+", run.output)
