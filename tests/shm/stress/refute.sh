@@ -14,7 +14,7 @@ for try in $(seq $tries); do
     [ $status = 0 ] && continue
     found=$(grep -m1 "FINDING\|data race" "$run.log")
     case "$found/$status" in
-        /134 | /136 | /139) found="it ended with status $status" ;; # a signal of its own fault
+        /134 | /135 | /136 | /139) found="it ended with status $status" ;; # a signal of its own fault
         /*) echo "mutant     $name did not run: status $status, $(head -c 200 "$run.log")"; exit 1 ;;
     esac
     printf 'mutant     %-43s refuted after %5d ms: %.80s\n' "$name" $(($(milliseconds) - began)) "${found#FINDING: }"
