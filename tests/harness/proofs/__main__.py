@@ -8,18 +8,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Final
 
 import click
 
 from proofs.catalog import PROOFS, Proof
-from proofs.inputs import UnknownInputError
+from proofs.inputs import UnknownInputError, inputs_of
 from proofs.lock import Lock, held, orphaned_locks, read_lock, written_after
 from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
 from proofs.renew import renew, say
 from proofs.sample import chosen, try_sample
 from proofs.shard import ROOT
 
-_NAMES = [proof.name for proof in PROOFS]
+CORE: Final = "shm/core/common/layout.h"
+"""A file on which every proof of the core depends."""
+_NAMES: Final = [proof.name for proof in PROOFS]
 _CORES = len(os.sched_getaffinity(0))
 
 
@@ -92,11 +95,15 @@ def sample(jobs: int, seconds: float) -> None:
 
 @main.command("list")
 def list_proofs() -> None:
-    """Print a line for each proof: shards, minutes, runs, commit."""
+    """Print a line for each proof: shards, minutes of one core, runs, commit; and the sums, which have limits."""
+    minutes = {proof: lock.seconds / 60 for proof in PROOFS if (lock := read_lock(proof.name))}
     for proof in PROOFS:
         lock = read_lock(proof.name)
         result = f"{lock.seconds / 60:5.1f} min  {lock.runs:3} runs  {lock.commit}" if lock else "never held"
         click.echo(f"{proof.name:<20} {len(proof.shards()):4} shards  {result}")
+    of_core = [proof for proof in minutes if CORE in inputs_of(proof.inputs, proof.tests)]
+    click.echo(f"all: {sum(minutes.values()):.1f} min")
+    click.echo(f"a change of {CORE}: {sum(minutes[proof] for proof in of_core):.1f} min")
 
 
 def why_stale(proof: Proof, lock: Lock | None) -> str:
