@@ -13,6 +13,8 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 _HANDLER_MAY_FOLLOW: Final = ("CALL", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
+_CALLBACKS: Final = ("_weakrefset.py", "weakref.py")
+"""Modules whose functions Python calls when an object is freed. It drops their exceptions, whatever the call is."""
 _raise_at_next_check: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _do_nothing: Final = partial(sys.audit, "pagetier.tests.interrupted")
 
@@ -41,6 +43,8 @@ class _Interrupter:
 
     def enter(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
         """Traces the call of a function, which is a place itself."""
+        if frame.f_code.co_filename.endswith(_CALLBACKS):
+            return None
         if self._is_here():
             raise Interrupt
         frame.f_trace_lines, frame.f_trace_opcodes = False, True

@@ -162,7 +162,9 @@ def test_another_build_is_refused_with_both_versions(path: Path, request_: Attac
 
 
 def test_a_greeting_with_unknown_fields_is_refused_by_its_build(path: Path) -> None:
-    assert "protocol 2" in refusal(path, message("attach", "pagetier protocol 2 format 1", 1, "name", b"", {"gpu": 3}))
+    assert "protocol 2" in refusal(
+        path, message("attach", "pagetier protocol 2 format 1", 1, "name", b"", 0, {"gpu": 3})
+    )
 
 
 def test_a_client_of_another_build_continues_without_the_daemon(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
