@@ -35,7 +35,8 @@ def test_a_removed_control_socket_is_opened_again(tmp_path: Path, with_folder: b
         else:
             daemon.socket.unlink()
         assert eventually(daemon.socket.is_socket)
-        assert daemon.client().attached and attached.attached
+        with daemon.client() as later:
+            assert later.attached and attached.attached
         assert len(daemon.lines(RESTORED)) == 1 and str(daemon.socket) in daemon.lines(RESTORED)[0]
     assert not daemon.socket.exists()
 
