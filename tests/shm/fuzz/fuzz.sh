@@ -21,8 +21,8 @@ runs=$(sed -n 's/^stat::number_of_executed_units: //p' "$log")
 covered=$(grep -o 'cov: [0-9]*' "$log" | tail -1)
 if [ $status = 0 ]; then
     printf 'fuzzed     %-10s seed %-10s %s inputs, %s, no findings\n' "$fuzzer" "$seed" "$runs" "$covered"
-    if [ "$fuzzer" = messages ]; then covered="lines of Python too"; fi # which depend on its garbage collection
-    case $limit in -runs=*) echo "proof: $fuzzer, $runs inputs, $covered, no findings" ;; esac
+    # Without the coverage: two machines found other numbers for one seed.
+    case $limit in -runs=*) echo "proof: $fuzzer, $runs inputs, no findings" ;; esac
     exit 0
 fi
 echo "fuzzed     $fuzzer seed $seed: after $runs inputs:"
