@@ -252,17 +252,20 @@ class Reservation:
         self._close(pages)
 
     def _close(self, pages: npt.NDArray[np.intp]) -> None:
-        """Closes open pages. All of them is the usual case, and fast, because stores wait for it."""
-        left = self.open[:0] if len(pages) == len(self.open) else np.setdiff1d(self.open, pages, assume_unique=True)
+        """Closes open pages. The first ones, or all, are the usual case, and fast, because stores wait for it."""
+        first, left = self.open[: len(pages)], self.open[len(pages) :]
+        if pages.tobytes() != first.tobytes():
+            left = np.setdiff1d(self.open, pages, assume_unique=True)
         self.open = left
         if not left.size:
             self.__class__ = Reservation
 
     def _open_of(self, pages: npt.NDArray[np.intp] | None) -> npt.NDArray[np.intp]:
         """Returns those of the pages that are open; None for all pages."""
-        if pages is None or (len(pages) == len(self.open) and pages.tobytes() == self.open.tobytes()):
+        if pages is None:
             return self.open
-        return self.open[np.isin(self.open, pages)]
+        first = self.open[: len(pages)]
+        return first if pages.tobytes() == first.tobytes() else self.open[np.isin(self.open, pages)]
 
     def _reject(self, pages: npt.NDArray[np.intp]) -> None:
         for page in pages:

@@ -47,6 +47,12 @@ def download(folder: Path) -> None:
     subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), *requirements()], check=True)
 
 
+def commit() -> str:
+    """Returns the commit of this tree, and whether it was changed since; empty without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
 def problems(folder: Path) -> Iterator[str]:
     """Yields why a bundle cannot be used: wheels of another Python or machine, missing wheels, too many bytes."""
     names = sorted(path.name for path in folder.glob("*.whl"))
@@ -81,6 +87,7 @@ def main() -> int:
     for old in folder.iterdir():
         old.unlink()
     download(folder)
+    (folder / "commit").write_text(commit())  # the tree may be copied without its history
     (folder / "requirements.txt").write_text(HEADER + "".join(f"{each}\n" for each in requirements()))
     found = list(problems(folder))
     print(*found, f"{folder}: {len(list(folder.glob('*.whl')))} wheels, {size(folder) / 2**20:.1f} MiB", sep="\n")

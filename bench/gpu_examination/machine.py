@@ -14,7 +14,7 @@ from pathlib import Path
 GPU_FACTS = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm"
 
 
-def facts() -> Iterator[tuple[str, object]]:
+def facts(bundle: Path) -> Iterator[tuple[str, object]]:
     """Yields the name and the value of each fact."""
     yield "python", sys.version.split()[0]
     yield "kernel", platform.release()
@@ -22,7 +22,7 @@ def facts() -> Iterator[tuple[str, object]]:
     yield "cores", len(os.sched_getaffinity(0))
     yield "memory_gib", round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     yield "shared_memory_gib", round(shutil.disk_usage("/dev/shm").free / 2**30, 1)
-    yield "commit", output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD")
+    yield "commit", output("cat", str(bundle / "commit"))
     yield from ((name, shutil.which(name) or "not on PATH") for name in ("compute-sanitizer", "gcc", "nvcc"))
     yield "gpu", output("nvidia-smi", f"--query-gpu={GPU_FACTS}", "--format=csv,noheader")
     yield from torch_facts()
@@ -47,5 +47,5 @@ def output(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, value in facts():
+    for name, value in facts(Path(sys.argv[1])):
         print(json.dumps({"name": name, "value": value}), flush=True)

@@ -62,7 +62,7 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_bandwidth: int = 0
     queue_limit: float = 2.0
     chunk: int = 64 * _MIB
-    depth: int = 2
+    depth: int = 4
     reserve_timeout: float = 1.0
     staging: int = 32 * _MIB
     stores: Thresholds = msgspec.field(default_factory=Thresholds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from copy import copy as shallow
 from enum import Enum
@@ -14,7 +14,7 @@ import msgspec
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu import triton_kernels
-from pagetier.kernels.gpu.launch import GRID, Grid, Tables, launch
+from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable, Tables, launch
 from pagetier.kernels.gpu.runs import Addresses, Cutting, Runs, run_bytes, runs_of
 from pagetier.kernels.gpu.staging import Ring, Slot, batches, slot_needed
 from pagetier.kernels.layout.frames import Frames
@@ -44,6 +44,12 @@ class Moves(msgspec.Struct, frozen=True, eq=False):
     targets: Addresses
     sources: Addresses
     nbytes: Addresses
+
+    def parts(self, most: int) -> Iterator[Moves]:
+        """Yields the moves in parts of at most `most`."""
+        for first in range(0, len(self.nbytes), most):
+            some = slice(first, first + most)
+            yield Moves(self.targets[some], self.sources[some], self.nbytes[some])
 
 
 Memcpy: TypeAlias = Callable[[Moves, Queue], None]
@@ -90,11 +96,16 @@ class Kernels(Protocol):
 
 
 class KernelWay:
-    """Runs the kernel pair on the frames themselves, which the device can access (see Memory)."""
+    """Runs the kernel pair on the frames themselves, which the device can access (see Memory).
+
+    Attributes:
+        grid: The shape of the launches.
+    """
 
     def __init__(self, grid: Grid = GRID, pair: Mapping[Direction, Any] = PAIR) -> None:
-        self._grid, self._pair = grid, pair
+        self.grid, self._pair = grid, pair
         self._last: _Uploaded | None = None
+        self._planes: PlaneTable | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
         """Implements Way. Consecutive copies of one transfer and frames, layer by layer, share their tables."""
@@ -104,14 +115,20 @@ class KernelWay:
         """Implements Kernels."""
         with queue.current():
             tables = _some(self._tables(copy), pages, address)
-            launch(self._pair[copy.direction], tables, copy.planes, self._grid)
+            launch(self._pair[copy.direction], tables, copy.planes, self.grid)
 
     def _tables(self, copy: Copy) -> Tables:
         last = self._last
         if last is None or last.transfer is not copy.transfer or last.frames is not copy.frames:
-            last = _Uploaded(copy.transfer, copy.frames, Tables(copy.transfer, copy.frames))
-            self._last = last
+            tables = Tables(copy.transfer, copy.frames, self._planes_of(copy.transfer))
+            last = self._last = _Uploaded(copy.transfer, copy.frames, tables)
         return last.tables
+
+    def _planes_of(self, transfer: Transfer) -> PlaneTable:
+        """Returns the planes of a transfer: those of the last one, unless the ring or another cache came between."""
+        if self._planes is None or not self._planes.fits(transfer):
+            self._planes = PlaneTable(transfer)
+        return self._planes
 
 
 def _some(tables: Tables, pages: range, address: int) -> Tables:

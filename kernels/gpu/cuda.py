@@ -13,49 +13,13 @@ import torch
 
 from pagetier.kernels.config.copy_settings import CopySettings, WayName
 from pagetier.kernels.device import Copy, DeviceError, Direction, Event, event_of
-from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Memcpy, Moves, Queue, StagedWay, Way, chosen
+from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Memcpy, StagedWay, Way, chosen
 from pagetier.kernels.gpu.cuda_driver import Driver
 from pagetier.kernels.gpu.launch import Grid
+from pagetier.kernels.gpu.memcpy import OneByOne, memcpy_of
 from pagetier.kernels.gpu.staging import Ring
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
-
-# Batches of some ten thousand moves hung drivers of 2026; beside 4096 moves the cost of a call is small.
-_AT_ONCE: Final = 4096
-
-
-class Batched:
-    """Copies in as few calls as possible. The host memory must be registered."""
-
-    def __init__(self, driver: Driver, at_once: int = _AT_ONCE) -> None:
-        """Takes a driver that supports batches."""
-        self._driver, self._at_once = driver, at_once
-
-    def __call__(self, moves: Moves, queue: Queue) -> None:
-        """Implements Memcpy."""
-        for first in range(0, len(moves.nbytes), self._at_once):
-            some = slice(first, first + self._at_once)
-            self._driver.copy_batch(moves.targets[some], moves.sources[some], moves.nbytes[some], queue.handle)
-
-
-class OneByOne:
-    """Copies with one call a move. Blocks the caller where the host memory is not registered."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    def __call__(self, moves: Moves, queue: Queue) -> None:
-        """Implements Memcpy."""
-        for target, source, nbytes in zip(
-            moves.targets.tolist(), moves.sources.tolist(), moves.nbytes.tolist(), strict=True
-        ):
-            self._driver.copy(target, source, nbytes, queue.handle)
-
-
-def memcpy_of(driver: Driver) -> Memcpy:
-    """Returns the fastest implementation for registered memory."""
-    return Batched(driver) if driver.batches else OneByOne(driver)
-
 
 _SHORTEST_NAP: Final = 20e-6  # seconds between two polls of an event; each pause is 1.5 times the one before
 _LONGEST_NAP: Final = 1e-3
@@ -146,7 +110,9 @@ class CudaStream:
         self._device, self._driver = device, device.driver
         urgent = _URGENT[direction]
         self._queue, self._side = (CudaQueue(self._driver.stream(urgent), device.index) for _ in range(2))
-        self._kernel = KernelWay(Grid(programs=device.settings.programs))
+        grid = Grid(programs=device.settings.programs)
+        self._kernel = KernelWay(grid.to_host() if direction is Direction.STORE else grid)
+        self._ring_kernel = KernelWay(grid)
         self._memcpies: Mapping[FrameMemory, Memcpy] = {
             FrameMemory.REACHED: memcpy_of(self._driver),
             FrameMemory.PAGEABLE: OneByOne(self._driver),
@@ -201,7 +167,7 @@ class CudaStream:
             return self._kernel
         memcpy = self._memcpies[memory]
         if name == "staged" and self._ring is not None:
-            return StagedWay(self._ring, self._side, self._kernel, memcpy)
+            return StagedWay(self._ring, self._side, self._ring_kernel, memcpy)
         return DmaWay(memcpy)
 
     @cached_property

@@ -23,6 +23,8 @@ _WIDEST: Final = 16  # bytes of an access; tables begin at multiples of it, so t
 
 _NUMBERS: Final = len(PLANE.names or ())  # of a plane
 
+_OF_TORCH: Final = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "uint8")}
+
 Table = npt.NDArray[Any]
 
 
@@ -36,6 +38,15 @@ class Grid(msgspec.Struct, frozen=True):
         tile: The units of a work item, a power of two.
         warps: The warps of a program.
     """
+
+    def to_host(self) -> Grid:
+        """Returns as many programs for writes over the bus, with 4 KiB of 16-byte units in flight in each.
+
+        A read that is in flight waits for the bus alone, but writes that wait for it fill the queues of the GPU's own
+        memory. On an H200, 16 programs with 16 KiB each slowed reads of that memory by 82 %, with 4 KiB by 4 %, and
+        were no faster.
+        """
+        return Grid(self.programs, self.tile // 4, max(1, self.warps // 4))
 
     programs: int = 16
     tile: int = 1024
@@ -61,19 +72,46 @@ class LaunchGroup(msgspec.Struct, frozen=True, eq=False):
     units: Table
 
 
+class PlaneTable:
+    """The planes of a cache on its device, which all copies between that cache and pages share.
+
+    Attributes:
+        groups: The planes by the widest access that they allow, widest first, which is their order on the device.
+        packed: The table, a one-dimensional tensor of bytes.
+        numbers: The same memory as numbers.
+    """
+
+    def __init__(self, transfer: Transfer) -> None:
+        """Copies the table at once on the device's current stream, as Tables does."""
+        units = _units(transfer)
+        self._planes, self._block_tokens = transfer.planes, transfer.slots.block_tokens
+        self.groups = _groups(transfer.planes, units)
+        planes = transfer.planes[np.argsort(-units, kind="stable")]
+        self._host, self.packed, (self.numbers,) = _uploaded((numbers_of(planes),), torch.device(transfer.device))
+
+    def fits(self, transfer: Transfer) -> bool:
+        """Returns whether these are the planes of a transfer."""
+        return transfer.planes is self._planes and transfer.slots.block_tokens == self._block_tokens
+
+
 class Tables:
     """The tables that the kernels read, on the cache's device, for any number of launches while this object lives.
 
     Attributes:
-        groups: The planes by the widest access that they allow, widest first, which is their order on the device.
+        groups: As in PlaneTable.
         planes, pages, blocks, skip, frames: One-dimensional tensors. `skip` has an item a page; a kernel of the caller
             may set more of them on the launch's stream but clear none, since skipped pages were not validated.
     """
 
-    def __init__(self, transfer: Transfer, frames: Frames) -> None:
+    def __init__(self, transfer: Transfer, frames: Frames, planes: PlaneTable | None = None) -> None:
         """Copies the tables at once on the device's current stream, without waiting for it.
 
         A launch on another stream must wait for this one. The arena's address is that of the device.
+
+        Args:
+            transfer: The copy.
+            frames: The frames of its pages.
+            planes: The table of its planes, if another copy on the same stream has made it.
 
         Raises:
             ValueError: The arena is not aligned to 16 bytes, the table of frames does not have one row a page, or a row
@@ -86,13 +124,12 @@ class Tables:
         self.arena, self.block_tokens = frames.arena, slots.block_tokens
         self.page_count, self.page_frames = frames.table.shape
         self.most_tokens = int(np.max(slots.pages["end"] - slots.pages["first"], initial=0))
-        units = _units(transfer)
-        self.groups = _groups(transfer.planes, units)
-        planes = transfer.planes[np.argsort(-units, kind="stable")]
+        self.of_planes = planes or PlaneTable(transfer)
+        self.groups, self.planes = self.of_planes.groups, self.of_planes.numbers
         self._host, self.packed, tables = _uploaded(
-            (numbers_of(planes), numbers_of(slots.pages), slots.blocks, _skip(slots), frames.table), self.device
+            (numbers_of(slots.pages), slots.blocks, _skip(slots), frames.table), self.device
         )
-        self.planes, self.pages, self.blocks, self.skip, self.frames = tables
+        self.pages, self.blocks, self.skip, self.frames = tables
 
 
 def gather(tables: Tables, planes: range | None = None, grid: Grid = GRID) -> None:
@@ -186,20 +223,22 @@ def _uploaded(tables: Sequence[Table], device: Any) -> tuple[Any, Any, list[Any]
     sizes = [-(-table.nbytes // _WIDEST) * _WIDEST for table in tables]
     begins = np.cumsum([0, *sizes]).tolist()
     host = torch.empty(begins[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = host.numpy()
     for table, begin in zip(tables, begins, strict=False):
-        host.numpy()[begin : begin + table.nbytes] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
+        memory[begin : begin + table.nbytes] = np.ascontiguousarray(table).reshape(-1).view(np.uint8)
     packed = host.to(device, non_blocking=True)
     return host, packed, [_part(packed, table, begin) for table, begin in zip(tables, begins, strict=False)]
 
 
 def _part(packed: Any, table: Table, begin: int) -> Any:
-    return packed[begin : begin + table.nbytes].view(getattr(torch, table.dtype.name))
+    return packed[begin : begin + table.nbytes].view(_OF_TORCH[table.dtype])
 
 
 def _current(tables: Tables) -> AbstractContextManager[Any]:
     """Makes the tables' device current, and keeps the tables allocated until its stream has used them."""
     if tables.device.type != "cuda":
         return nullcontext()
-    tables.packed.record_stream(torch.cuda.current_stream(tables.device))
+    for packed in (tables.packed, tables.of_planes.packed):
+        packed.record_stream(torch.cuda.current_stream(tables.device))
     context: AbstractContextManager[Any] = torch.cuda.device(tables.device)
     return context

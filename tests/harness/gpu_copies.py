@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import c_uint, c_uint64, c_void_p
 from functools import cache, partial
 from typing import Any
 
@@ -13,6 +15,8 @@ from fake_cuda import in_thread
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent, CudaStream
+
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 @cache
@@ -40,6 +44,21 @@ def begun(device: CudaDevice, copies: list[Copy], after: Any = None) -> CudaEven
 
     event: CudaEvent = in_thread(enqueue)
     return event
+
+
+class Gate:
+    """Holds a stream back until open(): the work behind hold() begins then, however long that takes."""
+
+    def __init__(self) -> None:
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+
+    def hold(self, stream: Any) -> None:
+        arguments = c_void_p(stream.cuda_stream), c_uint64(self._word.data_ptr()), c_uint(1), c_uint(_AT_LEAST)
+        assert self._wait(*arguments) == 0
+
+    def open(self) -> None:
+        self._word[0] = 1
 
 
 @contextmanager

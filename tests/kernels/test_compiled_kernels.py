@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pagetier.kernels.gpu import triton_kernels
-from pagetier.kernels.gpu.launch import GRID
+from pagetier.kernels.gpu.launch import GRID, Grid
 
 TARGETS = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 89, 90, 100, 120)}
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
@@ -30,15 +30,15 @@ pytestmark = [
 ]
 
 
-def compiled(kernel: Any, unit: int, target: str) -> Any:
+def compiled(kernel: Any, unit: int, target: str, grid: Grid = GRID) -> Any:
     """Returns Triton's CompiledKernel as a launch would compile it, with the types of the kernel's annotations."""
     types = {
         parameter.name: "constexpr" if parameter.is_constexpr else parameter.annotation_type
         for parameter in kernel.params
     }
     aligned = {(kernel.arg_names.index(table),): [["tt.divisibility", 16]] for table in TABLES}
-    source = ASTSource(kernel, types | TABLES, {"UNIT": unit, "TILE": GRID.tile}, aligned)
-    return triton.compile(source, target=TARGETS[target], options={"num_warps": GRID.warps, "num_stages": 1})
+    source = ASTSource(kernel, types | TABLES, {"UNIT": unit, "TILE": grid.tile}, aligned)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": grid.warps, "num_stages": 1})
 
 
 def global_accesses(ptx: str) -> dict[str, list[int]]:
@@ -72,11 +72,12 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", NVIDIA)
-def test_kernels_compile_for_nvidia(kernel: Any, unit: int, target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("grid", [GRID, GRID.to_host()], ids=["from the host", "to the host"])
+def test_kernels_compile_for_nvidia(kernel: Any, unit: int, target: str, grid: Grid, tmp_path: Path) -> None:
     """Each unit of a thread is one load and one store, of 128 bits for 16 bytes; no local memory is used."""
-    made = compiled(kernel, unit, target)
+    made = compiled(kernel, unit, target, grid)
     ptx, taken = made.asm["ptx"], resources(made.asm["cubin"], tmp_path)
-    units = GRID.tile // (GRID.warps * 32)
+    units = grid.tile // (grid.warps * 32)
     accesses = global_accesses(ptx)
     assert accesses["st"] == [unit * 8] * units
     assert accesses["ld"].count(unit * 8) >= units

@@ -17,11 +17,12 @@ from interpreted_kernels import interpreted_kernels
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Moves, Queue, StagedWay, chosen
-from pagetier.kernels.gpu.launch import GRID, Grid
+from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable
 from pagetier.kernels.gpu.runs import runs_of
 from pagetier.kernels.gpu.staging import Ring, slot_needed
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.kernels.layout.transfer import Transfer
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -137,6 +138,27 @@ def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, _), (second, planes), (third, _) = launched
     assert first == second != third
     assert planes == range(2, 4)
+
+
+def test_copies_of_one_cache_share_its_planes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another cache comes between: each copy moves its own bytes."""
+    made: list[PlaneTable] = []
+
+    def counted(transfer: Transfer) -> PlaneTable:
+        made.append(PlaneTable(transfer))
+        return made[-1]
+
+    monkeypatch.setattr("pagetier.kernels.gpu.copy_paths.PlaneTable", counted)
+    way, (one, other) = interpreted(GRID), (Placed(small_case()) for _ in range(2))
+    copies = {placed: placed.copy(Direction.STORE) for placed in (one, other)}
+    for placed, tables in ((one, 1), (one, 1), (other, 2), (one, 3)):
+        copy, wanted = copies[placed], placed.after(copies[placed])
+        again = msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, copy.frames.table))
+        placed.arena[:] = 0xA5
+        wanted = placed.after(again)
+        way.enqueue(again, LateQueue(0))
+        placed.expect(wanted)
+        assert len(made) == tables
 
 
 @pytest.mark.parametrize("pages", [0, 2])

@@ -40,7 +40,7 @@ def refused(text: str) -> str:
 def test_the_defaults_have_known_values() -> None:
     settings = CopySettings()
     assert settings.stores == settings.loads == Thresholds(32 * KIB, 32 * KIB)
-    assert (settings.path, settings.chunk, settings.depth) == ("auto", 64 * MIB, 2)
+    assert (settings.path, settings.chunk, settings.depth) == ("auto", 64 * MIB, 4)
     assert (settings.store_bandwidth, settings.load_bandwidth) == (0, 0)
     assert settings.programs == GRID.programs
 

@@ -73,6 +73,14 @@ def test_torch_without_cuda_is_an_error(library: SimulatedDriver) -> None:
         Made(library)
 
 
+def test_stores_have_fewer_bytes_in_flight(library: SimulatedDriver, torch: SimulatedTorch) -> None:
+    """Writes over the bus slow the model more than reads; the ring is in the GPU's own memory."""
+    ways = {direction: Made(library, programs=24).device.stream(direction) for direction in Direction}
+    tiles = {direction: (its._kernel.grid.tile, its._ring_kernel.grid.tile) for direction, its in ways.items()}
+    assert tiles == {Direction.STORE: (256, 1024), Direction.LOAD: (1024, 1024)}
+    assert {its._kernel.grid.programs for its in ways.values()} == {24}
+
+
 def test_streams_are_new_ones(library: SimulatedDriver, torch: SimulatedTorch) -> None:
     """Two streams for each direction, loads with the highest priority; an engine's thread may create them."""
     made = Made(library)

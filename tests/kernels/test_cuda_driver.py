@@ -13,8 +13,8 @@ from fake_cuda import GLOBAL, RELAXED, SimulatedDriver, in_thread, mode_now, rai
 from fake_queues import LateQueue
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.gpu.copy_paths import Moves
-from pagetier.kernels.gpu.cuda import Batched, OneByOne, memcpy_of
 from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.kernels.gpu.memcpy import Batched, OneByOne, Paced, memcpy_of
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,8 @@ def test_older_drivers_copy_one_by_one() -> None:
     for library in (SimulatedDriver(lacks={"cuGetProcAddress_v2"}), SimulatedDriver(fail={"cuGetProcAddress_v2"})):
         driver = Driver(0, library)
         assert not driver.batches
-        assert isinstance(memcpy_of(driver), OneByOne)
+        memcpy_of(driver)(Bytes(2).moves, RecordingQueue())
+        assert library.calls["cuMemcpyAsync"] == 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cuda.bindings.driver", refusing)
         assert not Driver(0, SimulatedDriver()).batches
@@ -157,6 +158,47 @@ def test_moves_without_batches_are_made_one_by_one(library: SimulatedDriver) -> 
     OneByOne(Driver(0, library))(its.moves, LateQueue(1))
     assert library.calls["cuMemcpyAsync"] == 5
     assert np.array_equal(its.target, its.wanted)
+
+
+class RecordingQueue(LateQueue):
+    """A queue whose marks come when they are asked for the second time. `unfinished` has the marks before that."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.unfinished: list[AskedTwice] = []
+
+    def mark(self) -> AskedTwice:  # type: ignore[override]
+        self.unfinished.append(AskedTwice(self))
+        return self.unfinished[-1]
+
+
+class AskedTwice:
+    def __init__(self, queue: RecordingQueue) -> None:
+        self._queue, self._asked = queue, 0
+
+    def query(self) -> bool:
+        self._asked += 1
+        if self._asked == 2:
+            self._queue.unfinished.remove(self)
+        return self._asked >= 2
+
+
+@pytest.mark.parametrize("ahead", [3, 6, 7, 100])
+def test_few_moves_wait_for_the_gpu(ahead: int) -> None:
+    """However many there are, in one call or in several: a full queue would hold the engine's launches up."""
+    queue, its, waiting = RecordingQueue(), Bytes(20), []
+    sizes: list[int] = []
+
+    def memcpy(moves: Moves, _: object) -> None:
+        sizes.append(len(moves.nbytes))
+        waiting.append(3 * len(queue.unfinished) + len(moves.nbytes))
+
+    paced = Paced(memcpy, at_once=3, ahead=ahead)
+    for _ in range(2):
+        paced(its.moves, queue)
+    assert sizes == 2 * [3, 3, 3, 3, 3, 3, 2]
+    assert max(waiting) <= ahead
+    assert max(waiting) > ahead - 3 or ahead == 100
 
 
 @pytest.mark.parametrize("name", ["cuMemcpyBatchAsync", "cuMemcpyAsync"])

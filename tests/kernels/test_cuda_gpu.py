@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from copy_case_memory import Placed
 from copy_cases import Case, Stored, case_of, cases
-from gpu_copies import begun, device_of, registered, stream_of
+from gpu_copies import Gate, begun, device_of, registered, stream_of
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.cuda import CudaDevice
@@ -29,7 +29,6 @@ pytestmark = [
 BOTH = pytest.mark.parametrize("direction", Direction)
 WAYS = pytest.mark.parametrize("way", ["auto", "kernel", "staged", "dma"])
 PINNED = pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
-LONG = 2_000_000_000  # cycles of a GPU: about a second
 ROWS = ("layer", "kind", "block", "token", "head")
 
 
@@ -62,15 +61,26 @@ class OnGpu:
 
 
 def warmed(way: str, its: OnGpu, direction: Direction) -> CudaDevice:
-    """Returns a device that has compiled and allocated everything for this copy, so that enqueueing is fast."""
+    """Returns a device that has compiled, loaded and allocated everything for a test: some of it waits for the GPU."""
     device = device_of(way)
     assert begun(device, [its.copy(direction)] * 2).wait(60)
+    its.cache.bitwise_xor_(0).clone()
+    torch.cuda.synchronize()
     return device
 
 
 def large_case(pages: int = 6) -> Case:
     """Returns a copy with runs of 256 bytes, 12,288 of them per page."""
-    stored = Stored(ROWS, layers=8, kinds=2, heads=4, width=256)
+    return _case(8, pages)
+
+
+def small_case() -> Case:
+    """Returns a copy with 6,144 runs of 256 bytes, which all fit into the queue of a stream."""
+    return _case(2, 2)
+
+
+def _case(layers: int, pages: int) -> Case:
+    stored = Stored(ROWS, layers=layers, kinds=2, heads=4, width=256)
     slots = slot_map(np.random.default_rng(1).permutation(12 * pages), pages, 192, 16)
     return case_of([stored], slots, np.random.default_rng(2))
 
@@ -114,18 +124,19 @@ def test_copies_may_be_enqueued_layer_by_layer() -> None:
 
 @WAYS
 def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
-    its, engine, event = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Event()
+    its, engine, event, gate = OnGpu(small_case()), torch.cuda.Stream(), torch.cuda.Event(), Gate()
     with its.registered():
         device = warmed(way, its, Direction.STORE)
         its.host.arena ^= 0xA5
         its.host.cache ^= 0x5A
         wanted = its.wanted(Direction.STORE)
         with torch.cuda.stream(engine):
-            torch.cuda._sleep(LONG)
+            gate.hold(engine)
             its.cache.bitwise_xor_(0x5A)
             event.record(engine)
         stored = begun(device, [its.copy(Direction.STORE)], after=event)
         assert not stored.wait(0.001)
+        gate.open()
         assert stored.wait(10)
     its.expect(wanted)
 
@@ -133,22 +144,56 @@ def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
 @WAYS
 def test_the_engine_continues_after_a_load(way: str) -> None:
     """The host does not wait, although the load is late."""
-    its, other, engine, late = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+    its, other, engine, late = OnGpu(small_case()), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+    gate = Gate()
     with its.registered():
         device = warmed(way, its, Direction.LOAD)
         its.host.arena ^= 0xA5
         wanted = its.wanted(Direction.LOAD)
-        with torch.cuda.stream(other):
-            torch.cuda._sleep(LONG)
-            late.record(other)
+        gate.hold(other)
+        late.record(other)
         loaded = begun(device, [its.copy(Direction.LOAD)], after=late)
         loaded.make_stream_wait(engine)
         with torch.cuda.stream(engine):
             seen = its.cache.clone()
         assert not loaded.done()
+        gate.open()
         engine.synchronize()
         assert loaded.done()
     np.testing.assert_array_equal(seen.cpu().numpy(), wanted[0])
+
+
+@BOTH
+@WAYS
+def test_a_late_event_does_not_hold_up_the_engine(direction: Direction, way: str) -> None:
+    """The engine launches its kernels while 73,728 runs wait for an event that comes after them."""
+    its, engine, late, gate = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Event(), Gate()
+    numbers = torch.zeros(1000, device="cuda:0")
+    wanted, events = its.wanted(direction), []
+    with its.registered():
+        device = warmed(way, its, direction)
+        gate.hold(engine)
+        late.record(engine)
+        copying = Thread(target=lambda: events.append(begun(device, [its.copy(direction)], after=late)))
+        launching = Thread(target=launch_often, args=(numbers,))
+        for thread in (copying, launching):
+            thread.start()
+        launching.join(20)
+        held_up = launching.is_alive()
+        gate.open()
+        for thread in (copying, launching):
+            thread.join()
+        assert events[0].wait(60)
+    assert not held_up
+    assert numbers.eq(200).all()
+    its.expect(wanted)
+
+
+def launch_often(numbers: Any) -> None:
+    """Launches 200 small kernels, with pauses in which another thread enqueues more."""
+    for _ in range(200):
+        numbers += 1
+        time.sleep(0.001)
 
 
 def test_streams_are_not_shared_with_torch() -> None:
