@@ -46,7 +46,8 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         path: "auto" chooses the copy path by run length, from `stores` and `loads`; a name selects one path for
             everything.
-        programs: The number of Triton programs at once, which limits the SMs that a copy takes from the model.
+        programs: The number of Triton programs at once, which limits the SMs that a copy takes from the model; a store
+            over the bus has a quarter of them.
         store_bandwidth, load_bandwidth: The limit in bytes a second; 0 for none.
         queue_limit: Seconds of work that may be queued, at the measured rate; further pages are rejected.
         chunk: Bytes of pages that are enqueued and published together.

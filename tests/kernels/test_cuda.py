@@ -73,12 +73,15 @@ def test_torch_without_cuda_is_an_error(library: SimulatedDriver) -> None:
         Made(library)
 
 
-def test_stores_have_fewer_bytes_in_flight(library: SimulatedDriver, torch: SimulatedTorch) -> None:
+@pytest.mark.parametrize(("programs", "storing"), [(1, 1), (16, 4), (25, 6)])
+def test_stores_have_fewer_programs(
+    library: SimulatedDriver, torch: SimulatedTorch, programs: int, storing: int
+) -> None:
     """Writes over the bus slow the model more than reads; the ring is in the GPU's own memory."""
-    ways = {direction: Made(library, programs=24).device.stream(direction) for direction in Direction}
-    tiles = {direction: (its._kernel.grid.tile, its._ring_kernel.grid.tile) for direction, its in ways.items()}
-    assert tiles == {Direction.STORE: (256, 1024), Direction.LOAD: (1024, 1024)}
-    assert {its._kernel.grid.programs for its in ways.values()} == {24}
+    ways = {direction: Made(library, programs=programs).device.stream(direction) for direction in Direction}
+    shapes = {direction: (its._kernel.grid.programs, its._kernel.grid.tile) for direction, its in ways.items()}
+    assert shapes == {Direction.STORE: (storing, 2048), Direction.LOAD: (programs, 1024)}
+    assert {its._ring_kernel.grid.programs for its in ways.values()} == {programs}
 
 
 def test_streams_are_new_ones(library: SimulatedDriver, torch: SimulatedTorch) -> None:
