@@ -54,8 +54,8 @@ class _Part(msgspec.Struct, frozen=True, eq=False):
 class Paced:
     """Keeps at most `ahead` moves of a stream waiting for the GPU, by waiting before more are enqueued.
 
-    Moves may wait for an event of the engine that is late. A driver whose queue is full then blocks whoever enqueues,
-    and meanwhile every launch of the engine too: 74,000 moves did so on an H200 until the event came. This waits
+    Moves may wait for an event of the engine that is late. A driver whose queue is full then blocks the thread that
+    enqueues, and every launch of the engine too: 74,000 moves did so on an H200 until the event came. This waits
     outside of the driver.
     """
 
