@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from proofs.__main__ import CORE, main, why_stale
-from proofs.catalog import PROOFS, Proof
+from proofs.catalog import PROOFS, Proof, pytest_options
 from proofs.inputs import UnknownInputError, digest_of, helpers_of, inputs_of
-from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock, written_after
+from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock, seed_of, write_lock, written_after
 from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
 from proofs.renew import Renewal, run_all
-from proofs.sample import chosen, try_sample
+from proofs.sample import chosen, relabelled_locks, try_sample
 from proofs.shard import ROOT, Shard, run
 
 MINUTE_S: Final = 60
@@ -28,6 +28,10 @@ INPUT: Final = "tests/proofs/README.md"
 
 def saying(name: str, line: str, code: int = 0) -> Shard:
     return Shard(name, ("sh", "-c", f'echo other; echo "proof: {line}"; exit {code}'))
+
+
+def failing_without(file: Path, name: str, line: str) -> Shard:
+    return Shard(name, ("sh", "-c", f'test -e {file} && echo "proof: {line}"'))
 
 
 def proof_of(*shards: Shard) -> Proof:
@@ -46,6 +50,11 @@ def lock_of(folder: Path) -> Lock:
     lock = read_lock("small", folder)
     assert lock is not None
     return lock
+
+
+def labelled(lock: Lock, inputs: str) -> Lock:
+    """Returns the lock with the digest of other inputs, and the seed that belongs to them."""
+    return msgspec.structs.replace(lock, inputs=inputs, seed=seed_of(inputs))
 
 
 def sampled(folder: Path, *shards: Shard) -> list[str]:
@@ -91,9 +100,52 @@ def test_a_proof_whose_inputs_were_changed_is_stale(tmp_path: Path) -> None:
     lock = lock_of(tmp_path)
     assert not why_stale(proof_of(shard), lock)
     assert "changed since" in why_stale(proof_of(shard), msgspec.structs.replace(lock, inputs="others"))
-    assert "no result of two" in why_stale(proof_of(shard, saying("two", "8 states")), lock)
+    both = proof_of(shard, saying("two", "8 states"))
+    assert "no result of two" in why_stale(both, labelled(lock, both.digest()))
     empty = msgspec.structs.replace(lock, shards={"one": Record(1, ("skipped: spin is missing",))})
     assert "no result of one" in why_stale(proof_of(shard), empty)
+
+
+def test_a_digest_follows_the_commands_but_not_the_folder_of_the_clone() -> None:
+    digests = {proof_of(Shard("one", command)).digest() for command in [("true",), ("false",), (f"{ROOT}/true",)]}
+    assert len(digests) == 2
+
+
+def test_what_chooses_the_tests_of_a_shard_is_an_input_of_proofs_of_tests(tmp_path: Path) -> None:
+    of_tests = {proof.name for proof in PROOFS if "tests/harness/proofs/selection.py" in proof.files()}
+    assert of_tests == {proof.name for proof in PROOFS if proof.tests} and "models" not in of_tests
+    changed = tmp_path / "pyproject.toml"
+    changed.write_text('[project]\nname = "other"\n[tool.pytest.ini_options]\naddopts = ["-x"]\n')
+    assert pytest_options(changed) == {"ini_options": {"addopts": ["-x"]}} != pytest_options()
+
+
+def test_all_machines_list_the_same_shards() -> None:
+    """A machine without a compiler or a Python that can be linked would call the locks of others stale."""
+    for folder, lacking in (("fuzz", ("CLANG=false", "PYTHON=")), ("stress", ("steps=",))):
+        listed = [
+            subprocess.run(
+                ["make", "-s", "-C", f"tests/shm/{folder}", "targets", *words],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for words in ((), *((word,) for word in lacking))
+        ]
+        assert len(set(listed)) == 1 and len(listed[0].splitlines()) > 10
+
+
+def test_a_lock_that_only_has_the_label_of_other_inputs_is_found(tmp_path: Path) -> None:
+    shard = Shard("one", ("sh", "-c", "echo proof: seed $SEED"))
+    renewed(tmp_path, shard)
+    lock = lock_of(tmp_path)
+    assert not list(relabelled_locks({"small": lock})) and sampled(tmp_path, shard)[0].startswith("same")
+    other = msgspec.structs.replace(lock, inputs="others")
+    assert next(relabelled_locks({"small": other})).startswith("DIFFERS small: its seed is")
+    proof = proof_of(shard)
+    assert "its seed is" in why_stale(proof, msgspec.structs.replace(lock, seed=lock.seed + 1))
+    write_lock("small", labelled(lock, "others"), tmp_path)
+    assert sampled(tmp_path, shard)[0].startswith("DIFFERS small one"), "its lines are of other numbers"
 
 
 def test_a_lock_of_no_proof_is_named(tmp_path: Path) -> None:
@@ -108,6 +160,7 @@ def test_a_lock_keeps_what_each_shard_said_and_counts_runs(tmp_path: Path) -> No
     first = lock_of(tmp_path)
     assert first.shards["one"].summary == ("7 states",)
     assert first.shards["two"].summary == (f"seed {first.seed} {first.seed} {first.seed}",)
+    assert first.seed == seed_of(first.inputs) != seed_of("others")
     renewed(tmp_path, *shards)
     assert (first.runs, lock_of(tmp_path).runs) == (1, 2)
 
@@ -115,9 +168,11 @@ def test_a_lock_keeps_what_each_shard_said_and_counts_runs(tmp_path: Path) -> No
 def test_a_run_that_failed_continues_with_what_did_not_hold(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     once = Shard("once", ("sh", "-c", f"echo ran >> {ran}; echo proof: held"))
-    failed, written = renewed(tmp_path, once, saying("two", "8 states", code=1))
+    two = failing_without(tmp_path / "mended", "two", "8 states")
+    failed, written = renewed(tmp_path, once, two)
     assert (failed.failed, written, read_lock("small", tmp_path)) == (["two"], False, None)
-    assert renewed(tmp_path, once, saying("two", "8 states"))[1]
+    (tmp_path / "mended").touch()
+    assert renewed(tmp_path, once, two)[1]
     assert ran.read_text() == "ran\n"
 
 
@@ -136,10 +191,12 @@ def test_an_interruption_starts_no_further_shard(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_while_it_wrote_continues(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     once = Shard("once", ("sh", "-c", f"echo ran >> {ran}; echo proof: held"))
-    renewed(tmp_path, once, saying("two", "8 states", code=1))
+    two = failing_without(tmp_path / "mended", "two", "8 states")
+    renewed(tmp_path, once, two)
     (progress,) = (tmp_path / "build" / "small").iterdir()
     progress.write_text(progress.read_text() + '{"shard": "tw')
-    assert renewed(tmp_path, once, saying("two", "8 states"))[1] and ran.read_text() == "ran\n"
+    (tmp_path / "mended").touch()
+    assert renewed(tmp_path, once, two)[1] and ran.read_text() == "ran\n"
 
 
 def test_an_interrupted_run_of_all_proofs_continues_with_those_that_it_has_not_run(tmp_path: Path) -> None:
@@ -231,11 +288,12 @@ def test_commits_choose_other_shards_and_no_long_one() -> None:
     assert len(firsts) > 5 and "7" not in firsts
 
 
-def test_a_proof_of_long_shards_is_sampled_by_its_shortest() -> None:
-    records = {"one": Record(3 * MINUTE_S, ()), "two": Record(2 * MINUTE_S, ())}
-    lock = Lock("", "", 1, 1, 1, records)
-    found = chosen([proof_of(saying("one", ""), saying("two", ""))], {"small": lock}, "a commit")
-    assert [one.shard.name for one in found] == ["two"]
+def test_a_sample_leaves_out_what_would_end_too_late() -> None:
+    records = {"one": Record(MINUTE_S, ("7 states",)), "two": Record(1, ("8 states",))}
+    proof = proof_of(saying("one", "7 states"), saying("two", "8 states"))
+    found = chosen([proof], {"small": Lock("", "", 1, 1, 1, records)}, "a commit")
+    (line,) = try_sample(found, 1, MINUTE_S / 2)
+    assert len(found) == 2 and line.startswith("same    small two")
 
 
 def test_make_lint_and_the_gate_run_the_commands() -> None:

@@ -8,16 +8,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import click
 
 from proofs.catalog import PROOFS, Proof
-from proofs.inputs import UnknownInputError, inputs_of
-from proofs.lock import Lock, held, orphaned_locks, read_lock, written_after
+from proofs.inputs import UnknownInputError
+from proofs.lock import Lock, held, orphaned_locks, read_lock, relabelled, written_after
 from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
 from proofs.renew import renew, say
-from proofs.sample import chosen, try_sample
+from proofs.sample import chosen, relabelled_locks, try_sample
 from proofs.shard import ROOT
 
 CORE: Final = "shm/core/common/layout.h"
@@ -79,7 +80,7 @@ def renew_locks(jobs: int, everything: bool, names: tuple[str, ...]) -> None:
 
 @main.command()
 @click.option("--jobs", default=_CORES, help="How many shards run at a time.")
-@click.option("--seconds", default=300.0, help="No shard begins after this time.")
+@click.option("--seconds", default=300.0, help="When the sample ends, by the times in the locks.")
 def sample(jobs: int, seconds: float) -> None:
     """Run some shards again, chosen by the commit, and compare them with the locks."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -87,7 +88,8 @@ def sample(jobs: int, seconds: float) -> None:
     present = [proof for proof in PROOFS if proof.name in locks]
     differences = 0
     with one_run_at_a_time(say):
-        for line in try_sample(chosen(present, locks, head.strip()), jobs, seconds):
+        tried = try_sample(chosen(present, locks, head.strip()), jobs, seconds)
+        for line in chain(relabelled_locks(locks), tried):
             differences += line.startswith("DIFFERS")
             say(line)
     sys.exit(1 if differences else 0)
@@ -101,7 +103,7 @@ def list_proofs() -> None:
         lock = read_lock(proof.name)
         result = f"{lock.seconds / 60:5.1f} min  {lock.runs:3} runs  {lock.commit}" if lock else "never held"
         click.echo(f"{proof.name:<20} {len(proof.shards()):4} shards  {result}")
-    of_core = [proof for proof in minutes if CORE in inputs_of(proof.inputs, proof.tests)]
+    of_core = [proof for proof in minutes if CORE in proof.files()]
     click.echo(f"all: {sum(minutes.values()):.1f} min")
     click.echo(f"a change of {CORE}: {sum(minutes[proof] for proof in of_core):.1f} min")
 
@@ -112,6 +114,8 @@ def why_stale(proof: Proof, lock: Lock | None) -> str:
         return "it has no lock"
     if lock.inputs != proof.digest():
         return f"its inputs were changed since {lock.commit}"
+    if why := relabelled(lock):
+        return why
     lacking = [shard.name for shard in proof.shards() if not held(lock.shards.get(shard.name))]
     return f"its lock has no result of {lacking[0]}" if lacking else ""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ _PYTHON: Final = ".venv/bin/python"
 _STRESS: Final = "tests/shm/stress"
 _FUZZ: Final = "tests/shm/fuzz"
 _MODELS: Final = "tests/models/check_models.py"
+_SELECTION: Final = "tests/harness/proofs/selection.py"
 _MUTANTS_OF_A_SHARD: Final = 8
 
 
@@ -37,9 +39,21 @@ class Proof(Struct, frozen=True):
     shards: Callable[[], list[Shard]]
     tests: tuple[str, ...] = ()
 
+    def files(self) -> list[str]:
+        """Returns the paths of its inputs. Those of tests include what chooses the tests of a shard."""
+        return inputs_of((*self.inputs, _SELECTION) if self.tests else self.inputs, self.tests)
+
     def digest(self) -> str:
-        """Returns the digest of its inputs, which its lock must have. Files among them list what is not a test."""
-        return digest_of(inputs_of(self.inputs, self.tests), msgspec.json.encode((self.inputs, self.tests)))
+        """Returns the digest that its lock must have: of its inputs, its commands, and the options of pytest."""
+        commands = [(shard.name, [word.replace(f"{ROOT}/", "") for word in shard.command]) for shard in self.shards()]
+        declared = (self.inputs, self.tests, commands, pytest_options() if self.tests else {})
+        return digest_of(self.files(), msgspec.json.encode(declared))
+
+
+def pytest_options(file: Path = ROOT / "pyproject.toml") -> dict[str, object]:
+    """Returns the options of pytest, the one section of this file on which the result of a test depends."""
+    options: dict[str, object] = tomllib.loads(file.read_text())["tool"]["pytest"]
+    return options
 
 
 def proof_of_tests(name: str, tests: Sequence[str], inputs: Sequence[str], shards: int, python: str = _PYTHON) -> Proof:
@@ -80,7 +94,7 @@ def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: S
 
 
 def _models() -> list[Shard]:
-    listed = _said([_PYTHON, _MODELS, "--list"])
+    listed = _said(_PYTHON, _MODELS, "--list")
     return [Shard(variant, (_PYTHON, _MODELS, variant)) for variant in listed]
 
 
@@ -111,10 +125,11 @@ def _mutants(folder: str) -> list[Shard]:
 
 
 def _targets(folder: str) -> list[str]:
-    return [line for line in _said(["make", "-s", "-C", folder, "targets"]) if re.match(r"^\w+/", line)]
+    return [line for line in _said("make", "-s", "-C", folder, "targets") if re.match(r"^\w+/", line)]
 
 
-def _said(command: list[str]) -> list[str]:
+@cache
+def _said(*command: str) -> list[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
 
 

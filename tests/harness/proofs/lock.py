@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -32,7 +33,7 @@ class Lock(Struct, frozen=True):
     Attributes:
         inputs: The digest of what it depends on.
         commit: The commit that was checked out, with "+" if files were changed.
-        seed: What its shards drew from.
+        seed: What its shards drew from: `seed_of` the inputs.
         runs: How often it was run and held, with any inputs.
         seconds: The sum over its shards.
         shards: The results by name.
@@ -69,6 +70,17 @@ def write_lock(name: str, lock: Lock, folder: Path = LOCKS) -> None:
     """Replaces the lock of a proof."""
     text = msgspec.json.format(msgspec.json.encode(lock), indent=1)
     lock_file(name, folder).write_bytes(text + b"\n")
+
+
+def seed_of(inputs: str) -> int:
+    """Returns the seed of all shards, which a digest of inputs determines: other inputs lead to other numbers."""
+    return int.from_bytes(hashlib.sha256(inputs.encode()).digest()[:4], "big") >> 1
+
+
+def relabelled(lock: Lock) -> str:
+    """Returns what shows that a lock has the digest of other inputs than those that it was run with, or ""."""
+    wanted = seed_of(lock.inputs)
+    return "" if lock.seed == wanted else f"its seed is {lock.seed}, but its inputs have the seed {wanted}"
 
 
 def orphaned_locks(names: Iterable[str], folder: Path = LOCKS) -> list[Path]:

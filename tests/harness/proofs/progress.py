@@ -31,21 +31,17 @@ class Progress:
     Args:
         name: The name of the proof.
         inputs: The digest of its inputs. With another one the run begins again.
-        seed: The seed of a run that begins.
         folder: Where the file lies.
     """
 
-    def __init__(self, name: str, inputs: str, seed: int, folder: Path = BUILD) -> None:
+    def __init__(self, name: str, inputs: str, folder: Path = BUILD) -> None:
         self._file = folder / name / f"{inputs}.jsonl"
         if not self._file.exists():
             shutil.rmtree(self._file.parent, ignore_errors=True)
             self._file.parent.mkdir(parents=True)
-            new = self._file.with_suffix(".new")
-            new.write_text(f"{seed}\n")
-            new.rename(self._file)
-        first, *rest = self._file.read_bytes().splitlines()
-        self.seed = int(first)
-        self.shards = {one.shard: one.record for one in map(_read, rest) if one}
+            self._file.touch()
+        lines = self._file.read_bytes().splitlines()
+        self.shards = {one.shard: one.record for one in map(_read, lines) if one}
 
     def keep(self, shard: str, record: Record) -> None:
         """Adds a shard that held."""

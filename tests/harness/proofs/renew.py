@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from proofs.catalog import Proof
 from proofs.inputs import forget_the_tree
-from proofs.lock import LOCKS, Lock, read_lock, recorded, write_lock
+from proofs.lock import LOCKS, Lock, read_lock, recorded, seed_of, write_lock
 from proofs.progress import BUILD, Progress
 from proofs.shard import ROOT, SKIPPED, Outcome, Shard, run
 
@@ -31,8 +30,9 @@ class Renewal:
         self._say = say
         self._locks = locks
         self._inputs = proof.digest()
+        self._seed = seed_of(self._inputs)
         self._commit = commit()
-        self._progress = Progress(proof.name, self._inputs, secrets.randbits(31), build)
+        self._progress = Progress(proof.name, self._inputs, build)
         self._all = {shard.name: shard for shard in proof.shards()}
         self.failed: list[str] = []
 
@@ -42,7 +42,7 @@ class Renewal:
 
     def try_one(self, shard: Shard) -> None:
         """Runs a shard and keeps its result."""
-        outcome = run(shard, self._progress.seed)
+        outcome = run(shard, self._seed)
         why = why_not(outcome)
         title = f"{self._proof.name} {shard.name}"
         untried = f"{len(outcome.skipped)} skipped" if outcome.skipped else ""
@@ -70,7 +70,7 @@ class Renewal:
         shards = {name: self._progress.shards[name] for name in self._all}
         seconds = round(sum(record.seconds for record in shards.values()), 1)
         runs = before.runs if before else 0
-        return Lock(self._inputs, self._commit, self._progress.seed, runs + 1, seconds, shards)
+        return Lock(self._inputs, self._commit, self._seed, runs + 1, seconds, shards)
 
 
 def why_not(outcome: Outcome) -> str:

@@ -12,12 +12,12 @@ from typing import Final
 from msgspec import Struct
 
 from proofs.catalog import Proof
-from proofs.lock import Lock, Record
+from proofs.lock import Lock, Record, relabelled, seed_of
 from proofs.renew import why_not
 from proofs.shard import SKIPPED, Outcome, Shard, run
 
 MOST_S: Final = 60.0
-"""A shard that took longer is in no sample, unless it is the shortest of its proof."""
+"""A shard that took longer is in no sample."""
 
 
 class Chosen(Struct, frozen=True):
@@ -39,34 +39,45 @@ def chosen(proofs: Sequence[Proof], locks: Mapping[str, Lock], commit: str) -> l
 
 
 def _of_proof(proof: Proof, lock: Lock, commit: str) -> Iterator[Chosen]:
-    """Yields the shards of a proof. If all take too long, it is the shortest, so that each proof is sampled."""
+    """Yields the shards of a proof that are short enough."""
     records = {shard: lock.shards[shard.name] for shard in proof.shards() if shard.name in lock.shards}
-    longest = max(MOST_S, min((record.seconds for record in records.values()), default=0))
     for shard in sorted(records, key=lambda shard: _rank(commit, f"{proof.name} {shard.name}")):
-        if records[shard].seconds <= longest:
-            yield Chosen(proof.name, shard, lock.seed, records[shard])
+        if records[shard].seconds <= MOST_S:
+            yield Chosen(proof.name, shard, seed_of(lock.inputs), records[shard])
 
 
 def _rank(commit: str, name: str) -> bytes:
     return hashlib.sha256(f"{commit} {name}".encode()).digest()
 
 
+def relabelled_locks(locks: Mapping[str, Lock]) -> Iterator[str]:
+    """Yields a line for each lock whose digest of inputs was replaced without a run."""
+    for name, lock in locks.items():
+        if why := relabelled(lock):
+            yield f"DIFFERS {name}: {why}"
+
+
 def try_sample(wanted: Sequence[Chosen], jobs: int, limit_s: float) -> Iterator[str]:
-    """Runs shards, in order, until the time is over.
+    """Runs shards, in order, for a limited time.
 
     Args:
         wanted: The shards.
         jobs: How many run at a time.
-        limit_s: No shard begins after this many seconds.
+        limit_s: After how many seconds the last one ends, on a machine like the one that wrote the locks: a shard that
+            its lock says to end later is left out.
 
     Yields:
         A line for each shard that was run; that of a difference begins with "DIFFERS".
     """
     end = time.monotonic() + limit_s
     with ThreadPoolExecutor(jobs) as pool:
-        for line in pool.map(lambda one: _try_one(one) if time.monotonic() < end else "", wanted):
+        for line in pool.map(lambda one: _try_one(one) if _ends_before(end, one) else "", wanted):
             if line:
                 yield line
+
+
+def _ends_before(end: float, one: Chosen) -> bool:
+    return time.monotonic() + one.record.seconds <= end
 
 
 def _try_one(one: Chosen) -> str:

@@ -5,6 +5,7 @@
 #define PAGES 24u /* fewer than PT_CANDIDATES, so that the policy compares all leaves */
 #define NODES 363u /* prompts of up to 5 pages, each one of 3 */
 #define DEPTH 5u
+#define DETERMINED 2000u /* steps */
 
 typedef struct {
     scene s;
@@ -167,6 +168,9 @@ int main(int count, char **arguments)
     run r = run_begin("cadence", count, arguments);
     trial t = {.s = scene_new(PAGES, PAGES), .random = rng_stream(r.seed, 0)};
     learn(&t);
+    for (uint32_t steps = 0; steps < DETERMINED; steps++)
+        step(&t);
+    run_determined(&r, "%u steps: %lu stores, %lu evicted, %lu of them unreachable", DETERMINED, t.stores, t.evicted, t.orphans);
     while (!run_over(&r))
         step(&t);
     settle(&t.s, later(&t.s));

@@ -4,6 +4,7 @@
 
 #define KEYS 200u
 #define BUCKETS 128u
+#define DETERMINED 10000u /* steps */
 
 typedef struct {
     pt_view v;
@@ -151,6 +152,9 @@ int main(int count, char **arguments)
     if (t.d.mask >= BUCKETS)
         finding("the dictionary has more buckets than this test allows for");
     t.before = malloc(table_bytes(&t));
+    while (t.steps < DETERMINED)
+        phase(&t);
+    run_determined(&r, "%lu steps: %lu overflows", t.steps, t.overflows);
     while (!run_over(&r))
         phase(&t);
     free(t.before);

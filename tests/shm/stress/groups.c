@@ -6,6 +6,7 @@
 #define POOL 48u /* pages in memory, and as many on disk */
 #define COUNT 4u /* groups */
 #define PAGES 10u
+#define DETERMINED 2000u /* matches */
 
 static scene s;
 static uint32_t entries[2 * POOL]; /* of the pages; those on disk first */
@@ -194,6 +195,9 @@ int main(int count, char **arguments)
     rng random = rng_stream(r.seed, 0);
     uint64_t matches = 0, hits = 0;
     begin();
+    for (; matches < DETERMINED; matches++)
+        hits += try(&random);
+    run_determined(&r, "%lu matches: %lu hits", matches, hits);
     for (; !run_over(&r); matches++)
         hits += try(&random);
     s.now = pt_now_ns() > s.now ? pt_now_ns() : s.now;

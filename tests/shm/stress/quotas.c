@@ -315,7 +315,7 @@ int main(int count, char **arguments)
     trial all = {0};
     keep_a_large_page();
     keep_the_minimum_on_disk();
-    for (uint64_t seed = r.seed; !run_over(&r); seed++) {
+    for (uint64_t seed = r.seed; seed == r.seed || !run_over(&r); seed++) {
         trial t = {.s = scene_new(64, 40), .random = rng_stream(seed, 0)};
         world_draw_quotas(&t.s.owner, &t.random);
         for (uint32_t n = 0; n < 3000; n++)
@@ -325,6 +325,8 @@ int main(int count, char **arguments)
         pt_reap(&t.s.owner, t.s.one.slot, later(&t.s));
         scene_end(&t.s);
         all.steps += 3000, all.granted += t.granted, all.refused += t.refused, all.written += t.written;
+        if (seed == r.seed)
+            run_determined(&r, "%lu steps: %lu pages granted, %lu refused, %lu written", all.steps, all.granted, all.refused, all.written);
     }
     run_end(&r, "%lu steps, %lu pages granted, %lu refused, %lu written,", all.steps, all.granted, all.refused, all.written);
     return 0;

@@ -51,6 +51,18 @@ __attribute__((format(printf, 2, 3))) static inline void run_end(const run *r, c
     printf(" no findings\n");
 }
 
+/* Says what the seed alone determines: of a number of steps, not of a time, in one thread, without the clock. The lock of
+ * a proof keeps it, so it must be the same on every machine and with every compiler. */
+__attribute__((format(printf, 2, 3))) static inline void run_determined(const run *r, const char *format, ...)
+{
+    va_list arguments;
+    printf("proof: %s, ", r->what);
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    printf("\n");
+}
+
 #ifndef FINDING_END /* a fuzzer defines it as an abort, so that it keeps the input */
 #define FINDING_END() _exit(1)
 #endif

@@ -11,6 +11,7 @@
 #define PAGES 5u
 #define BLOCKS 80u
 #define FRAMES 4096u
+#define DETERMINED 60u /* tables */
 
 enum { PLANE, BLOCK, TOKEN, HEAD, DIMENSIONS };
 
@@ -261,7 +262,7 @@ int main(int count, char **arguments)
     run r = run_begin("strided", count, arguments);
     trial x = {.random = rng_stream(r.seed, 0)};
     uint64_t tables = 0, refused = 0;
-    for (; !run_over(&r); unmake(&x)) {
+    for (; tables < DETERMINED || !run_over(&r); unmake(&x)) {
         if (!make(&x))
             continue;
         expect_no_flaw(&x);
@@ -269,7 +270,8 @@ int main(int count, char **arguments)
         overwrite_cache(&x);
         expect_transfer(&x, PT_OUT_OF_ARENA);
         refused += !harmless(&x);
-        tables++;
+        if (++tables == DETERMINED)
+            run_determined(&r, "%lu tables: %lu bytes, %lu invalid ones rejected", tables, x.copied, refused);
     }
     run_end(&r, "%lu tables, %lu MiB, %lu invalid ones rejected,", tables, x.copied >> 20, refused);
     return 0;
