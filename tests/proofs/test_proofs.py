@@ -148,6 +148,18 @@ def test_a_lock_that_only_has_the_label_of_other_inputs_is_found(tmp_path: Path)
     assert sampled(tmp_path, shard)[0].startswith("DIFFERS small one"), "its lines are of other numbers"
 
 
+def test_every_file_of_tests_with_vllm_is_in_one_proof_of_engines() -> None:
+    inputs = {proof.name: set(proof.files()) for proof in PROOFS if proof.name.startswith("engines-vllm")}
+    tests = [name for proof in PROOFS if proof.name in inputs for name in proof.tests]
+    assert len(tests) == len(set(tests)) and {"tests/engines/test_fleet.py", "tests/engines/test_hints.py"} <= set(
+        tests
+    )
+    alone, several = inputs["engines-vllm"], inputs["engines-vllm-several"]
+    assert "client/engines/fleet_reads.py" in several - alone and "client/engines/request_hints.py" in alone - several
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "client" / "engines" / "vllm").glob("*.py")}
+    assert modules <= alone | several
+
+
 def test_a_lock_of_no_proof_is_named(tmp_path: Path) -> None:
     renewed(tmp_path, saying("one", "7 states"))
     assert orphaned_locks(["small"], tmp_path) == []

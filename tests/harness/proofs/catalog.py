@@ -152,17 +152,38 @@ _FUZZED: Final = (
     *("shm/", f"{_STRESS}/", f"{_FUZZ}/", *_INDEX),
     *("daemon/common/log_throttle.py", "daemon/config/schema.py"),
 )
-_ADAPTERS: Final = ("client/engines/", "kernels/layout/", "client/registered_cache.py")
+_ADAPTERS: Final = (
+    *("client/engines/", "!client/engines/transformers.py"),
+    *("kernels/layout/", "client/registered_cache.py"),
+)
 _REQUIREMENTS: Final = "tests/engines/requirements"
 _VLLM: Final = (
     *(*_ADAPTERS, "!client/engines/sglang/"),
     *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32")),
 )
+_VLLM_ALONE: Final = (*_VLLM, "!client/engines/fleet_reads.py", "!client/engines/vllm/draft_model.py")
+"""Without the modules that only several engines, or one with a draft model, put to use."""
+_VLLM_SEVERAL: Final = (
+    *_VLLM,
+    *(f"!client/engines/{name}.py" for name in ("announced_pages", "location_changes", "request_hints")),
+    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "finished_hints", "kv_events")),
+)
+"""Without those of LoRA, events and hints, which are used by tests of one engine."""
 _SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.txt")
 
 _SCHEDULED: Final = [
     f"tests/engines/test_{name}.py" for name in ("harness", "any_sequence", "scheduler_interface", "cache_layouts")
 ]
+
+
+_SEVERAL: Final = [
+    f"tests/engines/test_{name}.py"
+    for name in (
+        *("convoy", "disaggregated", "fleet", "fleet_network"),
+        *("parallel_and_drafts", "server", "two_engines"),
+    )
+]
+"""Tests of several engines, ranks or hosts, which take 40 % of the time of all tests with vLLM."""
 
 
 def _files(folder: str) -> list[str]:
@@ -218,7 +239,10 @@ PROOFS: Final = (
         ["bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"],
         4,
     ),
-    proof_of_engine("engines-vllm", "0.32", _files("tests/engines"), _VLLM),
+    proof_of_engine(
+        "engines-vllm", "0.32", [name for name in _files("tests/engines") if name not in _SEVERAL], _VLLM_ALONE
+    ),
+    proof_of_engine("engines-vllm-several", "0.32", _SEVERAL, _VLLM_SEVERAL),
     proof_of_engine("engines-scheduler", "0.32", _SCHEDULED, _VLLM, ".engines/0.33-source"),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
 )
