@@ -33,7 +33,8 @@ class Runs:
     """A series of damages. `room` is a folder for a tier and its damaged copies.
 
     The tally counts how many workers were needed until one closed the tier without an error ("lives"), in which state
-    that worker found it ("found"), what ended the others ("deaths"), damaged parts, and pages.
+    that worker found it ("found"), what ended the others ("deaths"), damaged parts, and pages; and what the seed chose
+    ("chosen").
     """
 
     def __init__(self, wanted: Wanted, room: Path, tally: Tally) -> None:
@@ -71,6 +72,8 @@ class Runs:
         chance = Random(f"{self._seed} {damage.number}")
         moment = chance.choice(list(Moment))
         terms = chance.choice([TERMS, TERMS, SMALLER])
+        self._tally.add("chosen", moment)
+        self._tally.add("chosen", "with a smaller limit", int(terms is SMALLER))
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._whole, self._folder)
         name = FRAMES if damage.part is Part.SLOT and damage.harm is not Harm.COUNT else DATA

@@ -90,7 +90,7 @@ def test_disk_calls_that_go_wrong_break_no_promise(
         flags += ("--disk-size", disk_operations.SMALL_IN_FILES)
     swept = sweep(on, kind, tmp_path, flags, lambda scene: part.of(call_cases(record(scene, kind).calls)))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])
-    record_property("counted", {"faulty calls": swept.cases})
+    record_property("counted", {f"faulty calls, {swept.policy}": swept.cases})
     assert 4 * len(swept.missed) <= 3 * swept.cases
 
 

@@ -49,7 +49,7 @@ def test_a_death_or_stop_at_any_failpoint_breaks_no_promise(
 ) -> None:
     swept = sweep(on, kind, tmp_path, (), lambda scene: process_cases(scene, kind, action))
     record_property("swept", [swept.cases, [f"{kind.__name__}: {case}" for case in swept.missed]])
-    record_property("counted", {f"failpoints, {action.name.lower()}": swept.cases})
+    record_property("counted", {f"failpoints, {action.name.lower()}, {swept.policy}": swept.cases})
     assert swept.policy == "cadence" or not certain(kind, action).intersection(swept.missed)
 
 

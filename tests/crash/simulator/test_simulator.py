@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,7 @@ from injection.instrumented_build import HERE, INJECT, ROOT, built
 from oracle.checker import Kind
 from oracle.journal import Reported
 from pagetier.shm._core import SLOTS
+from seeded_random import chance
 from simulator.load import SHARE, Load, Shares
 from simulator.report import Report
 from simulator.scenes import SCENES, load_scene
@@ -93,15 +96,17 @@ Reservations.serve_message = lambda self, *given: False
 class Run:
     """A finished run of a command, in a new process, with its report in a folder.
 
-    `broken` is a program with a bug that runs first; `core` is a folder that comes first on the path.
+    `broken` is a program with a bug that runs first; `core` is a folder that comes first on the path. What it draws is
+    repeatable, as far as processes are.
     """
 
     def __init__(self, folder: Path, *arguments: str, broken: str = "", core: Path | None = None) -> None:
+        self.seed = int(chance().integers(1 << 31))
         path = os.pathsep.join(map(str, [*([core] if core else []), *FOLDERS]))
         environ = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
         environ["MUTANT"] = str(folder)
         environ |= {"LD_PRELOAD": str(library(INJECT))} if core else {}  # defines the failpoints, which do nothing
-        command = [sys.executable, "-c", broken + RUN, "--report", str(folder), *arguments]
+        command = [sys.executable, "-c", broken + RUN, f"--seed={self.seed}", "--report", str(folder), *arguments]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         self.code, self.output = done.returncode, done.stderr
         (report,) = folder.glob("*.json")
@@ -116,8 +121,16 @@ def found_in(run: Run) -> set[Kind]:
     return run.kinds
 
 
+def chosen_in(run: Run, policies: Iterable[str]) -> dict[str, int]:
+    """Returns what the seed chose for the first three rounds: these policies, and the folders of the disk tier."""
+    devices = map(int, re.findall(r"disk devices: (\d+)", run.output)[:3])
+    return {**Counter(f"rounds, {policy}" for policy in policies), "disk devices": sum(devices)}
+
+
 @pytest.mark.parametrize("scene", ONE_HOST)
-def test_random_deaths_break_no_promise(tmp_path: Path, scene: str) -> None:
+def test_random_deaths_break_no_promise(
+    tmp_path: Path, scene: str, record_property: Callable[[str, object], None]
+) -> None:
     """Of three rounds, whose seeds follow each other, one has another eviction policy than the others.
 
     With a disk nothing dies before pages were written and read, so that fewer processes die.
@@ -132,7 +145,9 @@ def test_random_deaths_break_no_promise(tmp_path: Path, scene: str) -> None:
     assert ("disk" not in scene) or (tried.pages["disk_written"] and any(tried.disk_use)), run.output
     assert ("tight" not in scene) or tried.pages["evicted"], run.output
     assert re.search(r"seed \d+", run.output)
-    assert {"lru", "cadence"} == set(re.findall(r"evict.policy = (\w+)", run.output)), run.output
+    policies = re.findall(r"evict.policy = (\w+)", run.output)
+    assert {"lru", "cadence"} == set(policies), run.output
+    record_property("counted", chosen_in(run, policies[:3]))
 
 
 def test_random_deaths_on_two_hosts_with_a_fleet_break_no_promise(tmp_path: Path) -> None:
