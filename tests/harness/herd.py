@@ -1,23 +1,26 @@
 """Forks engines that store, hold and compare pages until they are killed. Their clients attach to every next daemon.
 
-As a program it obeys lines: `breed N` forks engines, `kill N` kills some of them at any point of their work. It answers
-with the number that live. An engine writes a file named after its PID into a folder: "exact" once it has compared
-pages, and at the first other byte what it found.
+As a program it obeys lines: `breed N` forks engines, `kill N` kills some of them at any point of their work; it answers
+with the number that live. `compared N` and `pages N` answer how many engines, the dead included, have compared pages,
+and how many pages. An engine that finds another byte, or fails otherwise, writes what it found into a folder.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from in_namespaces import within
 from keyed_pages import PAGE, assert_exact, prompt, store
@@ -26,21 +29,24 @@ from pagetier.client import Client, Keys, Match
 _HELD = 2
 _TIMEOUT_S = 1.0
 _PROMPTS = 1 << 11  # so many that engines find pages of each other, and that not all fit
+_PAUSE_S = 0.2  # at most, so that a machine carries many engines
+_MOST = 1 << 15  # of engines in the life of a herd
+_Counts = npt.NDArray[np.int64]
 
 
-def live(socket: Path, report: Path, chance: random.Random) -> NoReturn:
-    """Is one engine."""
+def live(socket: Path, compared: _Counts, chance: random.Random) -> NoReturn:
+    """Is one engine, which adds the pages that it compares to its count."""
     held = list[tuple[Keys, Match]]()
     client = Client(socket, timeout=_TIMEOUT_S)
     while True:
         keys = prompt(chance.randrange(_PROMPTS), pages=2)
         store(client, keys, timeout=_TIMEOUT_S)
         held.append((keys, client.match(keys)))
-        compared = sum(_compare(client, *one) for one in held)
-        if compared and not report.exists():
-            report.write_text("exact")
+        for one in held:
+            compared += _compare(client, *one)
         if len(held) > _HELD:  # the first ones are held for life
             held.pop()[1].release()
+        time.sleep(chance.uniform(0, _PAUSE_S))
 
 
 def _compare(client: Client, keys: Keys, match: Match) -> int:
@@ -50,18 +56,45 @@ def _compare(client: Client, keys: Keys, match: Match) -> int:
     return loaded
 
 
-def breed(socket: Path, reports: Path, chance: random.Random) -> int:
-    """Forks an engine and returns its PID."""
-    seed = chance.getrandbits(32)
-    child = os.fork()
-    if not child:
-        report = reports / f"{os.getpid()}-{seed}"
-        try:
-            live(socket, report, random.Random(seed))
-        except BaseException:  # noqa: BLE001  whatever it is, the test says so
-            report.write_text(traceback.format_exc())
-        os._exit(1)
-    return child
+class _Engines:
+    """The engines that one process forks."""
+
+    def __init__(self, socket: Path, reports: Path) -> None:
+        self._socket, self._reports = socket, reports
+        self._chance, self._living, self._born = random.Random(), list[int](), 0
+        self._compared: _Counts = np.frombuffer(mmap.mmap(-1, 8 * _MOST), np.int64)
+
+    def do(self, verb: str, number: int) -> int:
+        """Obeys one line and returns the answer."""
+        if verb == "compared":
+            return int(np.count_nonzero(self._compared))
+        if verb == "pages":
+            return int(self._compared.sum())
+        for _ in range(number):
+            if verb == "breed":
+                self._breed()
+            elif self._living:
+                self._kill()
+        return len(self._living)
+
+    def _breed(self) -> None:
+        """Forks an engine."""
+        seed, compared = self._chance.getrandbits(32), self._compared[self._born : self._born + 1]
+        self._born += 1
+        child = os.fork()
+        if not child:
+            try:
+                live(self._socket, compared, random.Random(seed))
+            except BaseException:  # noqa: BLE001  whatever it is, the test says so
+                (self._reports / f"{os.getpid()}-{seed}").write_text(traceback.format_exc())
+            os._exit(1)
+        self._living.append(child)
+
+    def _kill(self) -> None:
+        """Kills an engine at any point of its work."""
+        child = self._living.pop(self._chance.randrange(len(self._living)))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 class Herd:
@@ -73,7 +106,7 @@ class Herd:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
 
     def do(self, verb: str, number: int) -> int:
-        """Breeds or kills engines, and returns how many live then."""
+        """Breeds, kills or counts engines, and returns the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{verb} {number}\n")
         self._process.stdin.flush()
@@ -86,17 +119,10 @@ class Herd:
 
 def main(lines: Iterable[str], socket: Path, reports: Path) -> None:
     """Obeys lines until there are no more."""
-    chance, living = random.Random(), list[int]()
+    engines = _Engines(socket, reports)
     for line in lines:
         verb, number = line.split()
-        for _ in range(int(number)):
-            if verb == "breed":
-                living.append(breed(socket, reports, chance))
-            elif living:
-                child = living.pop(chance.randrange(len(living)))
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-        sys.stdout.write(f"{len(living)}\n")
+        sys.stdout.write(f"{engines.do(verb, int(number))}\n")
         sys.stdout.flush()
 
 
