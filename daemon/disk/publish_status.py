@@ -26,6 +26,7 @@ class StatusPublisher:
         self.fleet: FleetStatus | None = None
         self.tenants: tuple[TenantUse, ...] = ()
         self.unjudged: tuple[int, ...] = ()
+        self.unseen: tuple[int, ...] = ()
 
     def note(self, devices: Sequence[DeviceReport], write: str, budget: BudgetReport | None) -> None:
         """Publishes the state of the disk tier."""
@@ -61,10 +62,10 @@ class StatusPublisher:
             self.fleet = fleet
             self._publish()
 
-    def note_unjudged(self, slots: tuple[int, ...]) -> None:
-        """Publishes the slots of which nothing says whether their process lives, if they changed."""
-        if slots != self.unjudged:
-            self.unjudged = slots
+    def note_slots(self, unjudged: tuple[int, ...], unseen: tuple[int, ...]) -> None:
+        """Publishes the slots that nothing judges, and those whose recorded PID is not valid here, if they changed."""
+        if (unjudged, unseen) != (self.unjudged, self.unseen):
+            self.unjudged, self.unseen = unjudged, unseen
             self._publish()
 
     def note_tenants(self, tenants: tuple[TenantUse, ...]) -> None:
@@ -83,5 +84,6 @@ class StatusPublisher:
             tenants=self.tenants,
             fleet=self.fleet,
             unjudged=self.unjudged,
+            unseen=self.unseen,
         )
         self._owner.publish_status(status.pack())

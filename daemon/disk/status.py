@@ -87,6 +87,7 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantUse, ...] = ()
     fleet: FleetStatus | None = None
     unjudged: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """Returns the status as JSON, shortened to fit into the header: tenants are left out before devices are."""

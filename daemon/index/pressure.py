@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.daemon.index.quotas import share_of
 from pagetier.shm._core import AttachmentRecord, Owner
 from pagetier.shm.log_format import event
@@ -25,8 +26,11 @@ class PinQuota:
     On the loop's thread only.
     """
 
-    def __init__(self, owner: Owner, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, owner: Owner, names: EngineNames, share: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._owner = owner
+        self._names = names
         self._arena_bytes = owner.header().arena_bytes
         self._bounded = 0
         self._logged: set[tuple[int, int]] = set()
@@ -62,23 +66,29 @@ class PinQuota:
             return
         self._logged.add(_name_of(attachment))
         log.warning(
-            "process %d (%s) has reached its quota of pinned pages (match.share): its matches end there",
-            attachment.pid,
-            attachment.name,
-            extra=event("pins_bounded", pid=attachment.pid, engine=attachment.name, slot=attachment.slot),
+            "%s has reached its quota of pinned pages (match.share): its matches end there",
+            self._names.of(attachment),
+            extra=event("pins_bounded", **self._facts(attachment)),
         )
 
     def _log_pins(self, attachments: list[AttachmentRecord]) -> None:
         first = attachments[0]
-        named = ", ".join(
-            f"process {one.pid} ({one.name}) {one.pinned_bytes >> 20} MiB" for one in attachments[:_NAMED]
-        )
+        named = ", ".join(f"{self._names.of(one)} {one.pinned_bytes >> 20} MiB" for one in attachments[:_NAMED])
         log.warning(
             "stores are rejected, most of the arena (%d MiB) is pinned: %s; end one of them or raise arena.size",
             self._arena_bytes >> 20,
             named,
-            extra=event("arena_pinned", pid=first.pid, engine=first.name, pinned_bytes=first.pinned_bytes),
+            extra=event("arena_pinned", **self._facts(first), pinned_bytes=first.pinned_bytes),
         )
+
+    def _facts(self, attachment: AttachmentRecord) -> dict[str, object]:
+        """Returns the fields of a log line about an attachment."""
+        return {
+            "pid": self._names.pid_of(attachment),
+            "engine": attachment.name,
+            "slot": attachment.slot,
+            "uid": attachment.uid,
+        }
 
 
 def _name_of(attachment: AttachmentRecord) -> tuple[int, int]:

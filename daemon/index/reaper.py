@@ -9,6 +9,7 @@ from typing import Final
 
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -36,6 +37,7 @@ class Reaper:
     that the GPU work has ended when the process has, so the slot is reclaimed `quarantine` seconds after the death.
 
     Attributes:
+        names: Names the attached processes.
         deaths: Attached processes that ended without detaching, since this daemon started.
     """
 
@@ -43,6 +45,7 @@ class Reaper:
         """Takes `locks`, which close() closes."""
         self._quarantine = quarantine
         self._locks = locks
+        self.names = EngineNames(owner)
         self._adopted: dict[int, int] = {}  # the lock of each adopted slot without a pidfd; 0: it has none
         self._adopted_at = loop.time()
         self._polling: asyncio.TimerHandle | None = None
@@ -79,10 +82,12 @@ class Reaper:
             try:
                 pidfd = reopen_pidfd(attachment.pid, attachment.kernel_id)
             except OSError as error:
-                raise ShmError(f"cannot watch process {attachment.pid}{reason_with_limit(error)}") from error
+                whose = f"process of slot {attachment.slot}, {attachment.name} of user {attachment.uid}"
+                raise ShmError(f"cannot watch the {whose}{reason_with_limit(error)}") from error
             if pidfd is not None:
                 self.watch(attachment.slot, pidfd)
                 continue
+            self.names.lost_sight(attachment.slot)
             self._adopted[attachment.slot] = attachment.lock if is_lock(attachment.lock) else 0
             if not self._adopted[attachment.slot]:
                 self._log_unjudged(attachment)
@@ -126,6 +131,7 @@ class Reaper:
             self._adopted.pop(slot, None)
             self._forget(slot)
             self._owner.reap(slot)
+            self.names.freed(slot)
             self._ends[slot] += 1
 
     def ends(self, slot: int) -> int:
@@ -172,9 +178,11 @@ class Reaper:
         self._ends[slot] += 1
         self.deaths += 1
         point("reaper.freed")
-        facts = event("process_died", pid=attachment.pid, engine=attachment.name, slot=slot)
-        line = "process %s (%s) ended without detaching: slot %d is free"
-        self._throttle.log(logging.INFO, attachment.uid, line, _pid_of(attachment), attachment.name, slot, extra=facts)
+        pid, name = self.names.pid_of(attachment), self.names.of(attachment)
+        self.names.freed(slot)
+        facts = event("process_died", pid=pid, engine=attachment.name, slot=slot, uid=attachment.uid)
+        line = "%s ended without detaching: slot %d is free"
+        self._throttle.log(logging.INFO, attachment.uid, line, name, slot, extra=facts)
 
     def _log_unjudged(self, attachment: AttachmentRecord) -> None:
         facts = event("slot_unjudged", slot=attachment.slot, uid=attachment.uid)
@@ -186,7 +194,3 @@ class Reaper:
         if pidfd is not None:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
-
-
-def _pid_of(attachment: AttachmentRecord) -> str:
-    return str(attachment.pid or "in another PID namespace")

@@ -62,7 +62,7 @@ class Reservations:
         self._fleet = neighbours.fleet
         self._idle_namespaces = neighbours.idle_namespaces
         self._store_quota = StoreQuota(owner, config.store.share)
-        self._pin_quota = PinQuota(owner, config.match.share)
+        self._pin_quota = PinQuota(owner, neighbours.reaper.names, config.match.share)
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self.seconds = Histogram()
 

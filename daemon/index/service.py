@@ -156,6 +156,7 @@ class Service:
         self._owner.keep_only(slot, request.serials)
         point("service.kept")
         self._reaper.watch(slot, pidfd)
+        self._reaper.names.attached(slot, process.pid)
         point("service.watched")
         return self._welcome(slot)
 
@@ -281,7 +282,7 @@ class Service:
         self.fleet.tidy()
         self.disk.published.evicts(self.evictor.poll())
         self.disk.published.note_hints(self.hints.report)
-        self.disk.published.note_unjudged(tuple(self._reaper.unjudged))
+        self.disk.published.note_slots(tuple(self._reaper.unjudged), self._reaper.names.unseen)
         self.tenants.poll()
         self.disk.published.note_tenants(self.tenants.report())
         self._lookups.poll()

@@ -161,6 +161,7 @@ def _client(slot: AttachmentRecord, status: DaemonStatus) -> ClientStats:
     age = max(0.0, (time.monotonic_ns() - slot.attached_ns) / _NS)
     more = {"age_seconds": round(age, 3), "hits": counts.hit_pages, "misses": counts.miss_pages}
     more |= {"unjudged": slot.slot in status.unjudged}
+    more |= {"pid": 0} if slot.slot in status.unseen else {}
     return msgspec.convert(slot._asdict() | counts._asdict() | more, ClientStats)
 
 

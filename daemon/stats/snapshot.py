@@ -86,7 +86,7 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slot: The number of the attachment.
-        pid: The process ID, 0 if the daemon does not see the process.
+        pid: The process ID, 0 if the daemon does not know its PID where it runs.
         unjudged: Nothing says whether the process lives. Its slot is kept until it attaches again or is reclaimed.
         pins: Pages that the client has pinned now.
         pinned_bytes: Bytes of the frames of these pages.

@@ -189,8 +189,8 @@ def _accepted(connection: socket.socket) -> PeerLink | None:
     if rights_of(peer, AccessOptions()) is Rights.MANAGE:
         return PeerLink(connection, peer)
     log.warning(
-        "refused a worker of the fleet: process %d has user %d: run it as user %d",
-        peer.process.pid,
+        "refused a worker of the fleet: %s has user %d: run it as user %d",
+        f"process {peer.process.pid}" if peer.process.pid else "a process of another PID namespace",
         peer.uid,
         os.geteuid(),
         extra=event("worker_refused"),

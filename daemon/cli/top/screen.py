@@ -220,9 +220,14 @@ def _clients(history: History, room: int, width: int) -> Iterator[Text]:
     head = {"pid": "pid", "age": "age", "pins": "pins", "lookups": "match/s", "ratio": "in mem"}
     yield Text(_client_row("engine", head | {"loaded": "loaded/s", "stored": "stored/s"}, width), style="bold")
     for client in clients[:room]:
-        yield Text(_client_row(client.name or "-", _client_cells(client, history), width))
+        yield Text(_client_row(_name_of(client), _client_cells(client, history), width))
     if len(clients) > room:
         yield Text(f"and {len(clients) - room} more", style="dim")
+
+
+def _name_of(client: ClientStats) -> str:
+    """Returns the name of a client, with its user if the daemon knows no PID of it."""
+    return (client.name or "-") + ("" if client.pid else f" of user {client.uid}")
 
 
 _CLIENT_COLUMNS = {"pid": 8, "age": 5, "pins": 7, "lookups": 8, "ratio": 7, "loaded": 12, "stored": 12}

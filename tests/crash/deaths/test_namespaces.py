@@ -260,6 +260,25 @@ def test_a_slot_that_is_watched_is_not_reclaimed() -> None:
         assert held.do("wrong") == "0"
 
 
+def test_an_engine_of_another_pid_namespace_is_named_by_slot_and_user() -> None:
+    """Its recorded PID is that of no process, or of another one, where the next daemon runs."""
+    with placed() as daemon, engine(daemon) as held:
+        assert [one.pid for one in daemon.snapshot().clients] == [held.pid]
+        daemon.move(*OWN_PIDS)
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0], START_S)
+        held.do("attach_again")
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [0], START_S)
+        (slot,) = daemon.taken()
+        daemon.move()
+        assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [held.pid], START_S)
+        daemon.move(*OWN_PIDS)
+        held.kill()
+        assert eventually(lambda: not daemon.taken(), START_S)
+        assert eventually(lambda: bool(daemon.lines("event=process_died")), START_S)
+        assert f"the process in slot {slot} (" in daemon.lines("event=process_died")[-1]
+        assert "of user 0) ended without detaching" in daemon.lines("event=process_died")[-1]
+
+
 def test_a_pid_that_another_process_has() -> None:
     """Where the next daemon runs, the engine's PID is that of the daemon itself, then of a process that has ended."""
     with placed() as daemon, engine(daemon) as held:

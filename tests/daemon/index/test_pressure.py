@@ -12,6 +12,7 @@ from core_records import attachment_with, counts_with, header_with
 from eventually import eventually
 from pagetier.client import Client, Keys
 from pagetier.daemon.common.log_throttle import MINUTE_S
+from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.daemon.index.pressure import PinQuota
 from pagetier.shm._core import AttachmentRecord, IndexHeader
 from running_daemon import RunningDaemon, namespace
@@ -48,7 +49,7 @@ class Index:
 
 
 def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> PinQuota:
-    return PinQuota(index, share, clock or Clock())  # type: ignore[arg-type]
+    return PinQuota(index, EngineNames(index), share, clock or Clock())  # type: ignore[arg-type]
 
 
 def test_the_pin_quota_is_a_share_of_a_large_arena() -> None:
@@ -100,6 +101,30 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
     clock.now += MINUTE_S
     quota.full()
     assert len(caplog.records) == 2
+
+
+def test_a_process_of_another_pid_namespace_is_named_by_slot_and_user(caplog: pytest.LogCaptureFixture) -> None:
+    """The recorded PID is 0, or that by which an earlier daemon saw it, which may be another process's here."""
+    index = Index()
+    index.has(1, mib=900)
+    index.has(2, mib=800)
+    index.has(3, mib=200)
+    index.slots[1] = index.slots[1]._replace(pid=0)
+    names = EngineNames(index)  # type: ignore[arg-type]
+    names.attached(1, pid=7)
+    names.attached(2, pid=0)
+    names.attached(3, pid=103)
+    quota = PinQuota(index, names, 0.5, Clock())  # type: ignore[arg-type]
+    quota.full()
+    assert (
+        "the process in slot 1 (engine 1 of user 0) 900 MiB, the process in slot 2 (engine 2 of user 0) 800 MiB,"
+        " process 103 (engine 3) 200 MiB"
+    ) in caplog.text
+    index.has(1, bounded=1)
+    quota.check()
+    assert "the process in slot 1 (engine 1 of user 0) has reached its quota" in caplog.text
+    names.freed(1)
+    assert names.of(index.slots[-1]) == "process 101 (engine 1)"
 
 
 # --- a real daemon ---------------------------------------------------------------------------------------------------
