@@ -175,7 +175,7 @@ MOST_OF_PROCESS: Final = SLOTS // 4
 
 def has_slot(attachments: list[AttachmentRecord], process: Process, token: int) -> bool:
     """Returns whether a session of this process has a slot."""
-    return token in _tokens(attachments, process)
+    return token in [one.token for one in sessions_of(attachments, process)]
 
 
 def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: int, kept: int) -> str:
@@ -189,7 +189,7 @@ def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: in
     """
     if has_slot(attachments, process, token):
         return ""
-    if len(_tokens(attachments, process)) >= MOST_OF_PROCESS:
+    if len(sessions_of(attachments, process)) >= MOST_OF_PROCESS:
         return f"this process has {MOST_OF_PROCESS} slots: close one of its sessions first"
     if len(attachments) + kept >= SLOTS:
         for_disk = " or reserved for the disk tier" if kept else ""
@@ -197,8 +197,9 @@ def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: in
     return ""
 
 
-def _tokens(attachments: list[AttachmentRecord], process: Process) -> list[int]:
-    return [one.token for one in attachments if process.same(Process(one.pid, one.started, one.kernel_id))]
+def sessions_of(attachments: list[AttachmentRecord], process: Process) -> list[AttachmentRecord]:
+    """Returns the attachments of a process."""
+    return [one for one in attachments if process.same(Process(one.pid, one.started, one.kernel_id))]
 
 
 def why_refused(owner: Owner, quota: StoreQuota, tenants: Tenants, outcomes: bytes, sizes: bytes) -> str:

@@ -10,10 +10,11 @@ from typing import Final
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.index.engine_names import EngineNames
+from pagetier.daemon.index.quotas import sessions_of
 from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.process import has_ended, reopen_pidfd
+from pagetier.shm.process import Process, has_ended, reopen_pidfd
 from pagetier.shm.slot_locks import UNLOCKED, SlotLocks, is_lock
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ _UNJUDGED: Final = (
     "slot %d (%s of user %d) is kept: its process cannot be watched until it attaches again; "
     "if it has ended, run pagetier reclaim %d"
 )
+_ENDED: Final = ("%s ended without detaching: slot %d is free", "process_died")
+_UNMAPPED: Final = ("%s has lost its mapping without detaching (exec?): slot %d is free", "slot_unmapped")
 
 
 class Reaper:
@@ -31,7 +34,8 @@ class Reaper:
 
     A process is dead when its pidfd says so. An adopted slot has no pidfd until its session attaches again, unless the
     recorded PID still names the recorded process here. Its process is dead when no mapping keeps the slot's lock. What
-    /proc or a PID namespace shows is no evidence: a slot that neither a pidfd nor a lock judges is kept.
+    /proc or a PID namespace shows is no evidence: a slot that neither a pidfd nor a lock judges is kept. A process that
+    executes another program lives, but its mapping is gone: see free_unmapped().
 
     A process's socket may close long before its GPU work ends, so a closed connection is ignored. Nothing guarantees
     that the GPU work has ended when the process has, so the slot is reclaimed `quarantine` seconds after the death.
@@ -50,6 +54,7 @@ class Reaper:
         self._adopted_at = loop.time()
         self._polling: asyncio.TimerHandle | None = None
         self._dead: dict[int, asyncio.TimerHandle] = {}
+        self._unmapped: set[int] = set()  # those among the dead whose process lives
         self._owner = owner
         self._loop = loop
         self._watched: dict[int, int] = {}
@@ -67,8 +72,7 @@ class Reaper:
             os.close(pidfd)
             return
         self._adopted.pop(slot, None)
-        if slot in self._dead:
-            self._dead.pop(slot).cancel()
+        self._stop_reaping(slot)
         self._watched[slot] = pidfd
         self._loop.add_reader(pidfd, self._died, slot)
 
@@ -92,6 +96,18 @@ class Reaper:
             if not self._adopted[attachment.slot]:
                 self._log_unjudged(attachment)
         self._poll()
+
+    def free_unmapped(self, process: Process, token: int) -> None:
+        """Frees the slots of a process's other sessions that map nothing, as after exec. Called before it attaches.
+
+        Whatever the daemon sent for such a slot had its lock, so a lock that is gone leaves no mapping, and none can
+        follow: a session gets descriptors only when it attaches again, which ends the quarantine.
+        """
+        for one in sessions_of(self._owner.attachments(), process):
+            watched = one.slot in self._watched and one.token != token
+            if watched and is_lock(one.lock) and not self._locks.is_held(one.lock):
+                self._unmapped.add(one.slot)
+                self._died(one.slot)
 
     def warn_if_unlocked(self, slot: int, user: int) -> None:
         """Logs that descriptors without a lock are sent for a slot, as often as this user may cause it."""
@@ -127,6 +143,8 @@ class Reaper:
 
     def release(self, slot: int) -> None:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
+        if slot in self._unmapped:
+            self._stop_reaping(slot)
         if slot not in self._dead:
             self._adopted.pop(slot, None)
             self._forget(slot)
@@ -171,17 +189,24 @@ class Reaper:
     def _reap_later(self, slot: int) -> None:
         self._dead[slot] = self._loop.call_later(self._quarantine, self._reap, slot)
 
+    def _stop_reaping(self, slot: int) -> None:
+        """Keeps a slot in the quarantine: its session has attached again."""
+        self._unmapped.discard(slot)
+        if slot in self._dead:
+            self._dead.pop(slot).cancel()
+
     def _reap(self, slot: int) -> None:
         attachment = next(one for one in self._owner.attachments() if one.slot == slot)
         del self._dead[slot]
         self._owner.reap(slot)
         self._ends[slot] += 1
-        self.deaths += 1
+        self.deaths += slot not in self._unmapped
         point("reaper.freed")
         pid, name = self.names.pid_of(attachment), self.names.of(attachment)
         self.names.freed(slot)
-        facts = event("process_died", pid=pid, engine=attachment.name, slot=slot, uid=attachment.uid)
-        line = "%s ended without detaching: slot %d is free"
+        line, what = _ENDED if slot not in self._unmapped else _UNMAPPED
+        self._unmapped.discard(slot)
+        facts = event(what, pid=pid, engine=attachment.name, slot=slot, uid=attachment.uid)
         self._throttle.log(logging.INFO, attachment.uid, line, name, slot, extra=facts)
 
     def _log_unjudged(self, attachment: AttachmentRecord) -> None:

@@ -101,9 +101,9 @@ def obey(engine: HoldingEngine, words: Sequence[str]) -> object:
         case ["vfork", folder]:
             threading.Thread(target=_vfork, args=(folder,), daemon=True).start()
             return None
-        case ["exec"]:
+        case ["exec", *command]:
             answer(None)
-            os.execvp("sleep", ["sleep", "600"])
+            os.execvp(command[0], command)
         case ["end_leader"]:
             threading.Thread(target=serve, args=(engine,)).start()
             answer(None)
@@ -144,7 +144,8 @@ class EngineProcess:
     """Such an engine, run by a test. `before` is a command that runs it."""
 
     def __init__(self, socket: Path, *what: str, user: int = 0, before: Sequence[str] = ()) -> None:
-        command = [*before, *within(*what), sys.executable, __file__, str(socket), str(user)]
+        self._itself = [sys.executable, __file__, str(socket), str(user)]
+        command = [*before, *within(*what), *self._itself]
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.outer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
         self.pid = int(self._line())
@@ -155,6 +156,11 @@ class EngineProcess:
         self.outer.stdin.write(" ".join(map(str, words)) + "\n")
         self.outer.stdin.flush()
         return self._line()
+
+    def exec_itself(self) -> int:
+        """Lets the process execute its program again, which attaches as another session. Returns its PID."""
+        self.do("exec", *self._itself)
+        return int(self._line())
 
     def _line(self) -> str:
         assert self.outer.stdout is not None

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +31,7 @@ _HELD = 2
 _TIMEOUT_S = 1.0
 _PROMPTS = 1 << 11  # so many that engines find pages of each other, and that not all fit
 _PAUSE_S = 0.2  # at most, so that a machine carries many engines
+_ANOTHER = 16  # in one of so many rounds another session of the process comes and goes
 _MOST = 1 << 15  # of engines in the life of a herd
 _Counts = npt.NDArray[np.int64]
 
@@ -46,6 +48,9 @@ def live(socket: Path, compared: _Counts, chance: random.Random) -> NoReturn:
             compared += _compare(client, *one)
         if len(held) > _HELD:  # the first ones are held for life
             held.pop()[1].release()
+        if not chance.randrange(_ANOTHER):
+            with closing(Client(socket, timeout=_TIMEOUT_S)) as another:
+                store(another, keys, timeout=_TIMEOUT_S)
         time.sleep(chance.uniform(0, _PAUSE_S))
 
 

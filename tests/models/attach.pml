@@ -2,17 +2,19 @@
  *
  * Processes: one session of a process that stays alive, and daemons, each of which may die after any step. The next daemon
  * finds the slot in the segments, and cannot see the process. It keeps the slot until the session attaches again, or until
- * no mapping and no descriptor in a socket holds the lock that was sent with the segments (judgement.pml).
+ * no mapping and no descriptor in a socket holds the lock that was sent with the segments (judgement.pml). A daemon that has
+ * the pidfd of the process judges so, too: the process may execute another program, which drops the mapping, and lives on.
  *
  * Code: ReconnectThread (client/reconnect.py), Connection._admit_peer, _unanswered and _free_unused
  * (daemon/server/connection.py), pt_attach and pt_reap (attachments.h). The session may stop at any step. It may also stop
  * waiting for a response, as it does with a daemon that is stopped: then it closes the connection and attaches again with
  * the same token. Connections are read in any order, each from its head; what a dead daemon has not read is lost. The
- * process closes all its descriptors whenever it likes, which changes nothing: its mapping keeps the lock. Left out: dead
- * processes (adoption.pml), other sessions, rejections.
+ * process closes all its descriptors whenever it likes, which changes nothing: its mapping keeps the lock. The daemon judges a
+ * slot by its lock when another session of the process attaches (Reaper.free_unmapped); here it may do so at any time between
+ * two requests. Left out: dead processes (adoption.pml), what other sessions do, rejections.
  *
  * CASE_unlocked: a daemon may fail to lock a descriptor that it sends. Its successors never judge that slot; it is free when
- * the session leaves.
+ * the session leaves, so there the process executes no other program: its slot would be taken until it ends.
  *
  * Properties:
  *   1. A slot is never freed while its session has the segments mapped.
@@ -95,6 +97,9 @@ attaching:
     if
     :: lost[link] -> next_link(); goto next
     :: true -> goto leaving
+#ifndef CASE_unlocked
+    :: true -> goto executing
+#endif
     fi;
 
 next: /* without a connection */
@@ -118,6 +123,12 @@ again:
     :: !has_slot || MUTANT_no_detach_from_the_next_daemon -> break
     :: else -> attach_sent[link] = true; detach()
     od;
+
+    goto end;
+
+executing: /* another program: the kernel drops the mapping and then closes the connection, and nothing detaches */
+    drop_mapping();
+    atomic { closed[link] = true; lock_sent[link] = false };
 
 end:
     ended = true
@@ -182,7 +193,7 @@ inline read_attach(at)
         }
         if
         :: deaths -> die()
-        :: atomic { !lost[at] -> watched = true; noticed = noticed && MUTANT_returning_session_reaped; answer(at) }
+        :: atomic { !lost[at] -> watched = true; noticed = (noticed && MUTANT_returning_session_reaped) || (MUTANT_judged_before_the_answer && locks && !HELD); answer(at) }
         fi
     fi
 }
@@ -198,10 +209,12 @@ inline read_detach(at)
     fi
 }
 
-/* Of a slot that was adopted and not attached again. */
 inline judge()
 {
-    atomic { taken && !watched && locks && !HELD && !noticed -> noticed = true } /* the quarantine begins */
+    atomic {
+        taken && (!watched || !MUTANT_watched_slot_not_judged_by_its_lock) && locks && !HELD && !noticed ->
+        noticed = true /* the quarantine begins */
+    }
 }
 
 proctype daemon()

@@ -19,6 +19,7 @@ import pytest
 from engine_in_namespaces import EngineProcess
 from eventually import eventually
 from other_users import ALICE
+from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, children_of, placed
 from refused_starts import pagetierd
 from running_daemon import START_S
@@ -153,10 +154,24 @@ def test_a_zombie_is_dead() -> None:
 def test_an_engine_that_executes_another_program_maps_nothing() -> None:
     with placed() as daemon, engine(daemon) as held:
         held.do("hold", 0)
-        held.do("exec")
+        held.do("exec", "sleep", 600)
         assert eventually(lambda: "sleep" in Path(f"/proc/{held.pid}/comm").read_text(), START_S)
         daemon.move(*OWN_PIDS)
         assert eventually(lambda: not daemon.taken(), START_S)
+
+
+def test_an_engine_that_executes_itself_again_and_again_gets_its_slots_back() -> None:
+    """The process lives, and no death is reported. Its earlier programs map nothing."""
+    with placed() as daemon, engine(daemon) as held, engine(daemon) as other:
+        other.do("hold", 0)
+        for lap in range(MOST_OF_PROCESS + 6):
+            held.do("hold", 1000 + 100 * lap)
+            assert held.exec_itself() == held.pid, lap
+        assert eventually(lambda: len(daemon.taken()) == 2, START_S), daemon.log.read_text()
+        assert daemon.lines("event=slot_unmapped") and not daemon.lines("event=process_died")
+        check_nothing_is_other(daemon, other)
+        held.do("hold", 100)
+        assert other.do("wrong") == "0"
 
 
 def test_a_child_of_a_dead_engine_keeps_no_slot() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 import os
 import subprocess
@@ -63,6 +64,20 @@ class World:
         mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
         os.close(descriptor)
         return slot, mapping
+
+    def attach_session(self, process: Process, token: int, lock: int) -> int:
+        """Attaches a session of a process that is watched and maps nothing."""
+        slot = self.owner.attach(process.pid, os.getuid(), process.started, token, "test", process.kernel_id, lock)
+        self.reaper.watch(slot, os.pidfd_open(process.pid))
+        return slot
+
+    def attach_mapped(self, process: Process, token: int) -> tuple[int, mmap.mmap]:
+        """Attaches a session of a process that is watched, and returns its slot and its mapping with the lock."""
+        lock, descriptor = new_lock(), self.arena()
+        assert lock_descriptor(descriptor, lock)
+        mapping = mmap.mmap(descriptor, mmap.PAGESIZE)
+        os.close(descriptor)
+        return self.attach_session(process, token, lock), mapping
 
     def kill(self, number: int) -> None:
         self.processes[number].kill()
@@ -178,6 +193,48 @@ def test_a_session_that_returns_in_the_quarantine_keeps_its_slot(world: World) -
     world.reaper.watch(slot, os.pidfd_open(os.getpid()))
     world.run(QUARANTINE_S * 20)
     assert world.slots() == [slot] and world.reaper.ends(slot) == 0
+
+
+def own_process() -> Process:
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        return Process.of_pidfd(os.getpid(), pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def test_a_session_that_maps_nothing_is_freed_when_another_of_its_process_attaches(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has executed another program. Sessions that map the arena, that have no lock, or that return keep theirs."""
+    caplog.set_level(logging.INFO)
+    process = own_process()
+    unmapped, returning, unlocked = (
+        world.attach_session(process, token, new_lock() * (token < 4)) for token in (2, 3, 4)
+    )
+    mapped, mapping = world.attach_mapped(process, token=5)
+    other = world.attach()
+    world.run(QUARANTINE_S * 2)
+    assert len(world.slots()) == 5, "nothing is judged before a session attaches"
+    world.reaper.free_unmapped(process, token=3)
+    world.run(QUARANTINE_S / 4)
+    assert len(world.slots()) == 5, "the quarantine"
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == sorted([returning, unlocked, mapped, other])
+    assert (world.reaper.ends(unmapped), world.reaper.deaths) == (1, 0)
+    assert f"has lost its mapping without detaching (exec?): slot {unmapped} is free" in caplog.text
+    mapping.close()
+
+
+def test_a_session_in_the_quarantine_attaches_again_or_detaches(world: World) -> None:
+    process = own_process()
+    returning, leaving = (world.attach_session(process, token, new_lock()) for token in (2, 3))
+    world.reaper.free_unmapped(process, token=4)
+    world.reaper.release(leaving)
+    assert world.slots() == [returning], "it detached, and maps nothing"
+    world.reaper.watch(returning, os.pidfd_open(os.getpid()))
+    world.run(QUARANTINE_S * 2)
+    assert world.slots() == [returning] and world.reaper.deaths == 0
 
 
 def test_a_slot_without_a_lock_is_kept_until_it_is_given_up(world: World, caplog: pytest.LogCaptureFixture) -> None:
