@@ -46,20 +46,25 @@ static void session_dealloc(Session *self)
     free_object((PyObject *)self);
 }
 
+/* Raises OSError if forked children would inherit the mapping: one that did would keep the lock of its parent's slot. */
+static bool keep_from_children(const mapping *m)
+{
+    return madvise(m->address, m->bytes, MADV_DONTFORK) == 0 || PyErr_SetFromErrno(PyExc_OSError) != NULL;
+}
+
 static bool session_map(Session *self, int index_fd, int locks_fd, int arena_fd)
 {
     int both = PROT_READ | PROT_WRITE;
     return map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, both, &self->locks) &&
-           map_segment(arena_fd, both, &self->arena);
+           map_segment(arena_fd, both, &self->arena) && keep_from_children(&self->index) && keep_from_children(&self->locks) &&
+           keep_from_children(&self->arena);
 }
 
 static void session_advise(Session *self)
 {
     mapping *all[] = {&self->index, &self->locks, &self->arena};
-    for (int i = 0; i < 3; i++) {
-        madvise(all[i]->address, all[i]->bytes, MADV_DONTFORK);
+    for (int i = 0; i < 3; i++)
         madvise(all[i]->address, all[i]->bytes, MADV_DONTDUMP);
-    }
     advise_table(&self->index);
     advise_table(&self->locks);
 }
@@ -79,7 +84,7 @@ static bool session_start(Session *self, unsigned int slot)
     self->shared.own_pins = mmap(NULL, self->own_pins_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (self->shared.own_pins == MAP_FAILED)
         return PyErr_NoMemory() != NULL;
-    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_DONTFORK);
+    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_DONTFORK); /* a child's copy, which it never uses, only costs */
     madvise(self->shared.own_pins, self->own_pins_bytes, MADV_HUGEPAGE);
     pthread_mutex_init(&self->shared.lock, NULL);
     self->open = true;

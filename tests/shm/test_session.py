@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import sys
+from pathlib import Path
 
 import pytest
 
 from child_process import in_child
 from pagetier.shm._core import Pins, WriteRule
+from refused_system_call import MADV_DONTFORK, MADVISE, refuse_system_call
 from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned
 
 
@@ -61,6 +64,25 @@ def test_a_forked_child_has_no_session_and_releases_nothing(world: World) -> Non
     assert pinned(world) == 2, "the child released a page"
     assert load(session, pins) is not None
     assert session.publish(entry, serial, 0) == b"\1"
+
+
+def test_a_session_that_a_forked_child_would_inherit_is_refused(world: World) -> None:
+    """The kernel refuses MADV_DONTFORK. A child with the mapping would keep the lock of its parent's slot."""
+
+    def child() -> None:
+        before = mappings()
+        refuse_system_call(MADVISE, argument=2, value=MADV_DONTFORK, error=errno.ENOMEM)
+        with pytest.raises(OSError) as refused:
+            world.memory.session(1)
+        assert refused.value.errno == errno.ENOMEM
+        assert mappings() == before, "a segment stays mapped"
+
+    assert in_child(child) == 0
+
+
+def mappings() -> int:
+    """Returns how many segments this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:pagetier-test-")
 
 
 def test_a_dropped_session_releases_its_memory(world: World) -> None:
