@@ -226,8 +226,8 @@ def _clients(history: History, room: int, width: int) -> Iterator[Text]:
 
 
 def _name_of(client: ClientStats) -> str:
-    """Returns the name of a client, with its user if the daemon knows no PID of it."""
-    return (client.name or "-") + ("" if client.pid else f" of user {client.uid}")
+    """Returns the name of a client, after its user if the daemon knows no PID of it: a long name is cut."""
+    return ("" if client.pid else f"user {client.uid}: ") + (client.name or "-")
 
 
 _CLIENT_COLUMNS = {"pid": 8, "age": 5, "pins": 7, "lookups": 8, "ratio": 7, "loaded": 12, "stored": 12}

@@ -21,7 +21,7 @@ from running_daemon import START_S
 from seeded_random import chance
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make these namespaces")
-RESTARTS = int(os.environ.get("TEST_RESTARTS", "6"))
+RESTARTS = int(os.environ.get("TEST_RESTARTS", "20"))
 PLACES_TO_GO = [HERE, *PLACES.values(), *[OWN_PIDS, PLACES["nested"], PLACES["time"]] * 2]
 LOG = Path(os.environ.get("TEST_STORM_LOG") or os.devnull)
 BORN, KILLED = 5, 3  # at most, in each herd between two restarts

@@ -43,6 +43,13 @@ def test_a_narrow_and_a_wide_screen_show_whole_lines(columns: int) -> None:
     assert not any("…" in line for line in lines) or columns == 60
 
 
+def test_a_client_without_a_pid_is_named_by_slot_and_user() -> None:
+    name = "vllm worker 0 of 8, node 17"
+    seen = msgspec.structs.replace(snapshot(), clients=(client(pid=0, many=1000, name=name),))
+    (row,) = (line for line in drawn(history((0.0, seen))) if "vllm" in line)
+    assert row.startswith("user 1000: vllm wo") and row[20:].split()[0:2] == ["slot", "0"], row
+
+
 def test_without_a_terminal_it_prints_once(daemon: RunningDaemon) -> None:
     keys = namespace().keys(range(64))
     with daemon.client(name="engine 7") as client:
