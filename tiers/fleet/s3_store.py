@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from pagetier.tiers.base import TierError
+from pagetier.tiers.fleet.loop_thread import LoopThread, gathered
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 from pagetier.tiers.fleet.s3_errors import code_of, explanation, refusal
 
@@ -63,6 +64,7 @@ class S3Store:
         except self._absent as error:
             if "NoSuchBucket" in str(error):
                 raise TierError(f"there is no bucket {options.netloc}: create it, or correct remote.url") from error
+        self._loop = LoopThread("pagetier-s3")
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -89,14 +91,14 @@ class S3Store:
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Asks for each object."""
         with self._explained():
-            return [bool(length) for length in asyncio.run(self._lengths(names))]
+            return [bool(length) for length in self._loop.run(self._lengths(names))]
 
     def sizes(self, names: Sequence[str]) -> array[int]:
         """Returns the lengths. Of many names in one namespace only some are asked for, as if they were a chain."""
         with self._explained():
-            if len(names) == 1:  # an event loop costs as much as the request
+            if len(names) == 1:  # without a change of threads
                 return array("Q", [self._length_of(names[0])])
-            return array("Q", asyncio.run(self._all_sizes(names)))
+            return array("Q", self._loop.run(self._all_sizes(names)))
 
     def _length_of(self, name: str) -> int:
         try:
@@ -132,7 +134,8 @@ class S3Store:
             return
 
     def close(self) -> None:
-        """Does nothing: obstore closes its connections."""
+        """Ends all questions that were given up; obstore closes its connections."""
+        self._loop.close()
 
     async def _length(self, name: str, turns: asyncio.Semaphore) -> int:
         async with turns:
@@ -143,13 +146,13 @@ class S3Store:
 
     async def _lengths(self, names: Sequence[str]) -> list[int]:
         turns = asyncio.Semaphore(_HEADS_AT_ONCE)
-        return list(await asyncio.gather(*(self._length(name, turns) for name in names)))
+        return await gathered(self._length(name, turns) for name in names)
 
     async def _all_sizes(self, names: Sequence[str]) -> list[int]:
         places: dict[str, list[int]] = {}
         for number, name in enumerate(names):
             places.setdefault(name.rpartition("/")[0], []).append(number)
-        found = await asyncio.gather(*(self._chain([names[at] for at in where]) for where in places.values()))
+        found = await gathered(self._chain([names[at] for at in where]) for where in places.values())
         lengths = [0] * len(names)
         for where, of_space in zip(places.values(), found, strict=True):
             for number, length in zip(where, of_space, strict=True):
