@@ -157,7 +157,7 @@ class HttpConnection(asyncio.Protocol):
     async def _answer(self) -> None:
         assert self._head is not None and self._peer is not None
         headers = _combined(self._head.headers)
-        path = self._head.target.decode("latin-1").partition("?")[0]
+        path = _path(self._head.target.decode("latin-1"))
         method = self._head.method.decode("latin-1")
         response = await self._respond(Request(method, path, headers, bytes(self._body), self._peer))
         self._send(response)
@@ -190,6 +190,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _write(self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage) -> None:
         self._transport.write(self._http.send(event) or b"")
+
+
+def _path(target: str) -> str:
+    """Returns the path of a request's target, which a proxy may send as a whole URL (RFC 9112, 3.2.2)."""
+    scheme, _, rest = target.partition("://")
+    if scheme.lower() in ("http", "https"):
+        target = "/" + rest.partition("/")[2]
+    return target.partition("?")[0]
 
 
 def _combined(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

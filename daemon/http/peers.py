@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MOST: Final = 96
 MOST_OF_CALLER: Final = 32
-_BEARER: Final = "Bearer "
+_BEARER: Final = "bearer"
 _SAYS: Final = {
     False: "there are %d HTTP connections, %d of this caller: the next one is closed",
     True: "there are %d HTTP connections, %d of this caller: the oldest without a whole request is closed",
@@ -48,8 +48,10 @@ class HttpCaller(msgspec.Struct, frozen=True):
         """
         if self.caller is not None:
             return rights_of(self.caller, settings.access)
-        token = authorization.removeprefix(_BEARER) if authorization.startswith(_BEARER) else ""
-        valid = hmac.compare_digest(token.encode("latin-1"), settings.token.encode("latin-1"))
+        scheme, _, token = authorization.partition(" ")
+        valid = scheme.lower() == _BEARER and hmac.compare_digest(
+            token.encode("latin-1"), settings.token.encode("latin-1")
+        )
         return Rights.ATTACH if self.entrance is Entrance.PORT and settings.token and valid else Rights.NOTHING
 
 
