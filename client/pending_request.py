@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Request
+from pagetier.shm.request_sender import Sending
 
 if TYPE_CHECKING:
     from pagetier.client.rpc import Requests
@@ -32,7 +33,7 @@ class PendingRequest(Generic[_T]):
         fail: Returns the result for the reason why there is no response.
         due: The time.monotonic() by which a healthy daemon has answered, if the request waits for the disk.
         number: The number of the request, once it is being sent.
-        sent: Whether the whole request was sent.
+        sending: The bytes of the request; None before it is sent.
         unsent: Whether the request could not be sent over this connection: the daemon never receives it.
         done: Whether the result is known. Requests changes it under its lock, as the next two.
         collected: Whether the caller has taken the result, or no longer waits for it. A result that comes later is
@@ -52,11 +53,17 @@ class PendingRequest(Generic[_T]):
     ) -> None:
         self.link, self.due = link, due
         self.number = 0
-        self.sent = self.unsent = self.done = self.collected = False
+        self.sending: Sending | None = None
+        self.unsent = self.done = self.collected = False
         self.result: _T | None = None
         self.call: Callable[[], object] | None = None
         self.request, self.accept, self.fail = request, accept, fail
         self._requests = requests
+
+    @property
+    def sent(self) -> bool:
+        """Whether the whole request was sent."""
+        return self.sending is not None and self.sending.is_whole
 
     @property
     def ready(self) -> bool:

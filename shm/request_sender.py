@@ -14,6 +14,7 @@ from pagetier.shm.errors import PagetierError
 from pagetier.shm.failpoints import point
 
 _SEND_FLAGS = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+_REMEMBERED = 16
 _BUSY = "the daemon does not accept requests"
 
 
@@ -21,14 +22,38 @@ class LinkError(PagetierError):
     """The daemon cannot be reached, or the connection to it was lost; the message gives the reason."""
 
 
+class Sending:
+    """The bytes of a request: how many there are, and how many of them the socket took.
+
+    Whatever an exception of a signal handler ends, and another one the handling of that, this is true: a call of the
+    socket and the note of what it took are one step.
+    """
+
+    __slots__ = ("counts", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.counts: deque[int] = deque()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole request was sent."""
+        return sum(self.counts) == self.size
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of the request was sent."""
+        return 0 < sum(self.counts) < self.size
+
+
 class SentRequest(Protocol):
     """The owner of a request.
 
     Attributes:
-        sent: Set once the whole request is sent.
+        sending: Set before the first byte of the request is sent.
     """
 
-    sent: bool
+    sending: Sending | None
 
 
 class RequestSender:
@@ -38,8 +63,8 @@ class RequestSender:
 
     Attributes:
         lock: Taken while a request is sent. It is reentrant since only then no other thread can release it:
-            an exception may come between taking it and noting that. A signal handler that sends a request in the middle
-            of another one finds `cut_off` set.
+            an exception may come between taking it and noting that. A signal handler that sends a request when a part
+            of another one was sent gets LinkError.
     """
 
     def __init__(self, connection: socket.socket, stop: Callable[[], None]) -> None:
@@ -47,7 +72,7 @@ class RequestSender:
         self.lock = RLock()
         self._socket = connection
         self._stop = stop
-        self._cut_off = False
+        self._underway: deque[Sending] = deque(maxlen=_REMEMBERED)  # more than one only if interrupts came
 
     def send(self, data: bytes, timeout: float, owner: SentRequest | None) -> None:
         """Sends a packed request; see Link.send()."""
@@ -55,8 +80,8 @@ class RequestSender:
         try:
             if not self.lock.acquire(timeout=max(0.0, timeout)):
                 raise LinkError(_BUSY)
-            if self._cut_off:
-                raise LinkError("an earlier request was sent only in part: this connection cannot be used any more")
+            if self._underway:
+                self._require_whole()
             self._send_all(data, ends, owner)
         finally:
             try:  # noqa: SIM105  # a signal handler's exception could come before suppress() is entered
@@ -64,28 +89,39 @@ class RequestSender:
             except RuntimeError:  # it was not taken
                 pass
 
+    def _require_whole(self) -> None:
+        """Raises LinkError if a part of an earlier request was sent."""
+        if any(sending.is_cut for sending in self._underway):
+            self._stop()  # a second interrupt may have come before the first one's handling did
+            raise LinkError("an earlier request was sent only in part: this connection cannot be used any more")
+        self._underway = deque((each for each in self._underway if not each.is_whole), _REMEMBERED)
+
     def _send_all(self, data: bytes, ends: float, owner: SentRequest | None) -> None:
-        rest, counts = memoryview(data), deque[int]()
+        sending = Sending(len(data))
+        if owner is not None:
+            owner.sending = sending
+        rest, counts = memoryview(data), sending.counts
         try:
-            self._cut_off = True
+            self._underway.append(sending)
             while (sent := sum(counts)) < len(data):
                 try:  # in one call, so that no exception comes between sending bytes and noting their number
                     counts.extend(map(self._socket.send, (rest[sent:],), (_SEND_FLAGS,)))
                 except OSError as error:
                     self._wait_for_room(error, ends)
-            self._note(len(data), counts, owner)
+            self._forget(sending)
             point("link.sent")
         except BaseException:
-            self._note(len(data), counts, owner)
-            if self._cut_off:
+            if sending.is_cut:
                 self._stop()
+            else:
+                self._forget(sending)
             raise
 
-    def _note(self, size: int, counts: deque[int], owner: SentRequest | None) -> None:
-        sent = sum(counts)
-        self._cut_off = 0 < sent < size
-        if owner is not None:
-            owner.sent = sent == size
+    def _forget(self, sending: Sending) -> None:
+        try:  # noqa: SIM105  as above
+            self._underway.remove(sending)
+        except ValueError:  # it came to an end before, or a request of a signal handler has dropped it
+            pass
 
     def _wait_for_room(self, error: OSError, ends: float) -> None:
         """Waits until the socket takes bytes again. Raises LinkError if it does not in time, or is closed."""

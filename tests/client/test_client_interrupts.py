@@ -57,6 +57,22 @@ def test_an_interrupt_ends_one_call_and_nothing_else(
     assert daemon.findings() == []
 
 
+@pytest.mark.parametrize("again", [1, 2])
+@pytest.mark.parametrize("call", [CALLS["flush"], CALLS["reserve"]], ids=["flush", "reserve"])
+def test_a_second_interrupt_while_the_first_is_handled_ends_no_later_call(
+    daemon: RunningDaemon, client: Client, other: Client, call: Callable[[Client, Keys], Any], again: int
+) -> None:
+    """What the call had reserved is released by the next call at the latest."""
+    asked = [prompt(0, 2)]
+    for place in each_interrupt(lambda: call(client, asked[-1]), again):
+        more = prompt(2 * place + 2, 2)
+        assert store(client, more, SIZE).stored == 2 == found(client, more, SIZE), place
+        assert store(other, asked[-1], SIZE).pending == 0, place
+        asked.append(prompt(2 * place + 1, 2))
+    assert len(asked) > 100
+    assert eventually(lambda: not daemon.header().open_entries)
+
+
 def test_an_interrupt_in_close_leaves_no_slot(daemon: RunningDaemon) -> None:
     clients = [daemon.client()]
 

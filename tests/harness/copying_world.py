@@ -29,7 +29,7 @@ from pagetier.shm._core import KEY_BYTES, Pins, ReserveOutcome, Session
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Answer, Request, Reserve, Reserved
-from pagetier.shm.request_sender import SentRequest
+from pagetier.shm.request_sender import Sending, SentRequest
 
 TOKENS, BLOCK, HEADS, WIDTH, LAYERS = 4, 2, 4, 47, 2
 BLOCKS = 48
@@ -98,7 +98,7 @@ class Wire:
 
     def send(self, request: Request, timeout: float, owner: SentRequest) -> None:
         self.sent.append(request)
-        owner.sent = True
+        owner.sending = Sending(0)  # nothing is left to send
 
     def deliver(self, seconds: float, call: Callable[[Answer], object]) -> bool:
         while self.answers:

@@ -37,29 +37,37 @@ class _Interrupter:
     handler: a trace function that raises would do so one instruction later, which may be behind the end of a `try`.
     """
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, again: int) -> None:
         self._left = place
+        self._again = again
         self.came = False
 
     def enter(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
         """Traces the call of a function, which is a place itself."""
         if frame.f_code.co_filename.endswith(_CALLBACKS):
             return None
-        if self._is_here():
+        if self._is_here(frame):
             raise Interrupt
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self._step
 
     def _step(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
-        if event == "opcode" and frame.f_lasti in _offsets_before_checks(frame.f_code) and self._is_here():
+        if event == "opcode" and frame.f_lasti in _offsets_before_checks(frame.f_code) and self._is_here(frame):
             _trace_in_c(frame.f_back)
             return _arming(threading.get_ident())
         return self._step
 
-    def _is_here(self) -> bool:
+    def _is_here(self, frame: FrameType) -> bool:
         self._left -= 1
         self.came = self.came or self._left < 0
-        return self._left == -1
+        return self._left == -1 or (bool(self._again) and self._left == -1 - self._again and not _in_finalizer(frame))
+
+
+def _in_finalizer(frame: FrameType | None) -> bool:
+    """Returns whether Python would drop an exception here."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _trace_in_c(frame: FrameType | None) -> None:
@@ -83,9 +91,9 @@ def _address() -> int:
     return address
 
 
-def _interrupted(call: Callable[[], object], place: int) -> bool:
+def _interrupted(call: Callable[[], object], place: int, again: int) -> bool:
     """Returns whether the call was long enough for an interrupt at this place, which then has ended it."""
-    interrupter, before = _Interrupter(place), sys.gettrace()
+    interrupter, before = _Interrupter(place, again), sys.gettrace()
     sys.settrace(interrupter.enter)
     try:
         call()
@@ -97,9 +105,13 @@ def _interrupted(call: Callable[[], object], place: int) -> bool:
     return False
 
 
-def each_interrupt(call: Callable[[], object]) -> Iterator[int]:
-    """Yields after each call that an Interrupt has ended, each time at the next place, until there is none."""
+def each_interrupt(call: Callable[[], object], again: int = 0) -> Iterator[int]:
+    """Yields after each call that an Interrupt has ended, each time at the next place, until there is none.
+
+    With `again` there is a second Interrupt that many places after the first, while that is handled. Places in the
+    functions that were interrupted do not count: it comes in functions that they call then.
+    """
     place = 0
-    while _interrupted(call, place):
+    while _interrupted(call, place, again):
         yield place
         place += 1
