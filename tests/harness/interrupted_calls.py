@@ -58,9 +58,15 @@ class _Interrupter:
         return self._step
 
     def _is_here(self, frame: FrameType) -> bool:
+        """Returns whether an interrupt comes here. One in a finalizer, which may run anywhere, comes a place later."""
         self._left -= 1
-        self.came = self.came or self._left < 0
-        return self._left == -1 or (bool(self._again) and self._left == -1 - self._again and not _in_finalizer(frame))
+        if self._left not in (-1, -1 - self._again):
+            return False
+        if _in_finalizer(frame):
+            self._left += 1
+            return False
+        self.came = True
+        return True
 
 
 def _in_finalizer(frame: FrameType | None) -> bool:
