@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dis
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -100,6 +101,7 @@ def _address() -> int:
 def _interrupted(call: Callable[[], object], place: int, again: int) -> bool:
     """Returns whether the call was long enough for an interrupt at this place, which then has ended it."""
     interrupter, before = _Interrupter(place, again), sys.gettrace()
+    gc.disable()  # Python drops the exceptions of callbacks that others have registered with the collector
     sys.settrace(interrupter.enter)
     try:
         call()
@@ -107,6 +109,7 @@ def _interrupted(call: Callable[[], object], place: int, again: int) -> bool:
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     assert not interrupter.came, f"interrupt {place} was dropped"
     return False
 
