@@ -187,14 +187,21 @@ def test_silent_callers_keep_nobody_out(daemon: RunningDaemon, place: Path) -> N
 
 @pytest.mark.usefixtures("client")
 def test_a_long_lookup_keeps_nobody_waiting(place: Path) -> None:
+    """Both answers may have come before this process looks, but not each time."""
+    assert any(is_overtaken_by_a_short_call(place) for _ in range(20))
+
+
+def is_overtaken_by_a_short_call(place: Path) -> bool:
+    """Makes a long lookup, and returns whether a call that comes later is answered while it has no answer."""
     body = json.dumps(SINGLE | {"tokens": [1] * MOST_PAGES}).encode()
     with connected(place) as long, connected(place) as short, DefaultSelector() as selector:
         long.sendall(LOOKUP + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         short.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         for caller in (long, short):
             selector.register(caller, EVENT_READ)
-        assert [key.fileobj for key, _ in selector.select(WAIT_S)] == [short]
+        overtaken = [key.fileobj for key, _ in selector.select(WAIT_S)] == [short]
         assert long.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    return overtaken
 
 
 def test_a_caller_that_waits_for_leave_to_send_gets_it(place: Path, client: Client) -> None:
