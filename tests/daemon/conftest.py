@@ -15,18 +15,25 @@ from client_threads import no_client_is_left
 from disk_daemon import DiskDaemon
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
+from virtual_time_loop import OwnTimeLoop
 
 __all__ = ["no_client_is_left"]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs a test that is a coroutine function in an event loop of its own."""
+    """Runs a test that is a coroutine function in an event loop of its own, in virtual time if it uses that fixture."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    with asyncio.Runner(loop_factory=OwnTimeLoop if "virtual_time" in pyfuncitem.fixturenames else None) as runner:
+        runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
     return True
+
+
+@pytest.fixture
+def virtual_time() -> None:
+    """Has a test that is a coroutine function run in virtual time."""
 
 
 @pytest.fixture

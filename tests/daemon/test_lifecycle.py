@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config
 from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
 from pagetier.daemon.server.control_socket import Server
-from pagetier.daemon.stop_signals import Reported
+from pagetier.daemon.stop_signals import Reported, StopRequest
 from pagetier.shm.protocol import BUILD, Attach, Refusal, Welcome
 from pagetier.shm.segments import Origin, SegmentRequest, Segments, take
 from refused_starts import shared_memory
@@ -56,16 +56,36 @@ def config(tmp_path: Path) -> Config:
     return Config(name=name, socket=tmp_path / "pagetier.sock", arena=arena)
 
 
+class Signals(Reported):
+    """The signals to the daemon; `reloaded` is set when it has handled one that asks for a reload."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reloaded = asyncio.Event()
+
+    def pass_to(
+        self, leave: Callable[[StopRequest], None], reload: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        def reload_and_note() -> None:
+            reload()
+            self.reloaded.set()
+
+        super().pass_to(leave, reload_and_note, loop)
+
+
 @asynccontextmanager
-async def live(config: Config, slow: SlowPrefault, context: daemon_run.RunContext | None = None) -> AsyncIterator[None]:
+async def live(
+    config: Config, slow: SlowPrefault, context: daemon_run.RunContext | None = None, signals: Reported | None = None
+) -> AsyncIterator[None]:
     """Runs a daemon in this process. The block begins when it is being populated, and ends the daemon."""
     segments = take(SegmentRequest(config.name, SMALL, BUILD))
     server = Server(config.socket, AccessOptions())
-    daemon = asyncio.create_task(daemon_run.run(config, segments, server, Reported(), context))
+    daemon = asyncio.create_task(daemon_run.run(config, segments, server, signals or Reported(), context))
     await asyncio.to_thread(slow.began.wait, WAIT_S)
     try:
         yield
     except BaseException:
+        slow.may_end.set()
         daemon.cancel()
         raise
     finally:
@@ -135,11 +155,11 @@ class Heard(Notifier):
 
 
 async def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Config, slow: SlowPrefault) -> None:
-    heard = Heard()
+    heard, signals = Heard(), Signals()
 
-    async with live(config, slow, daemon_run.RunContext(heard, lambda _: config)):
+    async with live(config, slow, daemon_run.RunContext(heard, lambda _: config), signals):
         send_signal(signal.SIGHUP)
-        await asyncio.sleep(0.1)
+        await signals.reloaded.wait()
         assert heard.lines == []
         slow.may_end.set()
         while "RELOADING=1" not in heard.lines:

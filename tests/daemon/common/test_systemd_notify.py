@@ -98,10 +98,14 @@ def test_keep_alive_pings_are_sent_in_time_and_not_too_often(systemd: Systemd, m
 
 
 @pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "300000", "WATCHDOG_PID": "1"}])
-def test_without_a_watchdog_no_pings_are_sent(systemd: Systemd, more: dict[str, str]) -> None:
+def test_without_a_watchdog_no_pings_are_sent(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("pagetier.daemon.common.systemd_notify.time", clock)
     sender = notifier(systemd, **more)
     assert sender.watchdog is None
-    time.sleep(0.15)
+    clock.now = 100.0
     sender.alive()
     assert systemd.heard() == []
     sender.close()
@@ -120,9 +124,8 @@ def test_a_missing_or_busy_systemd_is_not_waited_for(tmp_path: Path) -> None:
     sender.close()
     deaf = Systemd(str(tmp_path / "deaf"))
     sender = notifier(deaf)
-    began = time.monotonic()
     for _ in range(2000):
         sender.ready("x" * 100)
-    assert time.monotonic() - began < 10
     sender.close()
+    assert 0 < len(deaf.heard()) < 2000, "what does not fit is lost"
     deaf.socket.close()

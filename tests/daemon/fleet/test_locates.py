@@ -11,6 +11,8 @@ from pagetier.daemon.fleet.locates import Answered, Locates
 from pagetier.shm.protocol import Locate, ProtocolError, Space
 from pagetier.tiers.worker_protocol import Command, Find, Found
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+ASK_S = 0.05
 SPACE = Space(b"d" * 32, "model", 16)
 TWO_PAGES = Locate(7, b"a" * 32 + b"b" * 32, bytes(8), (SPACE,))
 
@@ -18,7 +20,7 @@ TWO_PAGES = Locate(7, b"a" * 32 + b"b" * 32, bytes(8), (SPACE,))
 class Asked:
     """Locates whose worker is this object, which notes what it is asked and what becomes of it."""
 
-    def __init__(self, ask_timeout: float = 0.05) -> None:
+    def __init__(self, ask_timeout: float = ASK_S) -> None:
         self.commands: list[Find] = []
         self.ends: list[Answered] = []
         self.troubles: list[str] = []
@@ -39,22 +41,23 @@ class Asked:
 
 
 async def test_an_answer_is_passed_on() -> None:
-    asked = Asked()
+    asked, failed = Asked(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     asked.ask()
     sizes = (4096).to_bytes(8, "little") + bytes(8)
     asked.locates.found(Found(asked.commands[0].number, sizes, ""))
     assert asked.sizes == [sizes] and asked.ends == [Answered.FOUND]
-    await asyncio.sleep(0.1)
-    assert asked.sizes == [sizes] and asked.locates.counts[Answered.FOUND] == 1
+    await asyncio.sleep(2 * ASK_S)
+    assert asked.sizes == [sizes] and asked.locates.counts[Answered.FOUND] == 1 and not failed
 
 
 async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
-    asked, loop = Asked(), asyncio.get_running_loop()
-    began = loop.time()
+    asked = Asked()
     asked.ask()
-    while not asked.sizes:
-        await asyncio.sleep(0.005)
-    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE] and loop.time() - began > 0.04
+    await asyncio.sleep(0.99 * ASK_S)
+    assert not asked.sizes and not asked.ends
+    await asyncio.sleep(0.02 * ASK_S)
+    assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
     asked.locates.found(Found(asked.commands[0].number, b"\1" * 16, ""))
     assert len(asked.sizes) == 1
 
@@ -110,8 +113,8 @@ async def test_an_answer_for_other_pages_is_an_error_of_the_worker_and_leaves_th
     asked.ask()
     with pytest.raises(ProtocolError):
         asked.locates.found(Found(asked.commands[0].number, bytes(8), ""))
-    while not asked.sizes:
-        await asyncio.sleep(0.005)
+    assert not asked.sizes
+    await asyncio.sleep(1.01 * ASK_S)
     assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
 
 
