@@ -123,10 +123,10 @@ def test_a_stalled_disk_delays_no_engine() -> None:
         daemon.store_through(engine, range(4 * frames))
         calls = "pwrite64,pwritev,pwritev2,preadv,preadv2,pread64,fdatasync,msync"
         with faults(daemon.worker(), f"{calls}:delay_enter=30000000"):
-            began = time.monotonic()
             engine.ask_fetch(range(8), 0.2)
-            assert len(engine.answer().outcomes) == 8
-            assert time.monotonic() - began < 1.9, "the daemon gives up a stalled disk after 2 s"
+            answer = engine.answer()
+            assert len(answer.outcomes) == 8 and FetchOutcome.PENDING in answer.outcomes
+            assert "the timeout passed" in answer.reason
             began = time.monotonic()
             engine.goes_on(1000)
             assert time.monotonic() - began < 8, "a store that waits for the disk takes up to 10 s"

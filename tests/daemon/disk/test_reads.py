@@ -121,6 +121,32 @@ async def test_a_waiting_request_is_answered_after_another_timed_out(memory: tup
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * PAGES + bytes([FetchOutcome.ABSENT])
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_request_waits_for_its_whole_timeout_and_no_longer(memory: tuple[Memory, Owner]) -> None:
+    with Disk(*memory) as disk:
+        waiting = asyncio.ensure_future(disk.ask(KEYS, 1.0))
+        await asyncio.sleep(0.99)
+        assert not waiting.done()
+        await asyncio.sleep(0.02)
+        assert waiting.done() and set((await waiting).outcomes) == {FetchOutcome.PENDING}
+        disk.read_all()
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_disk_that_has_hung_for_two_seconds_is_not_waited_for(memory: tuple[Memory, Owner]) -> None:
+    with Disk(*memory) as disk:
+        first = asyncio.ensure_future(disk.ask(KEYS, math.inf))
+        await asyncio.sleep(1.99)
+        second = asyncio.ensure_future(disk.ask(KEYS, math.inf))
+        await asyncio.sleep(0.02)
+        assert not first.done() and not second.done()
+        third = asyncio.ensure_future(disk.ask(KEYS, math.inf))
+        await asyncio.sleep(0)
+        assert third.done() and set((await third).outcomes) == {FetchOutcome.PENDING}
+        disk.read_all()
+        assert set((await first).outcomes + (await second).outcomes) == {FetchOutcome.IN_MEMORY}
+
+
 async def test_the_end_of_a_worker_answers_only_waiting_requests(memory: tuple[Memory, Owner]) -> None:
     with Disk(*memory) as disk:
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 
 import pytest
@@ -65,9 +64,8 @@ def test_a_stop_takes_no_longer_than_it_may() -> None:
         with Engine(daemon) as engine:
             engine.store(range(FRAMES))
         daemon.kill_worker(signal.SIGSTOP)
-        began = time.monotonic()
         assert daemon.stop() == 0
-        assert time.monotonic() - began < 8
+        assert daemon.lines("disk.stop_timeout = 1s is over"), daemon.log.read_text()
         daemon.open()
 
 
