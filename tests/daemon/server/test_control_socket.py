@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import secrets
 import struct
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from in_process_server import Peer, message, serves, serving
+from in_process_server import SMALL, Peer, message, see_peers_off, serves
 from pagetier.client import Client
+from pagetier.daemon.config.schema import AccessOptions, Config
+from pagetier.daemon.index.service import Service
+from pagetier.daemon.server.control_socket import Server
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,
@@ -30,7 +35,9 @@ from pagetier.shm.protocol import (
     Reserve,
     Reserved,
     Space,
+    Welcome,
 )
+from pagetier.shm.segments import SegmentRequest, take
 from running_daemon import namespace
 
 PATIENCE_S = 1.5
@@ -38,10 +45,23 @@ SPACE = Space(b"d" * KEY_BYTES, "space", 16)
 OTHER_BUILDS = (Attach("pagetier protocol 9 format 9", 1, "new"), Observe("pagetier 9"))
 
 
-@pytest.fixture
-def impatient(tmp_path: Path) -> Iterator[Path]:
-    with serving(tmp_path, PATIENCE_S) as socket:
-        yield socket
+@asynccontextmanager
+async def peer_of_impatient_server(folder: Path) -> AsyncIterator[Peer]:
+    """Yields a peer whose calls never wait. The server, which waits for greetings briefly, runs in the test's loop."""
+    segments = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
+    path = folder / "pagetier.sock"
+    server = Server(path, AccessOptions(), PATIENCE_S)
+    service = Service(segments, Config(socket=path), asyncio.get_running_loop())
+    try:
+        await server.start(service)
+        with Peer(path) as peer:
+            peer.socket.settimeout(0)
+            yield peer
+        await see_peers_off()
+    finally:
+        server.stop()
+        service.close()
+        segments.remove()
 
 
 @pytest.fixture
@@ -113,18 +133,26 @@ def test_messages_in_pieces_are_put_together(path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\x40", struct.pack("<I", 64), message("attach", BUILD, 1, "x")[:-1]])
-def test_a_peer_without_a_greeting_is_disconnected(impatient: Path, said: bytes) -> None:
-    began = time.monotonic()
-    with Peer(impatient) as peer:
-        assert peer.ask(said) is None
-        assert PATIENCE_S * 0.9 <= time.monotonic() - began < PATIENCE_S + 5
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_peer_without_a_greeting_is_disconnected(tmp_path: Path, said: bytes) -> None:
+    async with peer_of_impatient_server(tmp_path) as peer:
+        peer.send(said)
+        await asyncio.sleep(0.99 * PATIENCE_S)
+        with pytest.raises(BlockingIOError):
+            peer.answer()
+        await asyncio.sleep(0.02 * PATIENCE_S)
+        assert peer.answer() is None
 
 
-def test_a_peer_may_be_silent_after_its_greeting(impatient: Path) -> None:
-    with Peer(impatient) as peer:
-        peer.observe()
-        time.sleep(2 * PATIENCE_S)
-        assert peer.ask(Check(3)) == Findings(3, [])
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_peer_may_be_silent_after_its_greeting(tmp_path: Path) -> None:
+    async with peer_of_impatient_server(tmp_path) as peer:
+        peer.send(Observe(BUILD))
+        await asyncio.sleep(2 * PATIENCE_S)
+        assert isinstance(peer.answer(), Welcome)
+        peer.send(Check(3))
+        await asyncio.sleep(PATIENCE_S)
+        assert peer.answer() == Findings(3, [])
 
 
 def test_nothing_is_answered_before_the_greeting(path: Path) -> None:
