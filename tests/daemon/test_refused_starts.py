@@ -232,13 +232,13 @@ def test_a_stop_at_any_moment_of_the_start_leaves_nothing_behind(number: signal.
 
 
 SLOW = """
-import threading, time
+import sys, threading, time
 from pagetier.daemon import main as module
 take = module.take
 def slowly(request):
     segments = take(request)
     print("made", flush=True)
-    time.sleep(0.5)
+    sys.stdin.read()  # until the test has sent its signal
     return segments
 module.take = slowly
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # like numpy's threads, it blocks no signal
@@ -248,9 +248,12 @@ module.main()
 
 def test_a_stop_while_segments_are_created_leaves_none(name: str, given: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-c", SLOW, *given]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None and process.stdout.readline() == b"made\n"
         assert len(shared_memory(name)) == 3
         process.terminate()
+        assert process.stdin is not None
+        process.stdin.close()
     assert process.returncode == 0
     assert shared_memory(name) == [] and not (tmp_path / "s").exists()
