@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from fake_daemon import FakeDaemon, Peer
+from pagetier.shm import daemon_link, request_sender, unix_socket
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, Flush
+from virtual_clock import IdlePolls, VirtualClock
 
 HELLO = Attach(BUILD, 1, "test")
 BIG = Flush(1, "x" * (3 << 20))
-SOON_S = 0.2
-SLACK_S = 3.0  # delay of a busy machine, shorter than any timeout that must not expire here
+SOON_S, HOUR_S = 0.2, 3600.0
+HANGS_S = 60.0  # after which a peer that hangs ends its connection, so that a call without a limit fails
 
 
 @contextmanager
@@ -26,6 +31,20 @@ def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[FakeD
             yield daemon, link
         finally:
             link.close()
+
+
+def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """Returns the virtual time in which links wait from now on. What a peer sends must be there before they wait."""
+    clock = VirtualClock()
+    monkeypatch.setattr(unix_socket, "select", IdlePolls(clock.passes))
+    monkeypatch.setattr(request_sender, "time", clock)
+    monkeypatch.setattr(daemon_link, "time", clock)
+    return clock
+
+
+def never_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has links poll before each receive, so that no time passes in recv(). Links must have been made before."""
+    monkeypatch.setattr(unix_socket, "_BLOCKING_S", math.inf)
 
 
 def wait_for_end(peer: Peer) -> None:

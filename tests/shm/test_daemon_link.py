@@ -4,53 +4,62 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fake_daemon import Peer
-from link_fixtures import BIG, HELLO, SLACK_S, SOON_S, linked, read_nothing, wait_for_end
+from link_fixtures import BIG, HELLO, HOUR_S, SOON_S, linked, never_block, read_nothing
+from pagetier.shm import daemon_link
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import Answer, Check, Findings
+from virtual_clock import IdlePolls, VirtualClock, VirtualLock
+
+TIMEOUTS = [0.0, -1.0, -0.5, SOON_S, HOUR_S]
 
 
-@pytest.mark.parametrize("timeout", [0.0, -1.0, -0.5, SOON_S])
-def test_a_peer_that_reads_nothing_costs_one_timeout(timeout: float) -> None:
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_a_peer_that_reads_nothing_costs_one_timeout(clock: VirtualClock, timeout: float) -> None:
     """The send ends within its timeout. A partially sent message stops the link, because no other can follow it."""
     with linked(read_nothing) as (_, link):
-        began = time.monotonic()
+        began = clock.now
         with pytest.raises(LinkError, match="does not accept requests"):
             link.send(BIG, timeout)
-        assert time.monotonic() - began < max(0.0, timeout) + SLACK_S
+        assert clock.now - began == pytest.approx(max(0.0, timeout))
         assert not link.watch()
         with pytest.raises(LinkError, match="only in part"):
             link.detach(SOON_S)
 
 
-def test_a_message_of_which_no_byte_was_sent_does_not_stop_the_link() -> None:
-    with linked(read_nothing) as (_, link):
+def test_a_message_of_which_no_byte_was_sent_does_not_stop_the_link(clock: VirtualClock) -> None:
+    with linked(read_nothing) as (daemon, link):
         sent = 0
         with pytest.raises(LinkError):
             while True:
-                link.send(Check(7), 0.05)
+                link.send(Check(7), SOON_S)
                 sent += 1
-        watched: list[bool] = []
-        watcher = threading.Thread(target=lambda: watched.append(link.watch()))
-        watcher.start()
-        watcher.join(0.1)
-        half = sent * len(pack(Check(7))) % len(pack(Check(7)))
-        assert half == 0 and watched == [], "the link was stopped"
-        link.stop()
-        watcher.join()
+        assert sent * len(pack(Check(7))) % len(pack(Check(7))) == 0
+        daemon.hang_up()
+        assert link.watch(), "the link was stopped"
 
 
-def test_connecting_waits_for_room_in_the_queue(tmp_path: Path) -> None:
+def test_connecting_waits_for_room_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy daemon has a full queue for a moment: connecting waits for room, but not longer than the timeout."""
-    path = tmp_path / "socket"
+    path, limits = tmp_path / "socket", list[float]()
+
+    class Watched(socket.socket):
+        """Records for how long the kernel lets it wait."""
+
+        def setsockopt(self, level: int, name: int, value: Any) -> None:  # type: ignore[override]
+            if name == socket.SO_SNDTIMEO:
+                seconds, microseconds = struct.unpack("@ll", value)
+                limits.append(seconds + microseconds / 1e6)
+            super().setsockopt(level, name, value)
+
     with socket.socket(socket.AF_UNIX) as listener, ExitStack() as crowd:
         listener.bind(str(path))
         listener.listen(0)
@@ -59,32 +68,35 @@ def test_connecting_waits_for_room_in_the_queue(tmp_path: Path) -> None:
                 one = crowd.enter_context(socket.socket(socket.AF_UNIX))
                 one.setblocking(False)
                 one.connect(str(path))
-        for timeout in (-1.0, 0.0, SOON_S):
-            began = time.monotonic()
-            with pytest.raises(LinkError, match="connection queue is full"):
-                Link(path, timeout)
-            assert timeout * 0.9 < time.monotonic() - began < max(0.0, timeout) + SLACK_S
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Watched)
+            for timeout in (-1.0, 0.0, SOON_S):
+                with pytest.raises(LinkError, match="connection queue is full"):
+                    Link(path, timeout)
+        assert limits == [0.001, 0.001, SOON_S], "0 would mean no limit"
         letting_in = threading.Timer(SOON_S, lambda: crowd.enter_context(listener.accept()[0]))
         letting_in.start()
-        Link(path, 30.0).close()
+        Link(path, HOUR_S).close()
         letting_in.join()
 
 
 def send_big(link: Link) -> None:
     with pytest.raises(LinkError, match="gone"):
-        link.send(BIG, 30.0)
+        link.send(BIG, HOUR_S)
 
 
-def test_a_send_waits_for_another_sender_at_most_its_timeout() -> None:
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_a_send_waits_for_another_sender_at_most_its_timeout(timeout: float) -> None:
+    clock = VirtualClock()
     with linked(read_nothing) as (daemon, link):
+        link._sender.lock = VirtualLock(clock)  # type: ignore[assignment]
         slow = threading.Thread(target=send_big, args=(link,))
         slow.start()
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"
-        for timeout in (-1.0, 0.0, SOON_S):
-            began = time.monotonic()
-            with pytest.raises(LinkError, match="does not accept requests"):
-                link.send(Check(1), timeout)
-            assert time.monotonic() - began < max(0.0, timeout) + SLACK_S
+        began = clock.now
+        with pytest.raises(LinkError, match="does not accept requests"):
+            link.send(Check(1), timeout)
+        assert clock.now - began == pytest.approx(max(0.0, timeout))
         assert slow.is_alive()
         link.close()
         slow.join()
@@ -92,59 +104,37 @@ def test_a_send_waits_for_another_sender_at_most_its_timeout() -> None:
 
 def test_responses_that_arrive_in_pieces_are_reassembled() -> None:
     answers = [Findings(number, ["x" * number]) for number in range(20)]
-
-    def dribble(peer: Peer) -> None:
-        data = b"".join(map(pack, answers))
-        for at in range(0, len(data), 7):
-            peer.connection.sendall(data[at : at + 7])
-            time.sleep(0.0005)
-        wait_for_end(peer)
-
-    with linked(dribble) as (_, link):
+    data = b"".join(map(pack, answers))
+    with linked(read_nothing) as (daemon, link):
         got: list[Answer] = []
-        while len(got) < len(answers):
-            got += link.read(5)
+        for at in range(0, len(data), 7):
+            daemon.peers[0].connection.sendall(data[at : at + 7])
+            got += link.read(HOUR_S)
         assert got == answers
         assert link.read(0.0) == []
 
 
-def test_asking_takes_at_most_its_timeout() -> None:
-    def answer_once(peer: Peer) -> None:
-        peer.next()
-        peer.send(Findings(1, ["all is well"]))
-        wait_for_end(peer)
-
-    with linked(answer_once) as (_, link):
-        assert link.ask(Check(1), 5) == Findings(1, ["all is well"])
-        began = time.monotonic()
+def test_asking_takes_at_most_its_timeout(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with linked(read_nothing) as (daemon, link):
+        never_block(monkeypatch)
+        daemon.peers[0].send(Findings(1, ["all is well"]))
+        began = clock.now
+        assert link.ask(Check(1), HOUR_S) == Findings(1, ["all is well"])
+        assert clock.now == began
         with pytest.raises(LinkError, match="does not answer"):
             link.ask(Check(2), SOON_S)
-        assert time.monotonic() - began < SOON_S + SLACK_S
+        assert clock.now - began == pytest.approx(SOON_S)
 
 
-def test_watching_ignores_responses_that_other_threads_read() -> None:
+def test_watching_ignores_responses_that_other_threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It returns for responses only if a stray one is expected, and always for the end of the connection and stop()."""
     with linked() as (daemon, link):
-        for descriptor in link.greet(HELLO, 5).descriptors:
+        for descriptor in link.greet(HELLO, HOUR_S).descriptors:
             os.close(descriptor)
-        seen: list[bool] = []
-
-        def watch() -> None:
-            while link.watch():
-                seen.append(bool(link.read(0)))
-            seen.append(False)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
         daemon.peers[0].send(Findings(1, []))
-        watcher.join(0.1)
-        assert seen == [], "watch() returned for a response of another thread"
-        link.expect_stray()
-        ends = time.monotonic() + 5
-        while not seen and time.monotonic() < ends:
-            time.sleep(0.001)
-        assert seen == [True]
+        steps = [link.stop, link.expect_stray]
+        monkeypatch.setattr(daemon_link, "select", IdlePolls(lambda seconds: steps.pop()()))
+        assert link.watch() and steps == [link.stop], "watch() returned for a response of another thread"
+        assert link.read(HOUR_S) == [Findings(1, [])]
         link.expect_no_stray()
-        link.stop()
-        watcher.join(5)
-        assert seen == [True, False]
+        assert not link.watch() and not steps

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from child_process import in_child
-from link_fixtures import BIG, HELLO, SLACK_S, hang_up, linked, read_nothing, wait_for_end
+from eventually import eventually
+from link_fixtures import BIG, HELLO, HOUR_S, hang_up, linked, read_nothing, wait_for_end
 from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.protocol import Check, Findings
@@ -32,7 +33,8 @@ def test_a_closed_link_rejects_calls_and_touches_no_other_descriptor() -> None:
 
 
 def test_closing_ends_blocked_sends_and_reads() -> None:
-    with linked(read_nothing) as (_, link):
+    with linked(read_nothing) as (daemon, link):
+        link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(16))  # recv() has no limit of its own
         outcomes: list[str] = []
 
         def attempt(work: Callable[[], object]) -> None:
@@ -41,46 +43,52 @@ def test_closing_ends_blocked_sends_and_reads() -> None:
             except LinkError as error:
                 outcomes.append(str(error))
 
-        works = [lambda: link.send(BIG, 10), lambda: link.read(10)]
+        works = [lambda: link.send(BIG, HOUR_S), lambda: link.read(HOUR_S)]
         threads = [threading.Thread(target=attempt, args=(work,)) for work in works]
         for thread in threads:
             thread.start()
-        time.sleep(0.05)
-        began = time.monotonic()
+        assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the send has begun"
+        assert eventually(lambda: link.reader != 0), "the read has begun"
         link.close()
         for thread in threads:
             thread.join()
-        assert time.monotonic() - began < SLACK_S
         assert len(outcomes) == 2 and all("gone" in outcome for outcome in outcomes)
 
 
-def test_links_closed_under_busy_threads() -> None:
-    """Only LinkError is raised, and no descriptor of another object is written to or left open."""
-    ended: list[str] = []
+def close_while_threads_send(link: Link, ended: list[str]) -> None:
+    """Closes a link to which four threads send, and asserts that none of them writes to another descriptor."""
+    sent: list[int] = []
 
-    def send_for_ever(link: Link) -> None:
+    def send_for_ever() -> None:
         try:
             while True:
-                link.send(Check(1), 0.01)
+                link.send(Check(1), HOUR_S)
+                sent.append(1)
                 link.stop()
                 link.expect_stray()
         except LinkError as error:
             link.stop()
             ended.append(str(error))
 
+    threads = [threading.Thread(target=send_for_ever) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert eventually(lambda: len(sent) > len(threads))
+    link.close()
+    canary = os.eventfd(0, os.EFD_NONBLOCK)
+    for thread in threads:
+        thread.join()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(canary)
+    os.close(canary)
+
+
+def test_links_closed_under_busy_threads() -> None:
+    """Only LinkError is raised, and no descriptor of another object is written to or left open."""
+    ended: list[str] = []
     for _ in range(30):
         with linked(wait_for_end) as (_, link):
-            threads = [threading.Thread(target=send_for_ever, args=(link,)) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            time.sleep(0.002)
-            link.close()
-            canary = os.eventfd(0, os.EFD_NONBLOCK)
-            for thread in threads:
-                thread.join()
-            with pytest.raises(BlockingIOError):
-                os.eventfd_read(canary)
-            os.close(canary)
+            close_while_threads_send(link, ended)
     assert len(ended) == 30 * 4
 
 

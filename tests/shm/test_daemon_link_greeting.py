@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fake_daemon import Peer, refuse
-from link_fixtures import HELLO, SLACK_S, SOON_S, hang_up, linked, wait_for_end
+from link_fixtures import HANGS_S, HELLO, HOUR_S, SOON_S, hang_up, linked, wait_for_end
 from open_descriptors import open_descriptors
 from pagetier.shm.daemon_link import Link, LinkError, RefusedError
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import BUILD, Findings, Observe
+from virtual_clock import VirtualClock
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a file", "no listener", "a long name"])
@@ -58,7 +57,6 @@ def say(data: bytes) -> Callable[[Peer], None]:
     ("behave", "says", "kind"),
     [
         (hang_up, "the daemon is gone", LinkError),
-        (wait_for_end, "the daemon does not answer", LinkError),
         (refuse("you may not"), "the daemon refuses: you may not", RefusedError),
         (say(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10), "not a pagetier daemon", LinkError),
         (say(b"\x07\0\0\0\x92\xa5ch\xff\xfe\xfd"), "not a pagetier daemon", LinkError),
@@ -70,10 +68,18 @@ def test_a_greeting_without_welcome_is_an_error(
     behave: Callable[[Peer], None], says: str, kind: type[LinkError]
 ) -> None:
     with linked(behave) as (_, link):
-        before, began = open_descriptors(), time.monotonic()
+        before = open_descriptors()
         with pytest.raises(kind, match=says):
+            link.greet(HELLO, HOUR_S)
+        assert open_descriptors() <= before
+
+
+def test_a_greeting_without_an_answer_costs_one_timeout(clock: VirtualClock) -> None:
+    with linked(wait_for_end) as (_, link):
+        before, began = open_descriptors(), clock.now
+        with pytest.raises(LinkError, match="the daemon does not answer"):
             link.greet(HELLO, SOON_S)
-        assert time.monotonic() - began < SOON_S + SLACK_S
+        assert clock.now - began == pytest.approx(SOON_S)
         assert open_descriptors() <= before
 
 
@@ -102,9 +108,14 @@ def test_an_observer_gets_two_descriptors() -> None:
 
 
 def test_a_greeting_can_be_stopped() -> None:
-    with linked(wait_for_end) as (_, link):
-        threading.Timer(0.05, link.stop).start()
-        began = time.monotonic()
-        with pytest.raises(LinkError):
-            link.greet(HELLO, 10)
-        assert time.monotonic() - began < SLACK_S
+    links: list[Link] = []
+
+    def stop(peer: Peer) -> None:
+        peer.next()
+        links[0].stop()
+        peer.over.wait(HANGS_S)
+
+    with linked(stop) as (_, link):
+        links.append(link)
+        with pytest.raises(LinkError, match="the daemon does not answer"):
+            link.greet(HELLO, HOUR_S)
