@@ -58,17 +58,29 @@ class OwnMemoryStore(DictStore):
 
 
 class FaultyStore(DictStore):
-    """A store whose calls run `before`, with the name of the call, and hang while `hangs` names them."""
+    """A store whose calls run `before`, with the name of the call, and hang while `hangs` names them.
+
+    Attributes:
+        hanging: How many calls hang.
+    """
 
     before: ClassVar[list[Callable[[str], None]]] = []
     hangs: ClassVar[set[str]] = set()
     released: ClassVar[threading.Event] = threading.Event()
+    hanging: ClassVar[int] = 0
+    _counting: ClassVar[threading.Lock] = threading.Lock()
 
     def _at(self, call: str) -> None:
         for function in self.before:
             function(call)
         if call in self.hangs:
+            self._count(1)
             self.released.wait()
+            self._count(-1)
+
+    def _count(self, by: int) -> None:
+        with self._counting:
+            FaultyStore.hanging += by
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         self._at("exists")

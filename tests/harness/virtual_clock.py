@@ -6,6 +6,11 @@ import select
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+_PAUSE_S = 0.001  # real time, between two looks at what other threads do
 
 
 class VirtualClock:
@@ -24,8 +29,56 @@ class VirtualClock:
 
     def passes(self, seconds: float | None) -> None:
         """Lets the time pass in which a wait ends in vain. Raises AssertionError if that wait would have no end."""
+        self.passes_until(self.now, seconds)
+
+    def passes_until(self, began: float, seconds: float | None) -> None:
+        """Lets the time pass up to the end of a wait. Waits of several threads may pass at the same time."""
         assert seconds is not None, "a wait without an end"
-        self.now += max(0.0, seconds)
+        self.now = max(self.now, began + seconds)
+
+
+class VirtualThreading:
+    """Stands in for the module `threading` in a module under test: events and conditions wait on a virtual clock.
+
+    A wait ends in vain as soon as `is_stuck` says that no other thread will end it.
+    """
+
+    def __init__(self, clock: VirtualClock, is_stuck: Callable[[], bool]) -> None:
+        class Event(threading.Event):
+            """An event."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                """Returns whether the event is set before the timeout has passed."""
+                return _wait(super().wait, timeout, clock, is_stuck) or self.is_set()
+
+        class Condition(threading.Condition):
+            """A condition."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                """Returns whether another thread has notified this one before the timeout has passed."""
+                return _wait(super().wait, timeout, clock, is_stuck)
+
+            def wait_for(self, predicate: Callable[[], _T], timeout: float | None = None) -> _T:
+                """Returns the predicate's result: a true one, or the last one before the timeout has passed."""
+                while not (result := predicate()) and self.wait(timeout):
+                    pass
+                return result
+
+        self.Event, self.Condition = Event, Condition
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(threading, name)
+
+
+def _wait(
+    wait: Callable[[float], bool], timeout: float | None, clock: VirtualClock, is_stuck: Callable[[], bool]
+) -> bool:
+    began = clock.now
+    while not wait(_PAUSE_S):
+        if is_stuck():
+            clock.passes_until(began, timeout)
+            return False
+    return True
 
 
 class IdlePolls:
@@ -59,11 +112,11 @@ class _IdlePoll:
 
 
 class VirtualLock:
-    """A reentrant lock that another thread does not release in time: acquire() lets its timeout pass on a clock."""
+    """A lock that another thread does not release in time: acquire() lets its timeout pass on a clock."""
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._lock, self._clock = threading.RLock(), clock
-        self.release = self._lock.release
+    def __init__(self, clock: VirtualClock, lock: threading.Lock | threading.RLock) -> None:
+        self._lock, self._clock = lock, clock
+        self.release = lock.release
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Returns whether the lock is free now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from pagetier.kernels.gpu import cuda
 from pagetier.kernels.gpu.cuda import CudaDevice, CudaEvent
 from pagetier.kernels.gpu.cuda_driver import Driver
 from pagetier.kernels.layout.slot_map import slot_map
+from virtual_clock import VirtualClock
 
 BOTH = pytest.mark.parametrize("direction", Direction)
 
@@ -212,10 +212,12 @@ def event_of(library: SimulatedDriver, queries_left: int) -> CudaEvent:
     return CudaEvent(its, Driver(0, library))
 
 
-def test_waiting_has_a_timeout(library: SimulatedDriver) -> None:
-    begin = time.monotonic()
+def test_waiting_has_a_timeout(library: SimulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(cuda, "time", clock)
+    began = clock.now
     assert not event_of(library, 10**9).wait(0.05)
-    assert 0.05 <= time.monotonic() - begin < 10
+    assert clock.now - began == pytest.approx(0.05)
     assert not event_of(library, 10**9).wait(0)
     assert event_of(library, 0).wait(0)
     assert event_of(library, 5).wait(10)

@@ -89,7 +89,7 @@ def send_big(link: Link) -> None:
 def test_a_send_waits_for_another_sender_at_most_its_timeout(timeout: float) -> None:
     clock = VirtualClock()
     with linked(read_nothing) as (daemon, link):
-        link._sender.lock = VirtualLock(clock)  # type: ignore[assignment]
+        link._sender.lock = VirtualLock(clock, threading.RLock())  # type: ignore[assignment]
         slow = threading.Thread(target=send_big, args=(link,))
         slow.start()
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"

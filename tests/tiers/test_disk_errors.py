@@ -15,12 +15,13 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk import doubt
+from pagetier.tiers.disk import doubt, read_priority
 from pagetier.tiers.disk.read_priority import Patience, Turns
 from pagetier.tiers.disk.tier import LocalTier
 from pagetier.tiers.lmdb import values
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
+from virtual_clock import VirtualClock, VirtualThreading
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
@@ -238,14 +239,16 @@ def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
     tier.close()
 
 
-def test_a_writer_gives_way_for_a_bounded_time() -> None:
-    turns = Turns()
+def test_a_writer_gives_way_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr(read_priority, "time", clock)
+    monkeypatch.setattr(read_priority, "threading", VirtualThreading(clock, lambda: True))
+    turns, began = Turns(), clock.now
     patience = Patience(turns, 0.05)
     with turns.reading():
-        began = time.monotonic()
         for _ in range(100):
             patience.give_way()
-        assert 0.04 < time.monotonic() - began < 4.0
-    began = time.monotonic()
+    assert clock.now - began == pytest.approx(0.05)
+    began = clock.now
     Patience(turns, 5.0).give_way()
-    assert time.monotonic() - began < 4.0
+    assert clock.now == began

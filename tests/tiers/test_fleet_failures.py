@@ -6,30 +6,51 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from elapsed import lasts
 from eventually import eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
+from pagetier.tiers.fleet import bounce_buffers, object_calls, open_fleet, store_calls
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
+from virtual_clock import VirtualClock, VirtualThreading
 
-TIMEOUT_S = 1.0
-SLACK_S = 5.0  # of a busy machine; a call without a limit takes as long as the store hangs
+TIMEOUT_S, HOUR_S = 1.0, 3600.0
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
 
 @pytest.fixture
-def opened(request: pytest.FixtureRequest) -> Iterator[OpenedFleet]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    """Returns the time of a fleet. It passes only while all calls of the store that have not returned hang."""
+    clock, fleets = VirtualClock(), list[StoreCalls]()
+
+    class WatchedCalls(StoreCalls):
+        """Calls whose number is known."""
+
+        def __init__(self, timeout_s: float) -> None:
+            super().__init__(timeout_s)
+            fleets.append(self)
+
+    virtual = VirtualThreading(clock, lambda: FaultyStore.hanging == sum(calls.running for calls in fleets))
+    monkeypatch.setattr(open_fleet, "StoreCalls", WatchedCalls)
+    for module in (store_calls, object_calls, bounce_buffers):
+        monkeypatch.setattr(module, "time", clock)
+    for module in (store_calls, bounce_buffers):
+        monkeypatch.setattr(module, "threading", virtual)
+    return clock
+
+
+@pytest.fixture
+def opened(clock: VirtualClock) -> Iterator[OpenedFleet]:
     DictStore.objects.clear()
     FaultyStore.before, FaultyStore.hangs, FaultyStore.released = [], set(), threading.Event()
-    opened = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=getattr(request, "param", TIMEOUT_S)))
+    opened = OpenedFleet(OPTIONS)
     yield opened
     FaultyStore.before, FaultyStore.hangs = [], set()
     FaultyStore.released.set()
@@ -37,14 +58,15 @@ def opened(request: pytest.FixtureRequest) -> Iterator[OpenedFleet]:
     assert opened.fleet.state().lent_bytes == 0, "a bounce buffer leaked"
 
 
-def fail(call: str, times: int = 1 << 30, message: str = "broken pipe\nof the store") -> None:
-    """Makes a call of the store fail some times."""
+def fail(call: str, times: int = 1 << 30, after: Callable[[], object] = bool) -> None:
+    """Makes a call of the store fail some times, each time after a function was called."""
     left = [times]
 
     def failing(name: str) -> None:
         if name == call and left[0]:
             left[0] -= 1
-            raise ConnectionError(message)
+            after()
+            raise ConnectionError("broken pipe\nof the store")
 
     FaultyStore.before.append(failing)
 
@@ -56,12 +78,12 @@ def calls_of(name: str) -> list[str]:
     return calls
 
 
-def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet) -> None:
+def test_a_hung_read_fails_in_time_and_keeps_its_buffer(opened: OpenedFleet, clock: VirtualClock) -> None:
     page = outgoing(1)
     opened.store_all(page)
-    gets, FaultyStore.hangs = calls_of("get"), {"get"}
-    with lasts(TIMEOUT_S + SLACK_S, TIMEOUT_S):
-        result, _ = read_from(opened.fleet, page)
+    gets, FaultyStore.hangs, began = calls_of("get"), {"get"}, clock.now
+    result, _ = read_from(opened.fleet, page)
+    assert clock.now == began + TIMEOUT_S
     assert gets == ["get"], "a second call would take a second timeout"
     assert result.outcome is ReadOutcome.FAILED
     assert result.reason == "the store did not answer within 1 s"
@@ -103,33 +125,31 @@ def test_a_read_is_retried_once(opened: OpenedFleet, call: str, times: int, outc
     assert result.reason == ("" if times == 1 else "the store failed: ConnectionError: broken pipe")
 
 
-def test_a_read_that_fails_after_half_of_its_time_is_not_retried(opened: OpenedFleet) -> None:
+@pytest.mark.parametrize(("share", "calls"), [(0.4, 2), (0.6, 1)])
+def test_a_read_that_fails_after_half_of_its_time_is_not_retried(
+    opened: OpenedFleet, clock: VirtualClock, share: float, calls: int
+) -> None:
     opened.store_all(outgoing(5))
-    gets: list[str] = []
-    FaultyStore.before.append(gets.append)
-    FaultyStore.before.append(lambda call: time.sleep(0.6 * TIMEOUT_S))
-    fail("get")
-    with lasts(10.0):
-        assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
-    assert gets == ["get"]
+    gets = calls_of("get")
+    fail("get", after=lambda: clock.passes(share * TIMEOUT_S))
+    assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
+    assert gets == ["get"] * calls
 
 
-@pytest.mark.parametrize("opened", [6.0], indirect=True)
-def test_a_retry_has_no_more_time_than_the_first_call_had(opened: OpenedFleet) -> None:
-    timeout_s = opened.options.timeout_s
+def test_a_retry_has_no_more_time_than_the_first_call_had(opened: OpenedFleet, clock: VirtualClock) -> None:
     opened.store_all(outgoing(5))
-    FaultyStore.before.append(lambda call: time.sleep(0.3 * timeout_s))
-    fail("get", 1)
+    fail("get", 1, after=lambda: clock.passes(0.3 * TIMEOUT_S))
     FaultyStore.before.append(lambda call: FaultyStore.hangs.add("get"))
-    with lasts(1.25 * timeout_s, timeout_s):
-        assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
+    began = clock.now
+    assert opened.outcome(outgoing(5)) is ReadOutcome.FAILED
+    assert clock.now == pytest.approx(began + TIMEOUT_S)
 
 
 @pytest.mark.parametrize("call", ["exists", "put"])
-def test_a_hung_write_fails_in_time(opened: OpenedFleet, call: str) -> None:
-    FaultyStore.hangs = {call}
-    with lasts(2 * TIMEOUT_S + SLACK_S):
-        written = opened.fleet.write([], outgoings(range(40)))
+def test_a_hung_write_fails_in_time(opened: OpenedFleet, clock: VirtualClock, call: str) -> None:
+    FaultyStore.hangs, began = {call}, clock.now
+    written = opened.fleet.write([], outgoings(range(40)))
+    assert clock.now == began + TIMEOUT_S
     assert written.stored == (False,) * 40
     late = "the store did not answer within 1 s"
     assert set(written.reasons) == ({late, SKIPPED} if call == "put" else {late})
@@ -144,15 +164,15 @@ def test_a_failing_put_ends_the_batch(opened: OpenedFleet) -> None:
     assert puts.count("put") <= 8, "four puts at once, each tried twice"
 
 
-def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet) -> None:
+def test_a_store_that_cannot_be_asked_locates_nothing(opened: OpenedFleet, clock: VirtualClock) -> None:
     fail("sizes")
     with pytest.raises(TierError, match=r"the store failed: ConnectionError: broken pipe$"):
         opened.fleet.locate(names_of([outgoing(6)]))
     FaultyStore.before.clear()
-    asked, FaultyStore.hangs = calls_of("sizes"), {"sizes"}
-    with lasts(TIMEOUT_S + SLACK_S), pytest.raises(TierError, match="did not answer"):
+    asked, FaultyStore.hangs, began = calls_of("sizes"), {"sizes"}, clock.now
+    with pytest.raises(TierError, match="did not answer"):
         opened.fleet.locate(names_of([outgoing(6)]))
-    assert asked == ["sizes"]
+    assert asked == ["sizes"] and clock.now == began + TIMEOUT_S
 
 
 def located(opened: OpenedFleet) -> tuple[list[int], str]:
@@ -205,8 +225,7 @@ def test_an_answer_that_fits_no_question_is_a_failure(
     assert sizes == [0] and (why or lengths == [-1])
 
 
-@pytest.mark.parametrize("opened", [5.0], indirect=True)
-def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
+def test_hung_calls_are_bounded(opened: OpenedFleet, clock: VirtualClock) -> None:
     FaultyStore.hangs = {"sizes"}
     before = threading.active_count()
     askers = [threading.Thread(target=ask_in_vain, args=(opened,)) for _ in range(MOST_CALLS + 10)]
@@ -215,8 +234,9 @@ def test_hung_calls_are_bounded(opened: OpenedFleet) -> None:
     for asker in askers:
         asker.join()
     assert threading.active_count() - before <= MOST_CALLS
-    with lasts(opened.options.timeout_s / 2):
-        ask_in_vain(opened)
+    began = clock.now
+    ask_in_vain(opened)
+    assert clock.now == began, "it waits for no call"
 
 
 def test_calls_in_turn_share_a_thread(opened: OpenedFleet) -> None:
@@ -234,7 +254,7 @@ def test_a_call_whose_thread_cannot_be_started_is_not_counted(monkeypatch: pytes
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    calls = StoreCalls(TIMEOUT_S)
+    calls = StoreCalls(HOUR_S)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         for _ in range(MOST_CALLS + 1):
@@ -242,7 +262,7 @@ def test_a_call_whose_thread_cannot_be_started_is_not_counted(monkeypatch: pytes
                 calls.start(lambda: None)
     assert calls.running == 0
     assert calls.silent_s() == 0
-    assert calls.run(lambda: 7, until=time.monotonic() + 60.0) == 7
+    assert calls.run(lambda: 7) == 7
 
 
 def ask_in_vain(opened: OpenedFleet) -> None:
@@ -250,39 +270,37 @@ def ask_in_vain(opened: OpenedFleet) -> None:
         opened.fleet.locate(names_of([outgoing(7)]))
 
 
-def test_the_time_without_any_return_is_known(opened: OpenedFleet) -> None:
+def test_the_time_without_any_return_is_known(opened: OpenedFleet, clock: VirtualClock) -> None:
     assert opened.fleet.silent_s() == 0
     FaultyStore.hangs = {"get"}
     opened.store_all(outgoing(8))
     assert eventually(lambda: opened.fleet.state().calls == 0)
-    began, called = time.monotonic(), list[float]()
-    FaultyStore.before.append(lambda call: called.append(time.monotonic()))
     read_from(opened.fleet, outgoing(8))
-    ended = time.monotonic()
-    assert ended - called[0] <= opened.fleet.silent_s() <= time.monotonic() - began
-    began = time.monotonic()
+    clock.passes(5.0)
+    assert opened.fleet.silent_s() == TIMEOUT_S + 5.0
     assert opened.fleet.locate(names_of([outgoing(8)]))
-    assert eventually(lambda: opened.fleet.silent_s() <= time.monotonic() - began), "another call has returned"
+    assert eventually(lambda: opened.fleet.silent_s() == 0), "another call has returned"
+    assert opened.fleet.state().calls == 1
 
 
-@pytest.mark.parametrize("opened", [20.0], indirect=True)
-def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet) -> None:
-    page = outgoing(9, 2 << 20)
-    with lasts(opened.options.timeout_s / 2):
-        written = opened.fleet.write([], [page])
-        result, _ = read_from(opened.fleet, page)
+def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet, clock: VirtualClock) -> None:
+    page, began = outgoing(9, 2 << 20), clock.now
+    written = opened.fleet.write([], [page])
+    result, _ = read_from(opened.fleet, page)
+    assert clock.now == began
     assert written.reasons == ("no bounce buffer for a page of 2097152 bytes: larger than remote.buffers",)
     assert result.outcome is ReadOutcome.FAILED
 
 
-def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet) -> None:
+def test_a_read_without_a_buffer_fails_in_time(opened: OpenedFleet, clock: VirtualClock) -> None:
     page = outgoing(10, 600 << 10)
     opened.store_all(page)
     FaultyStore.hangs = {"get"}
     read_from(opened.fleet, page)
     FaultyStore.hangs = set()
-    with lasts(TIMEOUT_S + SLACK_S):
-        result, _ = read_from(opened.fleet, page)
+    began = clock.now
+    result, _ = read_from(opened.fleet, page)
+    assert clock.now == began + TIMEOUT_S
     assert "all bounce buffers are in use" in result.reason
     FaultyStore.released.set()
     assert eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT)
@@ -296,15 +314,36 @@ def test_a_damaged_object_that_cannot_be_removed_is_a_miss(opened: OpenedFleet) 
     assert opened.outcome(page) is ReadOutcome.DAMAGED
 
 
-def test_writes_wait_while_a_read_is_late(opened: OpenedFleet) -> None:
+def test_writes_wait_while_a_read_is_late(opened: OpenedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     opened.store_all(outgoing(12))
-    slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=20.0))
-    gets, FaultyStore.hangs = calls_of("get"), {"get"}
+    released, puts = FaultyStore.released, list[bool]()
+    clock, gets = ReleasingClock(3, released), calls_of("get")
+    FaultyStore.before.append(lambda call: puts.append(released.is_set()) if call == "put" else None)
+    FaultyStore.hangs = {"get"}
+    monkeypatch.setattr(store_calls, "threading", threading)  # the read is never given up
+    monkeypatch.setattr(store_calls, "time", clock)
+    slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=HOUR_S))
     reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
     reader.start()
     assert eventually(lambda: bool(gets))
-    time.sleep(2 * LATE_READ_S)
-    with lasts(10.0, 0.4):
-        threading.Timer(0.5, FaultyStore.released.set).start()
-        slow.store_all(outgoing(13))
+    slow.store_all(outgoing(13))
+    assert puts == [False], "a read that has just begun delays no write"
+    clock.now += 2 * LATE_READ_S
+    slow.store_all(outgoing(14))
+    assert puts == [False, True]
     reader.join()
+
+
+class ReleasingClock(VirtualClock):
+    """A time that stands still. It sets an event when a thread has slept some times."""
+
+    def __init__(self, sleeps: int, event: threading.Event) -> None:
+        super().__init__()
+        self._left, self._event = sleeps, event
+
+    def sleep(self, seconds: float) -> None:
+        """Counts a sleep. Other threads may run."""
+        self._left -= 1
+        if not self._left:
+            self._event.set()
+        time.sleep(0.001)
