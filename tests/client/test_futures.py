@@ -17,6 +17,7 @@ from fake_daemon import FakeDaemon, Peer
 from keyed_pages import in_memory, prompt
 from pagetier.client import Client, Outcome, Part, PendingReservation
 from pagetier.shm.protocol import Reserve
+from rescued_wait import HOUR_S, rescued_by
 from running_daemon import CALL_S, RunningDaemon, namespace
 
 PAGE = 10_000
@@ -151,8 +152,7 @@ def test_threads_that_wait_and_threads_that_poll_all_get_their_responses(client:
 
 def test_a_timeout_of_zero_rejects_all_pages(daemon: RunningDaemon, client: Client) -> None:
     for timeout in (0, 0.0, -1, -0.5, float("-inf"), float("nan")):
-        with lasts(10):
-            result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
+        result = client.store(prompt(0, 3), bytes(3 * PAGE), timeout=timeout)
         assert (result.refused, result.reason) == (3, "the timeout left no time to ask")
         client.reserve_async(prompt(0, 3), PAGE, timeout=timeout).cancel()
     assert eventually(lambda: empty(daemon))
@@ -182,8 +182,8 @@ def test_a_page_whose_other_parts_never_come_expires() -> None:
 
 def test_pages_of_a_late_response_are_abandoned(fake: FakeDaemon, asking: Client) -> None:
     assert asking.store(prompt(0, 3), bytes(3 * PAGE), timeout=0.05).refused == 3
-    with lasts(3):  # only one call waits for a daemon that hangs
-        result = asking.store(prompt(1, 3), bytes(3 * PAGE), timeout=5)
+    with rescued_by(fake.hang_up):  # only one call waits for a daemon that hangs
+        result = asking.store(prompt(1, 3), bytes(3 * PAGE), timeout=HOUR_S)
     assert (result.refused, result.reason) == (3, "the daemon does not answer")
     answer(fake, fake.next())
     assert fake.owner.header().used_frames == 9
