@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from proofs.__main__ import CORE, main, why_stale
-from proofs.catalog import PROOFS, Proof, pytest_options
+from proofs.catalog import PROOFS
 from proofs.inputs import UnknownInputError, digest_of, helpers_of, inputs_of
 from proofs.lock import LOCKS, Lock, Record, orphaned_locks, read_lock, seed_of, write_lock, written_after
 from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
+from proofs.proof import Proof, pytest_options
 from proofs.renew import Renewal, run_all
 from proofs.sample import chosen, relabelled_locks, try_sample
 from proofs.shard import ROOT, Shard, run

@@ -13,10 +13,11 @@ from typing import Final
 
 import click
 
-from proofs.catalog import PROOFS, Proof
+from proofs.catalog import PROOFS
 from proofs.inputs import UnknownInputError
 from proofs.lock import Lock, held, orphaned_locks, read_lock, relabelled, written_after
 from proofs.progress import begin_whole_run, end_whole_run, one_run_at_a_time
+from proofs.proof import Proof
 from proofs.renew import renew, say
 from proofs.sample import chosen, relabelled_locks, try_sample
 from proofs.shard import ROOT
@@ -40,7 +41,7 @@ def _errors_in_a_line() -> Iterator[None]:
     try:
         yield
     except UnknownInputError as error:
-        raise click.ClickException(f"{error}, but tests/harness/proofs/catalog.py names it") from error
+        raise click.ClickException(f"{error}, but the catalog in tests/harness/proofs names it") from error
     except subprocess.CalledProcessError as error:
         raise click.ClickException(f"`{shlex.join(error.cmd)}` failed: {error.stderr.strip()}") from error
 

@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Final
 
-import msgspec
-from msgspec import Struct
-
-from proofs.inputs import digest_of, inputs_of
+from proofs.engines import PROOFS_OF_ENGINES
+from proofs.proof import Proof
 from proofs.shard import ROOT, Shard
 
 _PYTHON: Final = ".venv/bin/python"
 _STRESS: Final = "tests/shm/stress"
 _FUZZ: Final = "tests/shm/fuzz"
 _MODELS: Final = "tests/models/check_models.py"
-_SELECTION: Final = "tests/harness/proofs/selection.py"
 _MUTANTS_OF_A_SHARD: Final = 8
-
-
-class Proof(Struct, frozen=True):
-    """What is proven, and by what.
-
-    Attributes:
-        name: The name of its lock.
-        inputs: The files and folders of the product, and of what it runs, as in `inputs_of`.
-        shards: Returns its shards.
-        tests: Files and folders of pytest that belong to it and not to `make test`.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    shards: Callable[[], list[Shard]]
-    tests: tuple[str, ...] = ()
-
-    def files(self) -> list[str]:
-        """Returns the paths of its inputs. Those of tests include what chooses the tests of a shard."""
-        return inputs_of((*self.inputs, _SELECTION) if self.tests else self.inputs, self.tests)
-
-    def digest(self) -> str:
-        """Returns the digest that its lock must have: of its inputs, its commands, and the options of pytest."""
-        commands = [(shard.name, [word.replace(f"{ROOT}/", "") for word in shard.command]) for shard in self.shards()]
-        declared = (self.inputs, self.tests, commands, pytest_options() if self.tests else {})
-        return digest_of(self.files(), msgspec.json.encode(declared))
-
-
-def pytest_options(file: Path = ROOT / "pyproject.toml") -> dict[str, object]:
-    """Returns the options of pytest, the one section of this file on which the result of a test depends."""
-    options: dict[str, object] = tomllib.loads(file.read_text())["tool"]["pytest"]
-    return options
 
 
 def proof_of_tests(name: str, tests: Sequence[str], inputs: Sequence[str], shards: int, python: str = _PYTHON) -> Proof:
@@ -71,25 +34,6 @@ def proof_of_tests(name: str, tests: Sequence[str], inputs: Sequence[str], shard
     """
     command = (python, "-m", "pytest", "-q", *tests)
     made = [Shard(f"{at + 1}/{shards}", (*command, f"--shard={at + 1}/{shards}")) for at in range(shards)]
-    return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
-
-
-def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: Sequence[str], path: str = "") -> Proof:
-    """Returns a proof of tests with an engine. A shard has the tests of a file, which share the engines they start.
-
-    Args:
-        name: Its name.
-        environment: The environment of the engine, in .engines.
-        tests: The files.
-        inputs: The files and folders of the product that it depends on.
-        path: A folder whose modules replace those of the environment.
-
-    Returns:
-        The proof.
-    """
-    environ = ("env", f"PYTHONPATH={ROOT / path}") if path else ()
-    command = (*environ, f".engines/{environment}/bin/python", "-m", "pytest", "-q", "--shard=1/1")
-    made = [Shard(Path(test).stem.removeprefix("test_"), (*command, test)) for test in tests]
     return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
 
 
@@ -152,46 +96,6 @@ _FUZZED: Final = (
     *("shm/", f"{_STRESS}/", f"{_FUZZ}/", *_INDEX),
     *("daemon/common/log_throttle.py", "daemon/config/schema.py"),
 )
-_ADAPTERS: Final = (
-    *("client/engines/", "!client/engines/transformers.py"),
-    *("kernels/layout/", "client/registered_cache.py"),
-)
-_REQUIREMENTS: Final = "tests/engines/requirements"
-_VLLM: Final = (
-    *(*_ADAPTERS, "!client/engines/sglang/"),
-    *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32")),
-)
-_VLLM_ALONE: Final = (*_VLLM, "!client/engines/fleet_reads.py", "!client/engines/vllm/draft_model.py")
-"""Without the modules that only several engines, or one with a draft model, put to use."""
-_VLLM_SEVERAL: Final = (
-    *_VLLM,
-    *(f"!client/engines/{name}.py" for name in ("announced_pages", "location_changes", "request_hints")),
-    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "finished_hints", "kv_events")),
-)
-"""Without those of LoRA, events and hints, which are used by tests of one engine."""
-_SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.txt")
-
-_SCHEDULED: Final = [
-    f"tests/engines/test_{name}.py" for name in ("harness", "any_sequence", "scheduler_interface", "cache_layouts")
-]
-
-
-_SEVERAL: Final = [
-    f"tests/engines/test_{name}.py"
-    for name in (
-        *("convoy", "disaggregated", "fleet", "fleet_network"),
-        *("parallel_and_drafts", "server", "two_engines"),
-    )
-]
-"""Tests of several engines, ranks or hosts, which take 40 % of the time of all tests with vLLM."""
-
-
-def _files(folder: str) -> list[str]:
-    return sorted(
-        str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py") if "dynamo" not in path.name
-    )
-
-
 PROOFS: Final = (
     Proof("models", ("tests/models/",), _models),
     Proof("stress", ("shm/core/", f"{_STRESS}/"), partial(_drivers, _STRESS, "run/")),
@@ -239,12 +143,7 @@ PROOFS: Final = (
         ["bench/", "!bench/gpu_examination/", "!bench/results/", "!bench/race/", "client/cli/replay/"],
         4,
     ),
-    proof_of_engine(
-        "engines-vllm", "0.32", [name for name in _files("tests/engines") if name not in _SEVERAL], _VLLM_ALONE
-    ),
-    proof_of_engine("engines-vllm-several", "0.32", _SEVERAL, _VLLM_SEVERAL),
-    proof_of_engine("engines-scheduler", "0.32", _SCHEDULED, _VLLM, ".engines/0.33-source"),
-    proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
+    *PROOFS_OF_ENGINES,
 )
 """All proofs, the quickest to break first."""
 

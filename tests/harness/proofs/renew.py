@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from proofs.catalog import Proof
 from proofs.inputs import forget_the_tree
 from proofs.lock import LOCKS, Lock, read_lock, recorded, seed_of, write_lock
 from proofs.progress import BUILD, Progress
+from proofs.proof import Proof
 from proofs.shard import ROOT, SKIPPED, Outcome, Shard, run
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from proofs.catalog import Proof
 from proofs.lock import Lock, Record, relabelled, seed_of
+from proofs.proof import Proof
 from proofs.renew import why_not
 from proofs.shard import SKIPPED, Outcome, Shard, run
 

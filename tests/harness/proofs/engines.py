@@ -1,0 +1,81 @@
+"""The proofs of tests with real engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from proofs.proof import Proof
+from proofs.shard import ROOT, Shard
+
+
+def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: Sequence[str], path: str = "") -> Proof:
+    """Returns a proof of tests with an engine. A shard has the tests of a file, which share the engines they start.
+
+    Args:
+        name: Its name.
+        environment: The environment of the engine, in .engines.
+        tests: The files.
+        inputs: The files and folders of the product that it depends on.
+        path: A folder whose modules replace those of the environment.
+
+    Returns:
+        The proof.
+    """
+    environ = ("env", f"PYTHONPATH={ROOT / path}") if path else ()
+    command = (*environ, f".engines/{environment}/bin/python", "-m", "pytest", "-q", "--shard=1/1")
+    made = [Shard(Path(test).stem.removeprefix("test_"), (*command, test)) for test in tests]
+    return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
+
+
+_ADAPTERS: Final = (
+    *("client/engines/", "!client/engines/transformers.py"),
+    *("kernels/layout/", "client/registered_cache.py"),
+)
+_REQUIREMENTS: Final = "tests/engines/requirements"
+_VLLM: Final = (
+    *(*_ADAPTERS, "!client/engines/sglang/"),
+    *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32")),
+)
+_VLLM_ALONE: Final = (*_VLLM, "!client/engines/fleet_reads.py", "!client/engines/vllm/draft_model.py")
+"""Without the modules that only several engines, or one with a draft model, put to use."""
+_VLLM_SEVERAL: Final = (
+    *_VLLM,
+    *(f"!client/engines/{name}.py" for name in ("announced_pages", "location_changes", "request_hints")),
+    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "finished_hints", "kv_events")),
+)
+"""Without those of LoRA, events and hints, which are used by tests of one engine."""
+_SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.txt")
+
+_SCHEDULED: Final = [
+    f"tests/engines/test_{name}.py" for name in ("harness", "any_sequence", "scheduler_interface", "cache_layouts")
+]
+
+
+_SEVERAL: Final = [
+    f"tests/engines/test_{name}.py"
+    for name in (
+        *("convoy", "disaggregated", "fleet", "fleet_network"),
+        *("parallel_and_drafts", "server", "two_engines"),
+    )
+]
+"""Tests of several engines, ranks or hosts, which take 40 % of the time of all tests with vLLM."""
+
+
+def _files(folder: str) -> list[str]:
+    return sorted(
+        str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py") if "dynamo" not in path.name
+    )
+
+
+PROOFS_OF_ENGINES: Final = (
+    proof_of_engine(
+        "engines-vllm", "0.32", [name for name in _files("tests/engines") if name not in _SEVERAL], _VLLM_ALONE
+    ),
+    proof_of_engine("engines-vllm-several", "0.32", _SEVERAL, _VLLM_SEVERAL),
+    proof_of_engine("engines-scheduler", "0.32", _SCHEDULED, _VLLM, ".engines/0.33-source"),
+    proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
+)
+"""All of them."""
