@@ -134,9 +134,10 @@ test: venv
 PROOFS := PYTHONPATH=tests/harness $(BIN)/python -m proofs
 SHARDS := $(if $(filter command environment,$(origin JOBS)),--jobs $(JOBS))
 .PHONY: prove check-proofs
-# Proofs without an engine need no environment, and no proof needs the other versions of vLLM.
+# Proofs without an engine need no environment, and the gate makes none of other versions of vLLM: here they are made.
 prove: venv $(VENV)/.demo $(VENV)/.kernels
 	@$(if $(or $(if $(NAME),,all),$(filter engines-%,$(NAME))),$(MAKE) --no-print-directory environments ALL=)
+	@further=$$($(PROOFS) environments $(if $(ALL),--all) $(NAME)) && $$(sh .ci/find-python) .ci/environments.py make $$further
 	@echo "== proofs"
 	@$(PROOFS) renew $(SHARDS) $(if $(ALL),--all) $(NAME)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -291,6 +292,42 @@ def test_a_lock_that_was_written_by_hand_is_found(tmp_path: Path, now: Shard) ->
 def test_a_machine_without_a_tool_says_nothing_about_its_shards(tmp_path: Path) -> None:
     renewed(tmp_path, saying("one", "7 states"))
     assert sampled(tmp_path, saying("one", "skipped: spin is missing"))[0].startswith("untried small one")
+
+
+def test_a_machine_without_an_environment_cannot_try_its_shards(tmp_path: Path) -> None:
+    environment = ROOT / ".engines" / f"test-{tmp_path.name}"
+    shard = msgspec.structs.replace(saying("one", "7 states"), environment=environment.name)
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    try:
+        python.touch()
+        assert renewed(tmp_path, shard)[1] and sampled(tmp_path, shard)[0].startswith("same    small one")
+    finally:
+        shutil.rmtree(environment)
+    (line,) = sampled(tmp_path, shard)
+    assert line.startswith("untried small one") and line.endswith(f"the environment {environment.name} is missing")
+    assert renewed(tmp_path, shard)[0].failed == ["one"]
+
+
+def test_make_prove_makes_the_environments_that_the_gate_does_not_make() -> None:
+    further = {shard.environment for proof in PROOFS for shard in proof.shards()} - {""}
+    assert further and further.isdisjoint(_environments_of("environments"))
+    assert further <= _environments_of("clean-environments"), "it would remove them"
+    assert further <= set(_printed("environments", "--all"))
+    assert _printed("environments", "engines-older") == ["0.28", "0.30"] and not _printed("environments", "models")
+    assert "$(PROOFS) environments" in (ROOT / "Makefile").read_text()
+
+
+def _environments_of(target: str) -> set[str]:
+    """Returns the words of the first command of a target of the Makefile."""
+    command = ["make", "-n", "--no-print-directory", target, "ALL="]
+    return set(
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[0].split()
+    )
+
+
+def _printed(*words: str) -> list[str]:
+    return CliRunner().invoke(main, words, catch_exceptions=False).output.split()
 
 
 def test_commits_choose_other_shards_and_no_long_one() -> None:

@@ -96,6 +96,16 @@ def sample(jobs: int, seconds: float) -> None:
     sys.exit(1 if differences else 0)
 
 
+@main.command()
+@click.option("--all", "everything", is_flag=True, help="For all proofs.")
+@click.argument("names", nargs=-1, type=click.Choice(_NAMES))
+def environments(everything: bool, names: tuple[str, ...]) -> None:
+    """Print the environments that the gate does not make, and that the stale proofs or those with these NAMES need."""
+    wanted = [proof for proof in PROOFS if everything or proof.name in names or (not names and _stale(proof))]
+    needed = {shard.environment for proof in wanted for shard in proof.shards()}
+    say(" ".join(sorted(needed - {""})))
+
+
 @main.command("list")
 def list_proofs() -> None:
     """Print a line for each proof: shards, minutes of one core, runs, commit; and the sums, which have limits."""
@@ -121,9 +131,13 @@ def why_stale(proof: Proof, lock: Lock | None) -> str:
     return f"its lock has no result of {lacking[0]}" if lacking else ""
 
 
+def _stale(proof: Proof) -> bool:
+    return bool(why_stale(proof, read_lock(proof.name)))
+
+
 def _wanted(proof: Proof, began: float) -> bool:
     """Returns whether a proof is stale, or was not run since all proofs began to be run."""
-    return bool(why_stale(proof, read_lock(proof.name))) or not written_after(proof.name, began)
+    return _stale(proof) or not written_after(proof.name, began)
 
 
 if __name__ == "__main__":

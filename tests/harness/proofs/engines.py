@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,28 @@ def proof_of_engine(name: str, environment: str, tests: Sequence[str], inputs: S
     return Proof(name, tuple(inputs), partial(list, made), tuple(tests))
 
 
+def _with_older_vllm() -> list[Shard]:
+    """Returns the shards with versions of vLLM that the gate does not run. Those of 0.28 have no hybrid models."""
+    refused = "tests/engines/test_refused.py"
+    return [
+        _with_all("0.28", "0.28 refused", refused),
+        *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:3]) for version in ("0.28", "0.30")),
+        *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
+    ]
+
+
+def _answers(model: str) -> list[str]:
+    """Returns the tests that compare the answers of a model."""
+    names = re.findall(r"^def (test_\w+)\(", (ROOT / _SAME_ANSWERS).read_text(), re.MULTILINE)
+    return [f"{_SAME_ANSWERS}::{name}[{model}]" for name in names]
+
+
+def _with_all(environment: str, name: str, *tests: str) -> Shard:
+    """Returns a shard of tests with all models, in an environment that the gate does not make."""
+    python = f".engines/{environment}/bin/python"
+    return Shard(name, ("env", "ALL=1", python, "-m", "pytest", "-q", "--shard=1/1", *tests), environment)
+
+
 _ADAPTERS: Final = (
     *("client/engines/", "!client/engines/transformers.py"),
     *("kernels/layout/", "client/registered_cache.py"),
@@ -54,6 +77,18 @@ _SCHEDULED: Final = [
 ]
 
 
+_SAME_ANSWERS: Final = "tests/engines/test_same_answers.py"
+_OLDER_MODELS: Final = (
+    ("0.28", "llama"),
+    *(("0.30", model) for model in ("llama", "gemma3", "gpt_oss", "qwen3_next")),
+)
+_VLLM_OLDER: Final = (
+    *(*_ADAPTERS, "!client/engines/sglang/"),
+    *(f"!client/engines/{name}.py" for name in ("announced_pages", "fleet_reads", "location_changes")),
+    *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.28", "vllm-0.30")),
+)
+"""With all modules that import vLLM: its older versions may lack what they name."""
+
 _SEVERAL: Final = [
     f"tests/engines/test_{name}.py"
     for name in (
@@ -76,6 +111,12 @@ PROOFS_OF_ENGINES: Final = (
     ),
     proof_of_engine("engines-vllm-several", "0.32", _SEVERAL, _VLLM_SEVERAL),
     proof_of_engine("engines-scheduler", "0.32", _SCHEDULED, _VLLM, ".engines/0.33-source"),
+    Proof(
+        "engines-older",
+        _VLLM_OLDER,
+        _with_older_vllm,
+        (_SAME_ANSWERS, "tests/engines/test_refused.py", *_SCHEDULED[:3]),
+    ),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
 )
 """All of them."""

@@ -34,10 +34,18 @@ class Shard(Struct, frozen=True):
     Attributes:
         name: Is unique in its proof.
         command: Runs in the root of the repository. It ends with 0 if what it tries holds.
+        environment: The environment of .engines that it needs and that the gate does not make. Without it, the shard
+            tries nothing.
     """
 
     name: str
     command: tuple[str, ...]
+    environment: str = ""
+
+    @property
+    def lacks_environment(self) -> bool:
+        """Whether its environment was not made in this clone."""
+        return bool(self.environment) and not (ROOT / ".engines" / self.environment / "bin" / "python").exists()
 
 
 class Outcome(Struct, frozen=True):
@@ -71,12 +79,19 @@ def run(shard: Shard, seed: int) -> Outcome:
     Returns:
         What it did, and printed.
     """
+    if shard.lacks_environment:
+        return _untried(f"the environment {shard.environment} is missing")
     began = time.monotonic()
     seeds = dict.fromkeys(("SEED", "SWEEP_SEED", "TEST_SEED"), str(seed))
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     environ = kept | dict.fromkeys(_THREADS, "1") | seeds | {"PYTHON": sys.executable}
     code, output = _output_of(shard.command, environ)
     return Outcome(code, round(time.monotonic() - began, 1), summary_of(output), output)
+
+
+def _untried(reason: str) -> Outcome:
+    """Returns the outcome of a shard that was not started."""
+    return Outcome(0, 0.0, (f"{SKIPPED}{reason}",), "")
 
 
 def _output_of(command: tuple[str, ...], environ: dict[str, str]) -> tuple[int, str]:
