@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from proofs.proof import Proof
 from proofs.shard import ROOT, Shard
 
@@ -39,6 +41,15 @@ def _with_older_vllm() -> list[Shard]:
         *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:3]) for version in ("0.28", "0.30")),
         *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
     ]
+
+
+def _with_dynamo() -> list[Shard]:
+    """Returns the shards in which Dynamo's indexer, in an environment of its own, is subscribed to both engines."""
+    with_engines = [
+        *(_with_all("0.32", f"vllm {Path(test).stem.removeprefix('test_')}", test) for test in _DYNAMO_VLLM),
+        _with_all("sglang-0.5.23", "sglang", _DYNAMO_SGLANG),
+    ]
+    return [msgspec.structs.replace(shard, environment="dynamo") for shard in with_engines]
 
 
 def _answers(model: str) -> list[str]:
@@ -89,6 +100,14 @@ _VLLM_OLDER: Final = (
 )
 """With all modules that import vLLM: its older versions may lack what they name."""
 
+_DYNAMO: Final = (
+    *(*_ADAPTERS, "!client/engines/fleet_reads.py", "!client/engines/request_hints.py"),
+    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "draft_model", "finished_hints")),
+    *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32", "sglang", "dynamo")),
+)
+_DYNAMO_VLLM: Final = ("tests/engines/test_dynamo.py", "tests/engines/test_dynamo_hybrid.py")
+_DYNAMO_SGLANG: Final = "tests/sglang/test_dynamo_sglang.py"
+
 _SEVERAL: Final = [
     f"tests/engines/test_{name}.py"
     for name in (
@@ -118,5 +137,6 @@ PROOFS_OF_ENGINES: Final = (
         (_SAME_ANSWERS, "tests/engines/test_refused.py", *_SCHEDULED[:3]),
     ),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
+    Proof("engines-dynamo", _DYNAMO, _with_dynamo, (*_DYNAMO_VLLM, _DYNAMO_SGLANG)),
 )
 """All of them."""
