@@ -10,6 +10,7 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -80,8 +81,10 @@ class Storm:
         self.born += number
 
 
-def test_no_byte_and_no_slot_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("storm_number", range(3))
+def test_no_byte_and_no_slot_is_lost(storm_number: int, tmp_path: Path) -> None:
     random = chance()
+    cast("np.random.PCG64", random.bit_generator).advance(storm_number << 64)
     with placed() as daemon, ExitStack() as stack:
         storm = Storm(daemon, tmp_path, random, stack)
         for _ in range(RESTARTS):
