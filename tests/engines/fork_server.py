@@ -16,12 +16,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 if TYPE_CHECKING:
     from pagetier.client import Client
     from pagetier.client.engines.vllm.settings import ConnectorSettings
+    from pagetier.client.reconnect import LinkEvent
 
 _PATIENT_S = 30.0
 
@@ -74,9 +76,21 @@ def _wait_long() -> None:
     patch.object(setup, "_client", partial(_attached, setup._client)).start()
 
 
-def _attached(client_of: Callable[..., Client], settings: ConnectorSettings, *more: Any) -> Client:
-    """Returns the connector's client, which is attached if there is a daemon."""
-    client = client_of(settings, *more)
+def _attached(
+    client_of: Callable[..., Client], settings: ConnectorSettings, on_link: Callable[[LinkEvent], None]
+) -> Client:
+    """Returns the client of one half of the connector, which is attached if there is a daemon.
+
+    Each change of its connection is logged, because a store that comes before the half has mapped the memory is
+    dropped, and the worker's half says nothing about that.
+    """
+    half = token_hex(4)
+
+    def logged(event: LinkEvent) -> None:
+        on_link(event)
+        os.write(sys.stdout.fileno(), f"\nhalf {half} is {event.state.name}\n".encode())
+
+    client = client_of(settings, logged)
     if Path(settings.socket).exists():
         client.wait_attached(_PATIENT_S)
     return client

@@ -105,7 +105,7 @@ class Scene:
     def attached(self, *engines: VllmEngine, clients: int = 0) -> bool:
         """Waits until both halves of the engines are attached, and so many other clients.
 
-        An engine has a slot before it has mapped the memory, and until then it finds nothing.
+        A half has a slot before it has mapped the memory, and until then it finds and stores nothing.
         """
 
         def there() -> bool:

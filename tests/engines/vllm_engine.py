@@ -111,9 +111,11 @@ class VllmEngine:
 
     @property
     def attached(self) -> bool:
-        """Returns whether its scheduler's half is attached to a daemon, according to its log."""
-        states = re.findall("pagetier (attached|is not attached|lost its daemon)", self.log.read_text(errors="replace"))
-        return states[-1:] == ["attached"]
+        """Returns whether its scheduler's half uses a daemon and all halves have mapped the memory, by its log."""
+        log = self.log.read_text(errors="replace")
+        states = re.findall("pagetier (attached|is not attached|lost its daemon)", log)
+        halves = dict(re.findall(r"half (\w+) is (\w+)", log))
+        return states[-1:] == ["attached"] and set(halves.values()) == {"ATTACHED"}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
