@@ -12,6 +12,7 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 import tiny_model
+from eventually import eventually
 from one_host import MODELS
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
@@ -117,6 +118,8 @@ class HarnessedEngine:
         open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
+        if daemon.socket.exists():
+            assert eventually(lambda: self.half._client.attached), "its client is not attached"
         self.groups: tuple[PagedGroup, ...] = self.half._groups
         self.workers = [
             TrueWorker(client, self.groups[first : first + len(layers)], first)
