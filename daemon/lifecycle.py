@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.common.huge_page_report import FEW_REMEDY
 from pagetier.daemon.common.progress import progress_for_people
@@ -236,7 +236,7 @@ class _Life:
         if self._leaving.is_set():
             return
         self._upkeep.run_when_due()
-        if (now := time.monotonic()) > self._status_due:
+        if (now := loop_clock.now()) > self._status_due:
             self._status_due = now + _STATUS_S
             self._notifier.status(self._status())
             self._check_frames()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.shm.log_format import event
 from pagetier.shm.segments import Segments
 
@@ -28,7 +28,7 @@ class Upkeep:
 
     def run_when_due(self) -> None:
         """Runs all steps if a second has passed. To be called more often than that."""
-        now = time.monotonic()
+        now = loop_clock.now()
         if now < self._due:
             return
         self._due = now + _EVERY_S

@@ -10,6 +10,16 @@ def now() -> float:
     return time.monotonic()
 
 
+def now_ns() -> int:
+    """Returns the same in nanoseconds, as the index notes the moments of attachments and uses."""
+    return time.monotonic_ns()
+
+
+def date() -> float:
+    """Returns the seconds since 1970. An administrator may set them back."""
+    return time.time()
+
+
 def sleep(seconds: float) -> None:
     """Lets this thread sleep."""
     time.sleep(seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -19,6 +18,7 @@ from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import NamespaceStats
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import FORGET, FORGET_KEYS, Flush, Flushed, Forget, Save, Saved
 from pagetier.shm.units import counted, format_size
@@ -39,10 +39,10 @@ def save(daemon: Daemon) -> None:
     first = _ask(daemon, 0)
     if first.trouble and not first.pages and not first.synced:
         raise click.ClickException(first.trouble)
-    began = time.monotonic()
+    began = clock.now()
     with progress_for_people("to disk", log) as progress:
         _wait(daemon, first, progress)
-    seconds = time.monotonic() - began
+    seconds = clock.now() - began
     written = (
         f"{counted(first.pages, 'page')}, {format_size(first.bytes)} written"
         if first.pages
@@ -57,7 +57,7 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
     Raises:
         click.ClickException: Writing fails or makes no progress.
     """
-    response, least, moved = first, first.bytes, time.monotonic()
+    response, least, moved = first, first.bytes, clock.now()
     total = max(1, first.bytes)
     for number in itertools.count(1):
         progress(max(0, total - response.bytes) if response.pages else total, total)
@@ -65,11 +65,11 @@ def _wait(daemon: Daemon, first: Saved, progress: Progress) -> None:
             _expect_all(response)
             return
         if response.bytes < least:
-            least, moved = response.bytes, time.monotonic()
-        if response.trouble or time.monotonic() - moved > _STALLED_S:
+            least, moved = response.bytes, clock.now()
+        if response.trouble or clock.now() - moved > _STALLED_S:
             why = response.trouble or _STALLED
             raise click.ClickException(_left(response, why))
-        time.sleep(_PAUSE_S)
+        clock.sleep(_PAUSE_S)
         response = _ask(daemon, number)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import msgspec
 
 from pagetier.daemon.cli.connect import daemon_at, socket_option
 from pagetier.daemon.cli.pages import named_space
+from pagetier.shm import clock
 from pagetier.shm._core import Observer
 from pagetier.shm.units import format_size, spell_duration
 
@@ -58,7 +58,7 @@ def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None
 
 
 def _namespaces(observer: Observer) -> list[ListedNamespace]:
-    now = time.monotonic_ns()
+    now = clock.now_ns()
     found = [
         ListedNamespace(
             label=space.name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.disk.status import HintReport
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
+from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 
@@ -103,7 +103,7 @@ def synced(disk: DiskReport | DeviceReport) -> str:
     """Returns when the tier or the device was last synced, and whether anything was written since."""
     if not disk.last_sync:
         return "never synced"
-    ago = max(0.0, time.time() - disk.last_sync)
+    ago = max(0.0, clock.date() - disk.last_sync)
     return f"synced {ago:.0f} s ago" + ("" if disk.clean else ", written to since")
 
 

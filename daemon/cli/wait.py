@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +10,7 @@ import click
 from pagetier.daemon.cli.connect import Unreachable, daemon_at, socket_option, timeout_option
 from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.shm import clock
 
 _PAUSE_S: Final = 0.1
 
@@ -25,14 +25,14 @@ def wait(socket: Path, timeout: float) -> None:
 
     Exit codes: 0: engines can attach; 3: they cannot within the time.
     """
-    _wait(socket, time.monotonic() + timeout)
+    _wait(socket, clock.Deadline(timeout))
 
 
-def _wait(socket: Path, ends: float) -> None:
+def _wait(socket: Path, deadline: clock.Deadline) -> None:
     while why := _why_not(socket):
-        if time.monotonic() >= ends:
+        if deadline.is_over:
             raise Unreachable(why)
-        time.sleep(min(_PAUSE_S, max(0.0, ends - time.monotonic())))
+        clock.sleep(min(_PAUSE_S, deadline.left))
 
 
 def _why_not(socket: Path) -> str:

@@ -6,12 +6,12 @@ A rejected engine tries again and again: of identical lines the first few are en
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.shm.log_format import event
 
 LINES: Final = 20
@@ -29,9 +29,8 @@ class _Minute(msgspec.Struct):
 class LogThrottle:
     """Limits one kind of log line to `most` lines for each user and minute, and to `SAME` identical ones."""
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic, most: int = LINES) -> None:
+    def __init__(self, log: logging.Logger, most: int = LINES) -> None:
         self._log = log
-        self._clock = clock
         self._most = most
         self._minutes: dict[int, _Minute] = {}
 
@@ -54,7 +53,7 @@ class LogThrottle:
         return True
 
     def _minute(self, uid: int) -> _Minute:
-        now, minute = self._clock(), self._minutes.get(uid)
+        now, minute = loop_clock.now(), self._minutes.get(uid)
         if minute is None or minute.ends <= now:
             if minute is not None and minute.left_out:
                 self._log_left_out(uid, minute.left_out)
@@ -93,13 +92,12 @@ class FaultLog:
         self,
         comes: str,
         goes: str = "",
-        clock: Callable[[], float] = time.monotonic,
         events: FaultEvents = DISK_EVENTS,
     ) -> None:
         self._comes = comes
         self._goes = goes
         self._events = events
-        self._throttle = LogThrottle(events.log, clock, most=1)
+        self._throttle = LogThrottle(events.log, most=1)
         self._logged = False
         self.reason = ""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
+from pagetier.shm import clock
 from pagetier.shm.log_format import event
 from pagetier.shm.units import format_size
 
@@ -49,16 +49,15 @@ def progress_bar(title: str, stream: TextIO) -> Iterator[Progress]:
 class ProgressLines:
     """Writes progress to a log: a line at the end, at quarters a second apart, and else each `LINE_SECONDS`."""
 
-    def __init__(self, title: str, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, title: str, log: logging.Logger) -> None:
         self._title = title
         self._log = log
-        self._clock = clock
-        self._began = self._logged_at = clock()
+        self._began = self._logged_at = clock.now()
         self._logged_step = 0
 
     def __call__(self, done: int, total: int) -> None:
         """Logs a line if one is due; the last one says how long the operation took."""
-        now = self._clock()
+        now = clock.now()
         step = _STEPS * done // total if total else _STEPS
         pause = LINE_SECONDS if step == self._logged_step else 0.0 if step == _STEPS else _STEP_SECONDS
         if now < self._logged_at + pause or self._logged_step == _STEPS:

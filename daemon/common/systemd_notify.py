@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping
 from typing import Final
+
+from pagetier.shm import clock
 
 _US: Final = 1_000_000
 _PAUSE_S: Final = 0.5  # between two reports of progress
@@ -32,7 +33,7 @@ class Notifier:
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self.watchdog = _watchdog(environ)
-        self._pinged = time.monotonic()
+        self._pinged = clock.now()
         self._progress_at = -_PAUSE_S
 
     def ready(self, status: str) -> None:
@@ -45,14 +46,14 @@ class Notifier:
 
     def progress(self, status: str, seconds: float) -> None:
         """Reports a long operation and asks for `seconds` until the next report. May be called as often as needed."""
-        now = time.monotonic()
+        now = clock.now()
         if now - self._progress_at > _PAUSE_S:
             self._progress_at = now
             self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * _US)}", _status(status))
 
     def reloading(self) -> None:
         """Reports that a reload has begun; ready() ends it."""
-        self._send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._send("RELOADING=1", f"MONOTONIC_USEC={int(clock.now() * _US)}")
 
     def stopping(self, status: str, seconds: float) -> None:
         """Reports that the stop has begun and may take `seconds`."""
@@ -60,7 +61,7 @@ class Notifier:
 
     def alive(self) -> None:
         """Sends a keep-alive ping if one is due. To be called often by the loop that does the work."""
-        now = time.monotonic()
+        now = clock.now()
         if self.watchdog is not None and now - self._pinged > self.watchdog / _PINGS:
             self._pinged = now
             self._send("WATCHDOG=1")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import time
 from array import array
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES, DiskDevice, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Stored, Sync, Synced, Write, Wrote
 
+_NS: Final = 1e9
 _IN_FLIGHT: Final = 2
 _MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is limited
 _IDLE_S: Final = 1.0
@@ -46,10 +48,10 @@ class DeviceWrites:
         self._frame_bytes = owner.header().frame_bytes
         self._offset = 0  # stamp of a page on disk minus its tick in memory
         self.ready = False
-        self._awaited_until = time.monotonic() + STALLED_S
+        self._awaited_until = loop_clock.now() + STALLED_S
         self._syncing = False
         self._unsynced = False
-        self._wrote_at = self._synced_at = self._moved_at = time.monotonic()
+        self._wrote_at = self._synced_at = self._moved_at = loop_clock.now()
         self._pause, self._paused_until = 0.0, 0.0
         place = folder.replace("%", "%%")
         self._writes = FaultLog(f"the disk tier in {place} cannot write: %s", f"the disk tier in {folder} writes again")
@@ -91,7 +93,7 @@ class DeviceWrites:
     @property
     def awaited(self) -> bool:
         """Whether the device has not said yet which pages it has, and soon will."""
-        return time.monotonic() < self._awaited_until
+        return loop_clock.now() < self._awaited_until
 
     @property
     def accepts(self) -> bool:
@@ -101,7 +103,7 @@ class DeviceWrites:
     @property
     def paused(self) -> bool:
         """Whether pages should rather go to other devices, because this one failed to write or does not answer."""
-        return time.monotonic() < self._paused_until or bool(self.stalled())
+        return loop_clock.now() < self._paused_until or bool(self.stalled())
 
     @property
     def writing(self) -> bool:
@@ -173,7 +175,7 @@ class DeviceWrites:
         drops = self._owner.disk_drops(self.number)
         if drops:
             self._drop(drops)
-        now = time.monotonic()
+        now = loop_clock.now()
         idle = not self._in_flight and now - self._wrote_at > _IDLE_S
         if self._unsynced and not self._syncing and (idle or now - self._synced_at > self._sync_s):
             self._sync()
@@ -215,7 +217,7 @@ class DeviceWrites:
         if Stored.NO_ROOM in report.stored:
             self._shrink(entries, report.stored.index(Stored.NO_ROOM))
         self.device_bytes += report.disk_bytes
-        self._wrote_at = self._moved_at = time.monotonic()
+        self._wrote_at = self._moved_at = loop_clock.now()
         if report.reason or dropped or Stored.DONE in report.stored:  # other commands did not change the disk
             self._writes.report(report.reason)
             self._pages_failed = Stored.FAILED in report.stored
@@ -226,13 +228,13 @@ class DeviceWrites:
     def synced(self, report: Synced) -> None:
         """Handles a completed sync, which need not cover the pages written while it ran."""
         self._syncing = False
-        self._synced_at = self._moved_at = time.monotonic()
+        self._synced_at = self._moved_at = loop_clock.now()
         self._syncs.report(report.reason)  # a successful sync does not clear the fault of failed writes
         self.refusal = report.reason or self.refusal
 
     def stalled(self) -> str:
         """Returns that the device has not completed a command for long, "" if it has."""
-        waited = time.monotonic() - self._moved_at
+        waited = loop_clock.now() - self._moved_at
         if waited < STALLED_S or not (self._in_flight or self._syncing):
             return ""
         return f"the disk has not answered for {waited:.0f} s"
@@ -241,7 +243,7 @@ class DeviceWrites:
         """Lets pages go to other devices for a while, twice as long after each batch that failed."""
         if Stored.FAILED in stored:
             self._pause = min(2 * self._pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
-            self._paused_until = time.monotonic() + self._pause
+            self._paused_until = loop_clock.now() + self._pause
         elif Stored.DONE in stored:
             self._pause = 0.0
 
@@ -263,7 +265,7 @@ class DeviceWrites:
 
     def _begin_waiting(self) -> None:
         if not self._in_flight and not self._syncing:
-            self._moved_at = time.monotonic()
+            self._moved_at = loop_clock.now()
 
     def _put(self, command: Write, entries: bytes) -> None:
         self._begin_waiting()
@@ -284,4 +286,4 @@ def _offset(newest: int) -> int:
     A later write gets a later stamp even if the host's clock was set back, or is wrong until the network is up.
     Otherwise the newest pages would be the first to leave the disk.
     """
-    return max(time.time_ns(), newest) - time.monotonic_ns()
+    return max(int(clock.date() * _NS), newest) - clock.now_ns()

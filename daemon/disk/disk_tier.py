@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
@@ -60,7 +61,7 @@ class DiskTier:
         self.write_behind = WriteBehind(self._owner, config.disk, self.budget)
         self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
-        self.flush = DiskFlush(self._owner, config.disk, self.write_behind, loop)
+        self.flush = DiskFlush(self._owner, config.disk, self.write_behind)
         self.published = StatusPublisher(self._owner)
         self._devices: list[TierDevice] = []
         self._leaving = False
@@ -158,7 +159,7 @@ class DiskTier:
                     return
                 polls = polls + 1 if is_open else 0
                 self.tidy()
-                await asyncio.sleep(_PAUSE_S)
+                await loop_clock.pause(_PAUSE_S)
 
     def _expected(self) -> bool:
         """Returns whether the tier is open, or soon will be for unwritten pages."""

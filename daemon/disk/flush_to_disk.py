@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.shm._core import Owner, UnwrittenPages, WriteRule
@@ -19,10 +19,8 @@ _ASKED_AGAIN_S: Final = 2.0
 class DiskFlush:
     """A flush of all pages to an open tier. On the loop's thread only."""
 
-    def __init__(
-        self, owner: Owner, options: DiskOptions, write_behind: WriteBehind, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._owner, self._write_behind, self._loop = owner, write_behind, loop
+    def __init__(self, owner: Owner, options: DiskOptions, write_behind: WriteBehind) -> None:
+        self._owner, self._write_behind = owner, write_behind
         self._rule = RULES[options.write]
         self._until = 0.0
 
@@ -47,11 +45,11 @@ class DiskFlush:
 
     def go_on(self) -> None:
         """Continues the flush for two more seconds: a client polls, or its request is in the queue."""
-        self._until = self._loop.time() + _ASKED_AGAIN_S
+        self._until = loop_clock.now() + _ASKED_AGAIN_S
 
     def end_when_due(self) -> None:
         """Ends the flush when no client has polled for two seconds. Called a few times a second."""
-        if self._write_behind.flush_all and self._loop.time() > self._until:
+        if self._write_behind.flush_all and loop_clock.now() > self._until:
             self._write_behind.flush_all = False
             self._owner.disk_rule(self._rule)
 

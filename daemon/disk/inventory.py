@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.namespaces import printable
+from pagetier.shm import clock
 from pagetier.shm._core import DISK_HISTORY_LAYOUT, HISTORY_BYTES, KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -21,6 +21,7 @@ from pagetier.tiers.worker_protocol import InventoryPart
 
 log = logging.getLogger("pagetierd.disk")
 
+_NS: Final = 1e9
 _AT_ONCE: Final = 10_000
 _LATEST: Final = 1 << 62  # nanoseconds, in the year 2116
 _NO_SPACE: Final = 0xFFFFFFFF
@@ -93,7 +94,7 @@ class Inventory:
             numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks, self._device)
             point("inventory.loaded")
-            await asyncio.sleep(0)
+            await loop_clock.give_way()
         await self._load_histories(keys)
         drops: bytes = keys[self._among(flushed)[spaces] | _among_pages(keys, forgotten())].tobytes()
         return drops
@@ -106,12 +107,12 @@ class Inventory:
         stamps = np.frombuffer(b"".join(self._stamps), dtype="<u8")
         order = np.argsort(histories["depth"], kind="stable")
         order = order[histories["uses"][order] > 0]
-        latest = max(time.time_ns(), self.newest)
+        latest = max(int(clock.date() * _NS), self.newest)
         for first in range(0, len(order), _AT_ONCE):
             at = order[first : first + _AT_ONCE]
             ages = (latest - np.minimum(stamps[at], np.uint64(latest))).tobytes()
             self._owner.disk_histories(keys[at].tobytes(), whole[at].tobytes(), ages)
-            await asyncio.sleep(0)
+            await loop_clock.give_way()
 
     def _among(self, flushed: Callable[[bytes], bool]) -> npt.NDArray[np.bool_]:
         """Returns for each namespace in the table whether it was flushed."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from enum import Enum
 from typing import Final, TypeVar
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.eviction_report import EvictionReport
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
@@ -160,19 +159,18 @@ class DiskCounters(msgspec.Struct, frozen=True):
 class Busy:
     """A clock that runs while commands are in progress."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._since: float | None = None
         self._before = 0.0
 
     def note(self, commands: int) -> None:
         """Sets the number of commands in progress."""
         if commands and self._since is None:
-            self._since = self._clock()
+            self._since = loop_clock.now()
         elif not commands:
             self._before, self._since = self.seconds, None
 
     @property
     def seconds(self) -> float:
         """The seconds so far."""
-        return self._before + (self._clock() - self._since if self._since is not None else 0.0)
+        return self._before + (loop_clock.now() - self._since if self._since is not None else 0.0)

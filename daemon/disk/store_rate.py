@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from array import array
-from collections.abc import Callable
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.shm._core import ReserveOutcome
 
 _MEMORY_S: Final = 10.0  # long enough for a prompt to be published and for the disk to write as much
@@ -21,11 +20,10 @@ class StoreRate:
     A prompt counts in full at once: as much may be stored again before the disk has written a page.
     """
 
-    def __init__(self, frame_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, frame_bytes: int) -> None:
         self._frame_bytes = frame_bytes
-        self._clock = clock
         self._level = 0.0
-        self._at = clock()
+        self._at = loop_clock.now()
 
     def note(self, outcomes: bytes, sizes: bytes) -> None:
         """Records the outcome of a reservation. The pages that were granted count as large as the average one.
@@ -40,13 +38,13 @@ class StoreRate:
         """Records that of so many pages, with so many bytes, so many were granted."""
         if granted:
             frames = math.ceil(nbytes * granted / pages / self._frame_bytes)
-            now = self._clock()
+            now = loop_clock.now()
             self._level, self._at = self._level_at(now) + max(granted, frames), now
 
     @property
     def frames(self) -> int:
         """The number of frames."""
-        level = self._level_at(self._clock())
+        level = self._level_at(loop_clock.now())
         return math.ceil(level) if level >= _NOTHING else 0
 
     def _level_at(self, now: float) -> float:

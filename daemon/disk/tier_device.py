@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.room import frames_of_device
@@ -173,7 +173,7 @@ class TierDevice:
         """Implements Watcher.started()."""
         self._tier.reads.begin(self.number, slot, send)
         self.send = send
-        self._began = time.monotonic()
+        self._began = loop_clock.now()
         self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
         self._contents = _new_inventory(self._owner, self.number)
 
@@ -275,7 +275,7 @@ class TierDevice:
             f"{room.frames:,}",
             format_size(self.options.size),
             self.report.opened,
-            time.monotonic() - self._began,
+            loop_clock.now() - self._began,
             extra=event("disk_open", pages=room.pages),
         )
         if too_large := self.too_large():
@@ -287,7 +287,7 @@ class TierDevice:
 
     def _stalled(self) -> str:
         """Returns a sentence if the device has not answered for long, be it a command or the opening; else ""."""
-        waited = time.monotonic() - self._began
+        waited = loop_clock.now() - self._began
         if self._stage is _Stage.STARTED and self.supervisor.has_worker and waited > STALLED_S:
             return f"the disk has not answered for {waited:.0f} s: it is still being opened"
         return self.writes.stalled()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.disk.device_writes import DeviceWrites
@@ -220,7 +220,7 @@ class WriteBehind:
 
     def _forget_if_done(self) -> None:
         """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""
-        now = time.monotonic()
+        now = loop_clock.now()
         waiting = [device for device in self.devices if device.ready and device.waits_for_success]
         if not waiting or now - self._checked_at < _RECHECK_S:
             return

@@ -5,15 +5,14 @@ Whole prefixes are allowed, because a page is useless without those before it.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk.disk_report import BudgetReport
 from pagetier.shm._core import ReserveOutcome
 
@@ -45,11 +44,10 @@ class Budget:
     are older than this daemon, are not written.
     """
 
-    def __init__(self, per_day: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, per_day: int) -> None:
         self.per_day = per_day
-        self._clock = clock
         self._left = float(per_day)
-        self._at = clock()
+        self._at = loop_clock.now()
         self._skipped_bytes = 0
         self._chains: OrderedDict[int, _Chain] = OrderedDict()
 
@@ -120,6 +118,6 @@ class Budget:
             run.verdict = _Verdict.ALLOWED
 
     def _fill(self) -> None:
-        now = self._clock()
+        now = loop_clock.now()
         self._left = min(self.per_day, self._left + (now - self._at) * self.per_day / _DAY_S)
         self._at = now

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultEvents, FaultLog, LogThrottle
 from pagetier.daemon.fleet.breaker import Breaker, Call
+from pagetier.shm import clock
 from pagetier.shm.log_format import event
 
 log = logging.getLogger("pagetierd.fleet")
@@ -26,9 +27,8 @@ class FleetHealth:
         opened_at: When that was, in seconds since 1970; 0 if never.
     """
 
-    def __init__(self, clock: Callable[[], float], changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
         """Takes `changed`, called after engines may ask or may not ask any more."""
-        self._clock = clock
         self._changed = changed
         self.reads, self.writes = Breaker(), Breaker()
         self.trouble = ""
@@ -51,7 +51,7 @@ class FleetHealth:
         breaker = self.writes if call is Call.WRITE else self.reads
         was_open = breaker.is_open
         if trouble:
-            breaker.failed(call, self._clock())
+            breaker.failed(call, loop_clock.now())
         else:
             breaker.answered(call)
         if breaker.is_open != was_open:
@@ -77,5 +77,5 @@ class FleetHealth:
             return
         self._read_faults.report(trouble)
         self.trouble = trouble
-        self.opened_at = time.time() if breaker.is_open else self.opened_at
+        self.opened_at = clock.date() if breaker.is_open else self.opened_at
         self._changed()

@@ -77,9 +77,9 @@ class FleetTier:
         self._reads = reads
         self._publish = publish
         self._send: CommandSender = no_worker
-        self._health = FleetHealth(loop.time, self._follow_breaker)
+        self._health = FleetHealth(self._follow_breaker)
         self.locates = Locates(loop, options.ask_timeout, self._answered)
-        self.writes = WriteThrough(self._owner.header().arena_bytes, loop.time)
+        self.writes = WriteThrough(self._owner.header().arena_bytes)
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
         self._is_open = False

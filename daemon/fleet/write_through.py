@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.granted_pages import Page, granted_pages
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import HISTORY_BYTES
@@ -68,8 +69,7 @@ class WriteThrough:
         given_up: Why the last page that was given up had failed, "" if none was.
     """
 
-    def __init__(self, arena_bytes: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, arena_bytes: int) -> None:
         self._send: CommandSender = no_worker
         self._numbers = itertools.count(1)
         self._runs: deque[_Run] = deque()
@@ -78,7 +78,7 @@ class WriteThrough:
         self._writing: dict[int, tuple[list[Page], float]] = {}
         self._most_bytes = min(_BATCH_BYTES, max(1, arena_bytes // _SMALLEST_PART // _MOST_WRITES))
         self._speed = 0.0
-        self._allowed, self._allowed_at = 0.0, clock()
+        self._allowed, self._allowed_at = 0.0, loop_clock.now()
         self.enabled = False
         self.rate = 0
         self.queued_bytes = 0
@@ -101,7 +101,7 @@ class WriteThrough:
         lost, self._writing = self._writing, {}
         for pages, _ in lost.values():
             for page in pages:
-                self._retry(page, "the worker of the fleet ended while it wrote", self._clock())
+                self._retry(page, "the worker of the fleet ended while it wrote", loop_clock.now())
 
     def drop_all(self) -> None:
         """Drops the queue: nothing is to be written any more."""
@@ -126,7 +126,7 @@ class WriteThrough:
         room = max(_LEAST_QUEUE, int(_QUEUE_S * self._speed)) - self.queued_bytes
         taken = min(nbytes, max(0, room))
         self.queued_bytes += taken
-        self._runs.append(_Run(self._clock() + _SETTLING_S, taken, lambda: granted_pages(request, response)))
+        self._runs.append(_Run(loop_clock.now() + _SETTLING_S, taken, lambda: granted_pages(request, response)))
 
     @property
     def is_due(self) -> bool:
@@ -139,7 +139,7 @@ class WriteThrough:
             if not (pages := self._next_batch()):
                 return
             number = next(self._numbers)
-            self._writing[number] = (pages, self._clock())
+            self._writing[number] = (pages, loop_clock.now())
             self._send(_command(number, pages))
 
     def oldest(self, now: float) -> tuple[int, float]:
@@ -159,7 +159,7 @@ class WriteThrough:
         pages, began = self._writing.pop(report.number, ([], 0.0))
         if len(report.stored) != len(pages):
             raise ProtocolError("a report on pages without a write command")
-        now = self._clock()
+        now = loop_clock.now()
         done = sum(page.size for page, stored in zip(pages, report.stored, strict=True) if stored == Stored.DONE)
         if done:
             speed = done / max(1e-6, now - began)
@@ -214,7 +214,7 @@ class WriteThrough:
 
     def take_due(self) -> None:
         """Makes pages ready whose time has come, and drops what does not fit. Called a few times a second, always."""
-        now = self._clock()
+        now = loop_clock.now()
         while self._runs and self._runs[0].due <= now:
             run = self._runs.popleft()
             self.queued_bytes -= run.nbytes
@@ -233,7 +233,7 @@ class WriteThrough:
 
     def _next_batch(self) -> list[Page]:
         """Returns the pages of the next write, head first; none if the rate does not allow it yet."""
-        now, pages, nbytes = self._clock(), list[Page](), 0
+        now, pages, nbytes = loop_clock.now(), list[Page](), 0
         if self.rate:
             self._allowed = min(float(self.rate), self._allowed + self.rate * (now - self._allowed_at))
             self._allowed_at = now

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 import msgspec
 
 from pagetier.daemon.common.progress import Progress, no_progress
+from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 # Small enough to stop soon and to show progress, large enough that the cost of starting one is negligible.
@@ -90,7 +90,7 @@ def prefault(
     """
     work = _Work(populate, total, stop or threading.Event())
     count = threads or _auto_threads(total, chunk)
-    began = time.monotonic()
+    began = clock.now()
     with ThreadPoolExecutor(count, thread_name_prefix="prefault") as pool:
         try:
             work.watch([pool.submit(work.fill, *part) for part in _chunks(total, chunk)], progress)
@@ -98,7 +98,7 @@ def prefault(
             work.halt.set()
     if work.error is not None:
         raise PrefaultError(work.error.errno or errno.EIO, work.done, total) from work.error
-    return Prefaulted(nbytes=work.done, wanted=total, seconds=time.monotonic() - began, threads=count)
+    return Prefaulted(nbytes=work.done, wanted=total, seconds=clock.now() - began, threads=count)
 
 
 class _Work:

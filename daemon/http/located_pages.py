@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final, Protocol
 
+from pagetier.daemon.common import loop_clock
 from pagetier.shm._core import KEY_BYTES
 
 AT_ONCE: Final = 1024
@@ -23,5 +23,5 @@ async def located(observer: PageLocator, keys: bytes) -> bytes:
     found, size = bytearray(), AT_ONCE * KEY_BYTES
     for start in range(0, len(keys), size):
         found += observer.locate(keys[start : start + size])
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
     return bytes(found)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pagetier.daemon.common.eviction_report import EvictionReport, EvictionState
 from pagetier.daemon.common.log_throttle import LogThrottle
@@ -28,12 +27,11 @@ class Evictor:
         owner: Owner,
         marks: EvictOptions,
         loop: asyncio.AbstractEventLoop,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._owner = owner
         self._loop = loop
         self._running = False
-        self._throttle = LogThrottle(log, clock, most=2)
+        self._throttle = LogThrottle(log, most=2)
         self._logged = EvictionState.LRU
         self._mark(marks)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.daemon.common.namespaces import IdleCounts, printable
 from pagetier.daemon.config.schema import IndexOptions
+from pagetier.shm import clock
 from pagetier.shm._core import IdleResult, NamespaceRecord, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -39,15 +40,12 @@ class IdleNamespaces:
     shm/core/daemon/idle_namespaces.h describes how the daemon detects it.
     """
 
-    def __init__(
-        self, owner: Owner, index: IndexOptions, disk: FlushableTier, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, owner: Owner, index: IndexOptions, disk: FlushableTier) -> None:
         self.counts = IdleCounts()
         self._owner = owner
         self._disk = disk
-        self._clock = clock
-        self._throttle = LogThrottle(log, clock)
-        self._warnings = LogThrottle(log, clock, most=1)
+        self._throttle = LogThrottle(log)
+        self._warnings = LogThrottle(log, most=1)
         self._limit = owner.header().spaces
         self._reserve = max(1, min(_SPARE, self._limit // _SPARE_PART))
         self._left = 0  # namespaces to drop before the table is checked again
@@ -81,16 +79,16 @@ class IdleNamespaces:
 
     def poll(self) -> None:
         """Does a small part of the work if there is any. Called a few times a second."""
-        if not self._left and self._clock() >= self._due:
-            self._due = self._clock() + _CHECK_EVERY_S
+        if not self._left and loop_clock.now() >= self._due:
+            self._due = loop_clock.now() + _CHECK_EVERY_S
             self._left = max(0, self._reserve - self._owner.spare_spaces())
         if self._left:
             self._drop_until(lambda _: not self._left)
 
     def _drop_until(self, is_done: Callable[[IdleResult], bool]) -> IdleResult:
         """Drops namespaces until enough is done, for two milliseconds at most. Returns the last result."""
-        ends = self._clock() + _TURN_S
-        while not is_done(result := self._drop()) and self._clock() < ends:
+        ends = loop_clock.now() + _TURN_S
+        while not is_done(result := self._drop()) and loop_clock.now() < ends:
             pass
         return result
 
@@ -109,7 +107,7 @@ class IdleNamespaces:
         self._rejected = False
         self.counts.dropped += 1
         self._disk.flushed([space.digest], _ignore)
-        idle = (time.monotonic_ns() - space.used_ns) / _NS
+        idle = (clock.now_ns() - space.used_ns) / _NS
         facts = event("namespace_dropped", namespace=printable(space.name), pages=pages, idle=round(idle))
         self._throttle.log(
             logging.INFO,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 
 from pagetier.daemon.common.log_throttle import UNKNOWN_USER, LogThrottle
 from pagetier.daemon.config.schema import AdviseOptions
@@ -19,9 +17,9 @@ _NS = 1e9
 class LookupReader:
     """Reads the rings of all processes, many times a second. On the loop's thread only."""
 
-    def __init__(self, owner: Owner, options: AdviseOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, owner: Owner, options: AdviseOptions) -> None:
         self._owner = owner
-        self._throttle = LogThrottle(log, clock, most=1)
+        self._throttle = LogThrottle(log, most=1)
         self.follow(options)
 
     def follow(self, options: AdviseOptions) -> None:

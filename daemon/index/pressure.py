@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 from typing import Final
 
 from pagetier.daemon.common.log_throttle import LogThrottle
@@ -26,15 +24,13 @@ class PinQuota:
     On the loop's thread only.
     """
 
-    def __init__(
-        self, owner: Owner, names: EngineNames, share: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, owner: Owner, names: EngineNames, share: float) -> None:
         self._owner = owner
         self._names = names
         self._arena_bytes = owner.header().arena_bytes
         self._bounded = 0
         self._logged: set[tuple[int, int]] = set()
-        self._throttle = LogThrottle(log, clock, most=1)
+        self._throttle = LogThrottle(log, most=1)
         self.follow(share)
 
     def follow(self, share: float) -> None:
@@ -102,10 +98,10 @@ class Shortage:
     Frames without memory are not granted, so engines continue. A populated arena never lacks memory.
     """
 
-    def __init__(self, owner: Owner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._lacked = False
-        self._throttle = LogThrottle(log, clock, most=1)
+        self._throttle = LogThrottle(log, most=1)
 
     def check(self) -> None:
         """Logs a new shortage, at most once a minute. Cheap, for a call a few times a second."""

@@ -92,7 +92,7 @@ class Service:
         self._loop = loop
         self._open = False
         self._reaper = Reaper(self._owner, loop, config.store.quarantine, segments.open_locks())
-        self.tenants = Tenants(self._owner, config.quota, loop)
+        self.tenants = Tenants(self._owner, config.quota)
         self.evictor = Evictor(self._owner, config.evict, loop)
         self.hints = Hints(self._owner, config.evict)
         self._lookups = LookupReader(self._owner, config.advise)

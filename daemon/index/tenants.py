@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.config.quota import TenantQuota
 from pagetier.shm._core import Owner
@@ -28,9 +28,8 @@ class Tenants:
         rejections: How many requests had pages refused because of a quota, by its pattern; of this daemon.
     """
 
-    def __init__(self, owner: Owner, quotas: Sequence[TenantQuota], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, quotas: Sequence[TenantQuota]) -> None:
         self._owner = owner
-        self._loop = loop
         self._quotas: tuple[TenantQuota, ...] = (_UNLIMITED,)
         self.rejections: Counter[str] = Counter()
         self._due = 0.0
@@ -52,9 +51,9 @@ class Tenants:
 
     def poll(self) -> None:
         """Evicts some pages of tenants above their maximum, if there are any. Called a few times a second."""
-        if len(self._quotas) > 1 and self._loop.time() >= self._due:
+        if len(self._quotas) > 1 and loop_clock.now() >= self._due:
             pages = self._owner.trim(_BATCH)
-            self._due = self._loop.time() + (0 if pages == _BATCH else _CHECK_EVERY_S)
+            self._due = loop_clock.now() + (0 if pages == _BATCH else _CHECK_EVERY_S)
 
     def number(self, name: str) -> int:
         """Returns the tenant of the namespaces with this name; 0: they have no quota."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 
 from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
 from pagetier.daemon.host.refusals import why_forbidden
@@ -136,13 +135,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_turn(self, data: bytes) -> None:
         """Handles complete requests for a short time; the rest after the other connections had a turn."""
-        ends = time.monotonic() + _TURN_S
+        ends = self._loop.time() + _TURN_S
         try:
             for body in self._unpacker.feed(data):
                 self._handle(read_request(body))
                 if self._transport.is_closing():
                     return
-                if self._blocked or time.monotonic() > ends:
+                if self._blocked or self._loop.time() > ends:
                     self._wait()
                     return
         except ProtocolError as error:

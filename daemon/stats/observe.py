@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from pagetier.daemon.stats.snapshot import (
     Tiers,
 )
 from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
+from pagetier.shm import clock
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer
 from pagetier.shm.protocol import BUILD
 
@@ -158,7 +158,7 @@ def _is_shown(slot: AttachmentRecord, status: DaemonStatus) -> bool:
 
 def _client(slot: AttachmentRecord, status: DaemonStatus) -> ClientStats:
     counts = slot.counts
-    age = max(0.0, (time.monotonic_ns() - slot.attached_ns) / _NS)
+    age = max(0.0, (clock.now_ns() - slot.attached_ns) / _NS)
     more = {"age_seconds": round(age, 3), "hits": counts.hit_pages, "misses": counts.miss_pages}
     more |= {"unjudged": slot.slot in status.unjudged}
     more |= {"pid": 0} if slot.slot in status.unseen else {}

@@ -6,13 +6,13 @@ were stored together are known to belong together.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.shm import clock
 from pagetier.shm._core import LISTED_LAYOUT, NO_ENTRY, Observer, StructLayout, TierFlag
 
 _Rows: TypeAlias = npt.NDArray[np.void]
@@ -57,7 +57,7 @@ def largest_prefixes(observer: Observer, space: int, most: int) -> list[Prefix]:
     rows = np.frombuffer(observer.pages(space), _LISTED)
     if not len(rows):
         return []
-    now = time.monotonic_ns()
+    now = clock.now_ns()
     roots = _roots(rows)
     _, groups = np.unique(_group_names(rows, roots), return_inverse=True)
     order = np.argsort(-np.bincount(groups, rows["size"]), kind="stable")[:most]

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Final, Protocol
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.child_environ import environ_without_credentials
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.workers.worker_link import ChildWorkers, WorkerSource
@@ -170,7 +171,7 @@ class Supervisor:
             lasted = self._loop.time() - began > LASTING_S
             pause = FIRST_PAUSE_S if lasted else min(2 * pause, LONGEST_PAUSE_S)
             self.restarts += 1
-            await asyncio.sleep(pause)
+            await loop_clock.pause(pause)
 
     async def _run_once(self) -> None:
         link = await self._source.next()

@@ -7,12 +7,14 @@ import inspect
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bare_engine import Engine
 from client_threads import no_client_is_left
 from disk_daemon import DiskDaemon
+from pagetier.daemon.common import loop_clock
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop
@@ -26,14 +28,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = inspect.signature(pyfuncitem.obj).parameters
-    with asyncio.Runner(loop_factory=OwnTimeLoop if "virtual_time" in pyfuncitem.fixturenames else None) as runner:
+    loop: Any = pyfuncitem.funcargs.get("virtual_time")
+    with asyncio.Runner(loop_factory=(lambda: loop) if loop else None) as runner:
         runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
     return True
 
 
 @pytest.fixture
-def virtual_time() -> None:
-    """Has a test that is a coroutine function run in virtual time."""
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTimeLoop]:
+    """Yields the loop of a test that is a coroutine function. Parts of the daemon ask it even if it does not run."""
+    loop = OwnTimeLoop()
+    monkeypatch.setattr(loop_clock, "now", loop.time)
+    yield loop
+    loop.close()
 
 
 @pytest.fixture

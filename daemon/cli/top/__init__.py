@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +14,7 @@ import click
 from pagetier.daemon.cli.connect import Daemon, Unreachable, daemon_at, socket_option
 from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.shm import clock
 from pagetier.shm.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _show_once(console: Console, socket: Path, interval: float) -> None:
     history = History()
     with daemon_at(socket) as daemon:
         _add_snapshot(daemon, history)
-        time.sleep(interval)
+        clock.sleep(interval)
         _add_snapshot(daemon, history)
     console.print(_draw(history, console, socket), width=max(60, console.width), soft_wrap=True)
 
@@ -117,7 +117,7 @@ class _Watch:
 
 
 def _add_snapshot(daemon: Daemon, history: History) -> None:
-    history.add(Moment(time.monotonic(), take_snapshot(daemon.observer)))
+    history.add(Moment(clock.now(), take_snapshot(daemon.observer)))
 
 
 def _draw(history: History, console: Console, socket: Path) -> RenderableType:

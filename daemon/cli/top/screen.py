@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import termios
-import time
 import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from pagetier.daemon.cli.render import age, count, device_line, fleet_line, quot
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
+from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 
 WIDTH = 80
@@ -283,10 +283,10 @@ class KeyReader:
 
     def quits_within(self, seconds: float) -> bool:
         """Waits for this time. Returns whether the user quit."""
-        ends = time.monotonic() + seconds
-        while (left := ends - time.monotonic()) > 0:
+        deadline = clock.Deadline(seconds)
+        while left := deadline.left:
             if self._before is None:
-                time.sleep(left)
+                clock.sleep(left)
             elif select.select([sys.stdin], [], [], left)[0] and self._is_quit_pressed():
                 return True
         return False

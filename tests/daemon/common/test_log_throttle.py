@@ -6,27 +6,29 @@ import logging
 
 import pytest
 
-from advanced_clock import Clock
 from pagetier.daemon.common.log_throttle import LINES, MINUTE_S, SAME, UNKNOWN_USER, FaultLog, LogThrottle
 from pagetier.shm.log_format import event
+from virtual_time_loop import OwnTimeLoop
 
 
-def test_a_fault_that_keeps_returning_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    fault = FaultLog("it fails: %s", "it works again", clock)
+def test_a_fault_that_keeps_returning_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop
+) -> None:
+    fault = FaultLog("it fails: %s", "it works again")
     with caplog.at_level("INFO"):
         for _ in range(100):
             fault.report("no room")
             fault.report("no room")
             fault.report("")
         assert caplog.messages == ["it fails: no room", "it works again"]
-        clock.now += MINUTE_S
+        virtual_time.passes(MINUTE_S)
         fault.report("50 % full")
         fault.report("something else")
         fault.report("")
     assert caplog.messages[2:] == ["it fails: 50 % full", "it works again"]
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_fault_without_an_end_line_logs_only_its_begin(caplog: pytest.LogCaptureFixture) -> None:
     fault = FaultLog("a page: %s")
     with caplog.at_level("INFO"):
@@ -35,41 +37,42 @@ def test_a_fault_without_an_end_line_logs_only_its_begin(caplog: pytest.LogCaptu
     assert caplog.messages == ["a page: damaged"]
 
 
-class Lines(Clock):
-    """A throttle with the clock that it reads."""
+class Lines:
+    """A throttle of the test's log."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._throttle = LogThrottle(logging.getLogger(__name__), self)
+        self._throttle = LogThrottle(logging.getLogger(__name__))
 
     def log(self, user: int, text: str, *values: object) -> None:
         self._throttle.log(logging.WARNING, user, text, *values, extra=event("test"))
 
 
-def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_cannot_fill_the_log(caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop) -> None:
     lines = Lines()
     for _ in range(2):
         for number in range(LINES + 5):
             lines.log(7, "line %d", number)
         lines.log(8, "another's")
-        lines.now += MINUTE_S
+        virtual_time.passes(MINUTE_S)
     assert len(caplog.messages) == 2 * (LINES + 1) + 1
     assert caplog.messages[LINES + 1] == "5 more such lines caused by user 7 in one minute were left out"
 
 
-def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_of_an_unknown_user_are_limited_too(caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop) -> None:
     lines = Lines()
     for _ in range(SAME + 4):
         lines.log(UNKNOWN_USER, "full")
-    lines.now += MINUTE_S
+    virtual_time.passes(MINUTE_S)
     lines.log(UNKNOWN_USER, "full")
     assert caplog.messages == ["full"] * SAME + ["4 more such lines in one minute were left out", "full"]
 
 
-def test_equal_lines_are_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_equal_lines_are_logged_a_few_times_a_minute(
+    caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop
+) -> None:
     lines = Lines()
     for _ in range(45):
         lines.log(7, "%s may not attach", "pid 12")
-        lines.now += MINUTE_S / 46
+        virtual_time.passes(MINUTE_S / 46)
     lines.log(7, "%s may not attach", "pid 13")
     assert caplog.messages == ["pid 12 may not attach"] * SAME + ["pid 13 may not attach"]

@@ -14,6 +14,7 @@ import pytest
 
 from pagetier.daemon.common.progress import ProgressLines, progress_bar, progress_for_people
 from pagetier.daemon.host.prefault import prefault
+from pagetier.shm import clock
 
 MIB = 1 << 20
 
@@ -24,8 +25,9 @@ def nothing(offset: int, length: int) -> None:
 
 def lines_for(caplog: pytest.LogCaptureFixture, steps: list[tuple[float, int]], total: int) -> list[str]:
     times = iter([0.0, *(at for at, _ in steps)])
-    with caplog.at_level(logging.INFO):
-        lines = ProgressLines("arena", logging.getLogger("test"), clock=lambda: next(times))
+    with caplog.at_level(logging.INFO), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "now", lambda: next(times))
+        lines = ProgressLines("arena", logging.getLogger("test"))
         for _, done in steps:
             lines(done, total)
     return [record.getMessage() for record in caplog.records]

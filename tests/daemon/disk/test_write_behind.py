@@ -12,12 +12,12 @@ import pytest
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.disk_options import DiskOptions
-from pagetier.daemon.disk import write_behind as module
-from pagetier.daemon.disk.device_writes import DeviceWrites
-from pagetier.daemon.disk.write_behind import WriteBehind
+from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, STALLED_S, DeviceWrites
+from pagetier.daemon.disk.write_behind import _RECHECK_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
+from virtual_time_loop import OwnTimeLoop
 
 YEAR_NS = 366 * 86_400 * 10**9
 FULL = "the file system is full"
@@ -75,7 +75,7 @@ def newest() -> int:
 
 
 @pytest.fixture
-def scene(newest: int) -> Iterator[Scene]:
+def scene(newest: int, virtual_time: OwnTimeLoop) -> Iterator[Scene]:
     memory = Memory(GEOMETRY)
     owner = memory.adopted()
     slot = attach(owner, 1)
@@ -127,14 +127,18 @@ def test_a_retry_clears_the_reason_but_logs_no_recovery(scene: Scene, caplog: py
     assert caplog.messages == [f"the disk tier in /d cannot write: {FULL}"]
 
 
-def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RECHECK_S", 0.0)
+def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, virtual_time: OwnTimeLoop) -> None:
+    virtual_time.passes(_RECHECK_S)
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == FULL, "the page is in memory only"
     for space in scene.owner.spaces():
         scene.owner.flush(space.number, TierFlag.BOTH)
+    virtual_time.passes(0.99 * _RECHECK_S)
+    scene.write_behind.tidy()
+    assert scene.write_behind.trouble == FULL, "the whole index is walked for it"
+    virtual_time.passes(0.01 * _RECHECK_S)
     scene.write_behind.tidy()
     assert scene.write_behind.trouble == ""
 
@@ -192,7 +196,7 @@ def two(scene: Scene) -> TwoDevices:
     return TwoDevices(scene.owner, scene._session)
 
 
-def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, virtual_time: OwnTimeLoop) -> None:
     two.store(1)
     two.write_behind.tidy()
     first, other = (two.device, two.other) if two.device.in_flight else (two.other, two.device)
@@ -203,12 +207,17 @@ def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, monkeyp
     two.store(2, 3)
     two.write_behind.tidy()
     assert other.in_flight and not first.in_flight, "a device that failed is left out for a while"
-    later = time.monotonic() + 10
-    monkeypatch.setattr(time, "monotonic", lambda: later)
-    monkeypatch.setattr(DeviceWrites, "stalled", lambda self: "")
+    virtual_time.passes(0.99 * _FIRST_PAUSE_S)
+    assert first.paused
+    virtual_time.passes(0.01 * _FIRST_PAUSE_S)
     two.store(4, 5, 6)
     two.write_behind.tidy()
     assert first.in_flight, "it is tried again"
+    two.end(first, Stored.FAILED, FULL)
+    virtual_time.passes(1.99 * _FIRST_PAUSE_S)
+    assert first.paused, "the pause doubles"
+    virtual_time.passes(0.01 * _FIRST_PAUSE_S)
+    assert not first.paused
 
 
 def test_pages_that_no_device_can_write_fail(two: TwoDevices) -> None:
@@ -232,14 +241,12 @@ def test_a_full_device_waits_for_one_with_room(two: TwoDevices) -> None:
     assert two.owner.header().disk_evicted <= 2, "the larger device has room"
 
 
-def test_nothing_is_written_before_each_device_has_said_what_it_has(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_before_each_device_has_said_what_it_has(scene: Scene, virtual_time: OwnTimeLoop) -> None:
     scene.write_behind.add(1, "/e")
     scene.store(1)
+    virtual_time.passes(0.99 * STALLED_S)
     scene.write_behind.tidy()
     assert not scene.device.commands
-    later = time.monotonic() + 11
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    virtual_time.passes(0.01 * STALLED_S)
     scene.write_behind.tidy()
     assert scene.write_behind.in_flight == 1, "a device that hangs is not waited for"

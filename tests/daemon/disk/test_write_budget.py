@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from advanced_clock import Clock
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import ReserveOutcome
+from virtual_time_loop import OwnTimeLoop
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 DAY_S = 86_400
 
@@ -26,13 +29,13 @@ def left(budget: Budget) -> int:
 
 
 def test_without_a_limit_everything_is_allowed() -> None:
-    budget = Budget(0, Clock())
+    budget = Budget(0)
     assert budget.allows(17, 1 << 60)
     assert budget.report() is None
 
 
 def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
-    budget = Budget(100, Clock())
+    budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
     assert left(budget) == 100
     assert all(budget.allows(1, 10) for _ in range(4))
@@ -40,7 +43,7 @@ def test_the_first_page_of_a_run_pays_for_all_of_it() -> None:
 
 
 def test_a_run_pays_for_those_before_it() -> None:
-    budget = Budget(100, Clock())
+    budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 3, [1] * 3)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 1, 2])
     assert budget.allows(2, 10)
@@ -50,7 +53,7 @@ def test_a_run_pays_for_those_before_it() -> None:
 
 
 def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() -> None:
-    budget = Budget(50, Clock())
+    budget = Budget(50)
     note(budget, [ReserveOutcome.GRANTED] * 6, [1] * 6)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [1, 2])
     assert not budget.allows(1, 10)
@@ -62,20 +65,19 @@ def test_a_run_beyond_the_budget_is_rejected_with_all_that_follow_and_counted() 
     assert (report.left, report.skipped_bytes, report.per_day) == (0, 20, 50)
 
 
-def test_the_budget_fills_evenly_and_never_exceeds_a_day() -> None:
-    clock = Clock()
-    budget = Budget(100, clock)
+def test_the_budget_fills_evenly_and_never_exceeds_a_day(virtual_time: OwnTimeLoop) -> None:
+    budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 10, [1] * 10)
     assert budget.allows(1, 10)
     assert left(budget) == 0
-    clock.now += DAY_S / 4
+    virtual_time.passes(DAY_S / 4)
     assert left(budget) == 25
-    clock.now += 30 * DAY_S
+    virtual_time.passes(30 * DAY_S)
     assert left(budget) == 100
 
 
 def test_unknown_runs_are_not_written() -> None:
-    budget = Budget(100, Clock())
+    budget = Budget(100)
     assert not budget.allows(99, 10)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.GRANTED], [99, 1])
     assert not budget.allows(1, 10)
@@ -84,7 +86,7 @@ def test_unknown_runs_are_not_written() -> None:
 
 
 def test_a_reservation_without_a_grant_changes_nothing() -> None:
-    budget = Budget(100, Clock())
+    budget = Budget(100)
     note(budget, [ReserveOutcome.PRESENT, ReserveOutcome.REFUSED_FULL], [0, 0])
     note(budget, [], [])
     assert left(budget) == 100
@@ -101,11 +103,13 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 200))
-def test_allowed_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str, int, int]], per_day: int) -> None:
-    clock = Clock()
-    budget = Budget(per_day, clock)
-    began = clock.now
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the time only passes
+@given(steps=STEPS, per_day=st.integers(1, 200))
+def test_allowed_pages_are_prefixes_and_within_the_budget(
+    virtual_time: OwnTimeLoop, steps: list[tuple[str, int, int]], per_day: int
+) -> None:
+    budget = Budget(per_day)
+    began = virtual_time.time()
     chains: dict[int, list[int]] = {prompt: [] for prompt in range(4)}  # the run of each page
     runs = 0
     for what, which, pages in steps:
@@ -121,7 +125,7 @@ def test_allowed_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str,
         elif what == "write":
             budget.allows(which, 10)
         else:
-            clock.now += which
+            virtual_time.passes(which)
         before = left(budget)
         assert 0 <= before <= per_day
     written = {run for run in range(1, runs + 1) if _was_allowed(budget, run)}
@@ -129,7 +133,7 @@ def test_allowed_pages_are_prefixes_and_within_the_budget(steps: list[tuple[str,
         flags = [run in written for run in prompt]
         assert flags == sorted(flags, reverse=True), "a prefix has a hole"
     cost = 10 * sum(run in written for prompt in chains.values() for run in prompt)
-    assert cost <= per_day * (1 + (clock.now - began) / DAY_S) + 1
+    assert cost <= per_day * (1 + (virtual_time.time() - began) / DAY_S) + 1
 
 
 def _was_allowed(budget: Budget, run: int) -> bool:
@@ -138,16 +142,15 @@ def _was_allowed(budget: Budget, run: int) -> bool:
     return chain.verdict.name == "ALLOWED"
 
 
-def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours() -> None:
-    clock = Clock()
-    budget = Budget(100, clock)
+def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours(virtual_time: OwnTimeLoop) -> None:
+    budget = Budget(100)
     note(budget, [ReserveOutcome.GRANTED] * 4, [1] * 4)
     assert budget.allows(1, 10)
     budget.spend(90)
     assert left(budget) == 0
     note(budget, [ReserveOutcome.GRANTED], [2])
     assert not budget.allows(2, 10)
-    clock.now += DAY_S / 2
+    virtual_time.passes(DAY_S / 2)
     note(budget, [ReserveOutcome.GRANTED], [3])
     assert left(budget) == 20
     assert budget.allows(3, 10)

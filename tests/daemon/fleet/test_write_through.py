@@ -11,6 +11,7 @@ from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import ProtocolError, Reserve, Reserved, Space
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
+from virtual_time_loop import OwnTimeLoop
 
 SPACE = Space(b"d" * 32, "model", 16)
 MIB = 1 << 20
@@ -18,12 +19,12 @@ GRANTED, PRESENT = ReserveOutcome.GRANTED, ReserveOutcome.PRESENT
 
 
 class Queue:
-    """A queue whose clock and worker are this object."""
+    """A queue whose worker is this object."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    def __init__(self, time: OwnTimeLoop) -> None:
+        self.time = time
         self.sent: list[Write] = []
-        self.writes = WriteThrough(1 << 30, lambda: self.now)
+        self.writes = WriteThrough(1 << 30)
         self.writes.begin(self.send)
 
     def send(self, command: Command) -> None:
@@ -40,7 +41,8 @@ class Queue:
 
     def after(self, seconds: float) -> list[str]:
         """Returns the names of the pages that are written after so many seconds."""
-        self.now, before = self.now + seconds, len(self.sent)
+        self.time.passes(seconds)
+        before = len(self.sent)
         self.writes.take_due()
         self.writes.send_due()
         return ["".join(map(chr, write.keys[::32])) for write in self.sent[before:]]
@@ -49,8 +51,12 @@ class Queue:
         return self.writes.wrote(Wrote(self.sent[-1].number, bytes(stored), why, 0))
 
 
-def test_what_was_granted_for_part_0_is_written_once_half_a_second_later() -> None:
-    queue = Queue()
+@pytest.fixture
+def queue(virtual_time: OwnTimeLoop) -> Queue:
+    return Queue(virtual_time)
+
+
+def test_what_was_granted_for_part_0_is_written_once_half_a_second_later(queue: Queue) -> None:
     queue.store("abc", [GRANTED, PRESENT, GRANTED])
     queue.store("xy", part=1)
     assert queue.after(0.4) == [] and queue.after(0.2) == ["ac"] and queue.after(10.0) == []
@@ -59,8 +65,7 @@ def test_what_was_granted_for_part_0_is_written_once_half_a_second_later() -> No
     assert write.table == (SPACE,) and write.spaces == bytes(8) and queue.writes.queued_bytes == 0
 
 
-def test_at_most_two_writes_of_32_mib_are_in_progress() -> None:
-    queue = Queue()
+def test_at_most_two_writes_of_32_mib_are_in_progress(queue: Queue) -> None:
     queue.store("abcdefgh", size=16 * MIB)
     assert queue.after(1.0) == ["ab", "cd"] and queue.writes.queued_bytes == 64 * MIB
     queue.answer(Stored.DONE, Stored.PRESENT)
@@ -68,8 +73,7 @@ def test_at_most_two_writes_of_32_mib_are_in_progress() -> None:
     assert queue.writes.counts.written == 1 and queue.writes.counts.present == 1
 
 
-def test_a_page_that_is_not_complete_is_tried_twice_more() -> None:
-    queue = Queue()
+def test_a_page_that_is_not_complete_is_tried_twice_more(queue: Queue) -> None:
     queue.store("a")
     assert queue.after(1.0) == ["a"]
     queue.answer(Stored.GONE)
@@ -80,8 +84,7 @@ def test_a_page_that_is_not_complete_is_tried_twice_more() -> None:
     assert queue.after(100.0) == [] and queue.writes.counts.gone == 1 and queue.writes.queued_bytes == 0
 
 
-def test_what_does_not_fit_is_dropped_from_the_tail() -> None:
-    queue = Queue()
+def test_what_does_not_fit_is_dropped_from_the_tail(queue: Queue) -> None:
     queue.store("abcdefgh", size=64 * MIB)
     queue.store("xyz", size=64 * MIB)
     assert queue.after(1.0) == ["a", "b"] and queue.writes.counts.dropped == 4 + 3
@@ -89,18 +92,16 @@ def test_what_does_not_fit_is_dropped_from_the_tail() -> None:
     assert queue.writes.counts.dropped == 4 + 3 + 2 and queue.writes.queued_bytes == 0
 
 
-def test_a_queue_that_is_not_sent_is_bounded() -> None:
-    queue = Queue()
+def test_a_queue_that_is_not_sent_is_bounded(queue: Queue) -> None:
     for _ in range(1000):
         queue.store("abcd", size=16 * MIB)
-        queue.now += 1.0
+        queue.time.passes(1.0)
         queue.writes.take_due()
     assert queue.writes.queued_bytes == 256 * MIB and queue.writes.counts.dropped == 4000 - 16
     assert len(queue.writes._runs) == 0 and len(queue.writes._ready) == 16
 
 
-def test_the_rate_limits_what_is_sent() -> None:
-    queue = Queue()
+def test_the_rate_limits_what_is_sent(queue: Queue) -> None:
     queue.writes.rate, nbytes = 8 * MIB, 0
     for _ in range(100):
         queue.store("abcd")
@@ -110,8 +111,8 @@ def test_the_rate_limits_what_is_sent() -> None:
     assert 70 * MIB < nbytes < 110 * MIB
 
 
-def test_a_page_that_failed_is_tried_again_with_growing_pauses_until_the_fleet_has_it() -> None:
-    queue, pauses = Queue(), list[float]()
+def test_a_page_that_failed_is_tried_again_with_growing_pauses_until_the_fleet_has_it(queue: Queue) -> None:
+    pauses = list[float]()
     queue.store("ab")
     assert queue.after(1.0) == ["ab"]
     assert queue.answer(Stored.DONE, Stored.FAILED) == "broken"
@@ -132,8 +133,7 @@ def test_a_page_that_failed_is_tried_again_with_growing_pauses_until_the_fleet_h
     assert queue.writes.trouble == "" and queue.writes.queued_bytes == 0
 
 
-def test_a_page_that_leaves_memory_after_a_failure_is_given_up_by_name() -> None:
-    queue = Queue()
+def test_a_page_that_leaves_memory_after_a_failure_is_given_up_by_name(queue: Queue) -> None:
     queue.store("ab")
     queue.after(1.0)
     queue.answer(Stored.FAILED, Stored.SKIPPED)
@@ -144,8 +144,7 @@ def test_a_page_that_leaves_memory_after_a_failure_is_given_up_by_name() -> None
     assert queue.after(100.0) == [] and queue.writes.counts.gone == 0
 
 
-def test_what_was_not_tried_or_failed_goes_before_what_came_later() -> None:
-    queue = Queue()
+def test_what_was_not_tried_or_failed_goes_before_what_came_later(queue: Queue) -> None:
     queue.store("abc")
     queue.after(1.0)
     queue.store("xyz")
@@ -153,15 +152,14 @@ def test_what_was_not_tried_or_failed_goes_before_what_came_later() -> None:
     assert queue.after(1.0) == ["abcxyz"]
 
 
-def test_the_end_of_a_worker_loses_no_page() -> None:
-    queue = Queue()
+def test_the_end_of_a_worker_loses_no_page(queue: Queue) -> None:
     queue.store("ab")
     queue.after(1.0)
     queue.store("c")
     queue.writes.lost()
     queue.writes.begin(queue.send)
     assert queue.after(1.0) == ["abc"]
-    assert queue.writes.oldest(queue.now + 7.0) == (3, 7.0)
+    assert queue.writes.oldest(queue.time.time() + 7.0) == (3, 7.0)
     queue.answer(*[Stored.DONE] * 3, why="")
     assert (queue.writes.counts.written, queue.writes.counts.waiting) == (3, 0)
-    assert queue.writes.oldest(queue.now + 7.0) == (0, 0.0)
+    assert queue.writes.oldest(queue.time.time() + 7.0) == (0, 0.0)

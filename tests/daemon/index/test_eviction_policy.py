@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import resource
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from advanced_clock import Clock
 from eventually import eventually
 from learning_index import Engine
 from metrics_scrape import scrape, value
@@ -22,6 +19,7 @@ from pagetier.daemon.config.schema import EvictOptions
 from pagetier.daemon.index.evictor import Evictor
 from replay_command import Chain, replay_json, write_trace
 from running_daemon import RunningDaemon
+from virtual_time_loop import OwnTimeLoop
 
 FLAGS = ("--evict-policy=cadence", "--evict-low=0", "--evict-high=0")
 CADENCE, LRU = '[evict]\npolicy = "cadence"\n', '[evict]\npolicy = "lru"\n'
@@ -40,15 +38,15 @@ def rounds(count: int) -> list[Chain]:
     return [chain for new in once for chain in (*returning, new)]
 
 
-def until_lru_is_followed(loop: asyncio.AbstractEventLoop) -> tuple[Engine, Evictor, Clock]:
+def until_lru_is_followed(loop: OwnTimeLoop) -> tuple[Engine, Evictor]:
     """Returns an index whose guard has just turned to LRU. The policy draws at random, so not every index gets there.
 
     Prompts that fill the memory return in each round, and others never do, so that new pages are left out. Then the
     others return, soon, as LRU likes it.
     """
     for _ in range(60):
-        engine, clock = Engine(1024), Clock()
-        evictor = Evictor(engine.owner, EvictOptions(policy="cadence"), loop, clock)
+        engine = Engine(1024)
+        evictor = Evictor(engine.owner, EvictOptions(policy="cadence"), loop)
         for turn in range(100):
             for prompt in range(98):
                 engine.use([prompt, *range(9)])
@@ -58,7 +56,7 @@ def until_lru_is_followed(loop: asyncio.AbstractEventLoop) -> tuple[Engine, Evic
             engine.use([2000 + turn, *range(20)])
             engine.use([2000 + max(0, turn - 20), *range(20)])
             if evictor.report().state is EvictionState.FOLLOWING_LRU:
-                return engine, evictor, clock
+                return engine, evictor
     raise AssertionError("the guard did not turn to LRU in 60 indexes")
 
 
@@ -119,11 +117,10 @@ def test_the_policy_is_shown_as_it_learns_and_chooses(tmp_path: Path) -> None:
         assert value(seen, "pagetier_eviction_policy", policy="cadence", state=state) == 1
 
 
-def test_the_guard_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_guard_is_counted_and_logged(caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop) -> None:
     caplog.set_level(logging.INFO)
-    with closing(asyncio.new_event_loop()) as loop:
-        engine, evictor, clock = until_lru_is_followed(loop)
-    clock.now += MINUTE_S
+    engine, evictor = until_lru_is_followed(virtual_time)
+    virtual_time.passes(MINUTE_S)
     caplog.clear()
     assert evictor.poll().switches == 1
     assert evictor.poll().state is EvictionState.FOLLOWING_LRU

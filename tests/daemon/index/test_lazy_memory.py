@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from advanced_clock import Clock
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.pressure import Shortage
 from refused_starts import Ended, own_shm, pagetierd, with_shm
 from running_daemon import START_S
+from virtual_time_loop import OwnTimeLoop
 
 # Of 16 MiB of /dev/shm, an arena of 10 MiB may have about 4.
 CROWDED = """
@@ -109,13 +109,16 @@ def test_without_more_memory_reads_from_disk_kill_no_worker(huge: str) -> None:
     assert "read [32, 32, 32, 32]" in ended.text
 
 
-def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    arena, clock = Arena(), Clock()
-    shortage = Shortage(arena, clock)  # type: ignore[arg-type]
+def test_a_shortage_is_logged_when_it_begins_at_most_once_a_minute(
+    caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop
+) -> None:
+    arena = Arena()
+    shortage = Shortage(arena)  # type: ignore[arg-type]
     counts = []
     with caplog.at_level(logging.INFO):
         for lacks, later in ((False, 0), (True, 0), (True, MINUTE_S), (False, 0), (True, 0), (False, 0), (True, 1)):
-            arena.lacks_memory, clock.now = lacks, clock.now + later
+            arena.lacks_memory = lacks
+            virtual_time.passes(later)
             shortage.check()
             counts.append(len(caplog.messages))
     assert counts == [0, 1, 1, 1, 2, 2, 2]

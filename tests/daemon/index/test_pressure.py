@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from advanced_clock import Clock
 from core_records import attachment_with, counts_with, header_with
 from eventually import eventually
 from pagetier.client import Client, Keys
@@ -16,6 +15,7 @@ from pagetier.daemon.index.engine_names import EngineNames
 from pagetier.daemon.index.pressure import PinQuota
 from pagetier.shm._core import AttachmentRecord, IndexHeader
 from running_daemon import RunningDaemon, namespace
+from virtual_time_loop import OwnTimeLoop
 
 FRAME, FRAMES, SHARE = 64 << 10, 1024, 512
 PAGES, PROMPTS = 64, 15  # of 64 frames each: some stay free, so that no page is evicted ahead of need
@@ -48,10 +48,11 @@ class Index:
         self.slots.append(attachment_with(f"engine {slot}", counts_with(bounded=bounded), **numbers))
 
 
-def pinning(index: Index, share: float = 0.5, clock: Clock | None = None) -> PinQuota:
-    return PinQuota(index, EngineNames(index), share, clock or Clock())  # type: ignore[arg-type]
+def pinning(index: Index, share: float = 0.5) -> PinQuota:
+    return PinQuota(index, EngineNames(index), share)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_the_pin_quota_is_a_share_of_a_large_arena() -> None:
     index = Index()
     quota = pinning(index)
@@ -65,6 +66,7 @@ def test_the_pin_quota_is_a_share_of_a_large_arena() -> None:
     assert small.most == 0
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_each_attachment_at_the_quota_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     index = Index()
     quota = pinning(index)
@@ -82,13 +84,15 @@ def test_each_attachment_at_the_quota_is_logged_once(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 2
 
 
-def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    index, clock = Index(), Clock()
-    quota = pinning(index, clock=clock)
+def test_pinning_processes_are_logged_at_most_once_a_minute(
+    caplog: pytest.LogCaptureFixture, virtual_time: OwnTimeLoop
+) -> None:
+    index = Index()
+    quota = pinning(index)
     index.has(1, mib=200)
     quota.full()
     assert not caplog.records, "the pins are not the reason for the rejection"
-    clock.now += MINUTE_S
+    virtual_time.passes(MINUTE_S)
     index.has(2, mib=900)
     for _ in range(100):
         quota.full()
@@ -98,11 +102,12 @@ def test_pinning_processes_are_logged_at_most_once_a_minute(caplog: pytest.LogCa
         " process 101 (engine 1) 200 MiB; end one of them or raise arena.size"
     )
     assert line.levelno == logging.WARNING
-    clock.now += MINUTE_S
+    virtual_time.passes(MINUTE_S)
     quota.full()
     assert len(caplog.records) == 2
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_process_of_another_pid_namespace_is_named_by_slot_and_user(caplog: pytest.LogCaptureFixture) -> None:
     """The recorded PID is 0, or that by which an earlier daemon saw it, which may be another process's here."""
     index = Index()
@@ -114,7 +119,7 @@ def test_a_process_of_another_pid_namespace_is_named_by_slot_and_user(caplog: py
     names.attached(1, pid=7)
     names.attached(2, pid=0)
     names.attached(3, pid=103)
-    quota = PinQuota(index, names, 0.5, Clock())  # type: ignore[arg-type]
+    quota = PinQuota(index, names, 0.5)  # type: ignore[arg-type]
     quota.full()
     assert (
         "the process in slot 1 (engine 1 of user 0) 900 MiB, the process in slot 2 (engine 2 of user 0) 800 MiB,"

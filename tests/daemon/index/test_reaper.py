@@ -27,8 +27,8 @@ BACK_S = 11.0  # longer than sessions have to attach again
 class World:
     """An owner, a loop, and processes that do nothing until they are killed."""
 
-    def __init__(self) -> None:
-        self.loop = OwnTimeLoop()
+    def __init__(self, loop: OwnTimeLoop) -> None:
+        self.loop = loop
         self.memory = Memory(Geometry(4096, 16, 16, 2))
         self.owner: Owner = self.memory.adopted()
         self.reaper = self.new_reaper()
@@ -91,13 +91,12 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    there = World()
+def world(virtual_time: OwnTimeLoop) -> Iterator[World]:
+    there = World(virtual_time)
     yield there
     for number in range(len(there.processes)):
         there.kill(number)
     there.reaper.close()
-    there.loop.close()
 
 
 def test_a_slot_is_kept_for_the_quarantine(world: World) -> None:

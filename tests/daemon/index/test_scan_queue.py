@@ -17,8 +17,8 @@ LONG_S = 0.03
 class World:
     """A loop with long walks, and the requests and replies of them."""
 
-    def __init__(self) -> None:
-        self.loop = OwnTimeLoop()
+    def __init__(self, loop: OwnTimeLoop) -> None:
+        self.loop = loop
         self.walks = ScanQueue(self.loop)
         self.began: list[float] = []
         self.replies: list[tuple[int, int]] = []
@@ -40,11 +40,10 @@ class World:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    there = World()
+def world(virtual_time: OwnTimeLoop) -> Iterator[World]:
+    there = World(virtual_time)
     yield there
     there.walks.close()
-    there.loop.close()
 
 
 def test_the_first_walk_is_done_at_once(world: World) -> None:

@@ -43,10 +43,9 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         assert all(client.wait_attached(START_S) and still_serves(client) for client in clients)
 
 
-def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:
+async def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path: Path) -> None:
     segments = take(SegmentRequest(name, SMALL, BUILD))
-    loop = asyncio.new_event_loop()
-    service = Service(segments, Config(socket=tmp_path / "socket"), loop)
+    service = Service(segments, Config(socket=tmp_path / "socket"), asyncio.get_running_loop())
     try:
         service.open_to_engines()
         unwatchable = Peer(Process.of(os.getpid()), os.getuid(), frozenset(), pidfd=-1)
@@ -55,5 +54,4 @@ def test_an_attachment_that_cannot_be_watched_takes_no_slot(name: str, tmp_path:
         assert segments.owner.attachments() == []
     finally:
         service.close()
-        loop.close()
         segments.remove()
