@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from in_process_server import SMALL, WAIT_S, Peer, see_peers_off, serves
 from pagetier.daemon import lifecycle as daemon_run
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config
 from pagetier.daemon.host.prefault import Prefaulted, PrefaultError
@@ -126,8 +128,7 @@ async def test_engines_wait_and_observers_do_not_while_a_fresh_arena_is_populate
         assert isinstance(refusal, Refusal)
         assert "being populated" in refusal.reason
         slow.may_end.set()
-        while not isinstance(await asyncio.to_thread(attached, config), Welcome):
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: isinstance(attached(config), Welcome))
         send_signal(signal.SIGTERM)
     assert shared_memory(config.name) == []
     assert not config.socket.exists()
@@ -144,14 +145,16 @@ async def test_warm_pages_are_served_while_the_rest_is_populated(config: Config,
 
 
 class Heard(Notifier):
-    """Returns the messages to systemd, without those about the progress of populating."""
+    """Keeps the messages to systemd and their times, without those about the progress of populating."""
 
     def __init__(self) -> None:
         super().__init__({})
         self.lines: list[str] = []
+        self.times: list[float] = []
 
     def _send(self, *lines: str) -> None:
         self.lines += lines
+        self.times += [loop_clock.now()] * len(lines)
 
 
 async def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(config: Config, slow: SlowPrefault) -> None:
@@ -162,8 +165,7 @@ async def test_a_reload_while_it_is_populated_waits_and_does_not_say_ready(confi
         await signals.reloaded.wait()
         assert heard.lines == []
         slow.may_end.set()
-        while "RELOADING=1" not in heard.lines:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: "RELOADING=1" in heard.lines)
         send_signal(signal.SIGTERM)
     assert heard.lines.index("READY=1") < heard.lines.index("RELOADING=1")
 
@@ -177,31 +179,27 @@ async def test_a_reload_ends_also_if_it_fails(config: Config, slow: SlowPrefault
 
     async with live(config, slow, daemon_run.RunContext(heard, read)):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.lines.append(repr(context)))
-        while "READY=1" not in heard.lines:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: "READY=1" in heard.lines)
         heard.lines.clear()
         send_signal(signal.SIGHUP)
-        while not any("MemoryError" in line for line in heard.lines):
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: any("MemoryError" in line for line in heard.lines))
         send_signal(signal.SIGTERM)
     assert heard.lines.index("RELOADING=1") < heard.lines.index("READY=1")
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("origin", Origin)
-async def test_the_status_names_the_pages_that_are_served(
-    config: Config, slow: SlowPrefault, monkeypatch: pytest.MonkeyPatch, origin: Origin
-) -> None:
-    monkeypatch.setattr(daemon_run, "_STATUS_S", 0.05)
+async def test_the_status_names_the_pages_that_are_served(config: Config, slow: SlowPrefault, origin: Origin) -> None:
     if origin is Origin.ADOPTED:
         leave_segments(config)
     heard = Heard()
 
     async with live(config, slow, daemon_run.RunContext(heard, lambda _: config)):
-        heard.lines.append("STATUS=populating")
+        populating = len(heard.lines)
         slow.may_end.set()
-        while len(heard.lines[heard.lines.index("STATUS=populating") :]) < 4:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(eventually, lambda: len(heard.lines) >= populating + 4)
         assert heard.lines[-1].startswith("STATUS=serving 0 pages")
+        assert daemon_run._STATUS_S < heard.times[-1] - heard.times[-2] < 1.1 * daemon_run._STATUS_S
         send_signal(signal.SIGTERM)
 
 

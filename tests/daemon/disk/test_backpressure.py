@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from index_with_disk import FRAME, Place
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.shm._core import WriteRule
 
@@ -73,11 +74,11 @@ async def test_a_store_waits_for_its_own_timeout_and_no_longer(place: Place) -> 
     stores = Stores(backlog(place))
     for name in "abc":
         stores.ask(name, 4)
-        await asyncio.sleep(PATIENCE_S / 4)
-    await asyncio.sleep(0.24 * PATIENCE_S)
+        await loop_clock.pause(PATIENCE_S / 4)
+    await loop_clock.pause(0.24 * PATIENCE_S)
     for served in range(3):
         assert stores.served == ["a", "b", "c"][:served], "each waits for its whole timeout"
-        await asyncio.sleep(PATIENCE_S / 4)
+        await loop_clock.pause(PATIENCE_S / 4)
     assert stores.served == ["a", "b", "c"]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, content_of, key_of, store
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk import inventory
 from pagetier.daemon.disk.inventory import Inventory
 from pagetier.daemon.workers.worker_process import check
@@ -134,7 +135,7 @@ async def test_a_large_inventory_is_loaded_in_steps(owner: Owner, monkeypatch: p
     telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
     while not telling.done():
         turns += 1
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
     assert turns >= 4
     assert owner.header().disk_pages == 10
 
@@ -149,7 +150,7 @@ async def test_a_namespace_flushed_during_loading_is_not_loaded_further(
     flushed: set[bytes] = set()
     telling = asyncio.ensure_future(collected.load_into_index(flushed.__contains__))
     while not owner.header().disk_pages:
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
     flushed.add(OTHER.digest)
     assert owner.flush(1, TierFlag.BOTH) == (2, 0)
     drops = await telling
@@ -180,7 +181,7 @@ async def test_a_store_between_two_steps_takes_no_namespace_of_the_disk(
     collected = Inventory(owner)
     collected.add(part_of(range(4), spaces=range(4), table=spaces_named(range(1, 5))))
     telling = asyncio.ensure_future(collected.load_into_index(lambda _: False))
-    await asyncio.sleep(0)
+    await loop_clock.give_way()
     slot = attach(owner, 1)
     store(owner, memory.session(slot), [9])
     await telling

@@ -14,6 +14,7 @@ import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
 from numbered_pages import FRAME, GEOMETRY, key_of
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
@@ -106,7 +107,7 @@ async def test_a_repeated_key_is_read_once(memory: tuple[Memory, Owner]) -> None
         asked = key_of(0) * 20_000
         before = kept()
         waiting = asyncio.ensure_future(disk.ask(asked, math.inf))
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
         assert kept() - before < 20_000 * 10
         assert disk.read_all() == 1
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * 20_000
@@ -115,7 +116,7 @@ async def test_a_repeated_key_is_read_once(memory: tuple[Memory, Owner]) -> None
 async def test_a_waiting_request_is_answered_after_another_timed_out(memory: tuple[Memory, Owner]) -> None:
     with Disk(*memory) as disk:
         waiting = asyncio.ensure_future(disk.ask(KEYS + key_of(99), math.inf))
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
         assert (await waiting).outcomes == bytes([FetchOutcome.IN_MEMORY]) * PAGES + bytes([FetchOutcome.ABSENT])
@@ -125,9 +126,9 @@ async def test_a_waiting_request_is_answered_after_another_timed_out(memory: tup
 async def test_a_request_waits_for_its_whole_timeout_and_no_longer(memory: tuple[Memory, Owner]) -> None:
     with Disk(*memory) as disk:
         waiting = asyncio.ensure_future(disk.ask(KEYS, 1.0))
-        await asyncio.sleep(0.99)
+        await loop_clock.pause(0.99)
         assert not waiting.done()
-        await asyncio.sleep(0.02)
+        await loop_clock.pause(0.02)
         assert waiting.done() and set((await waiting).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
 
@@ -136,12 +137,12 @@ async def test_a_request_waits_for_its_whole_timeout_and_no_longer(memory: tuple
 async def test_a_disk_that_has_hung_for_two_seconds_is_not_waited_for(memory: tuple[Memory, Owner]) -> None:
     with Disk(*memory) as disk:
         first = asyncio.ensure_future(disk.ask(KEYS, math.inf))
-        await asyncio.sleep(1.99)
+        await loop_clock.pause(1.99)
         second = asyncio.ensure_future(disk.ask(KEYS, math.inf))
-        await asyncio.sleep(0.02)
+        await loop_clock.pause(0.02)
         assert not first.done() and not second.done()
         third = asyncio.ensure_future(disk.ask(KEYS, math.inf))
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
         assert third.done() and set((await third).outcomes) == {FetchOutcome.PENDING}
         disk.read_all()
         assert set((await first).outcomes + (await second).outcomes) == {FetchOutcome.IN_MEMORY}
@@ -151,7 +152,7 @@ async def test_the_end_of_a_worker_answers_only_waiting_requests(memory: tuple[M
     with Disk(*memory) as disk:
         assert set((await disk.ask(KEYS, 1e-6)).outcomes) == {FetchOutcome.PENDING}
         waiting = asyncio.ensure_future(disk.ask(KEYS, math.inf))
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
         disk.fetches.lost(0)
         answer = await waiting
         assert set(answer.outcomes) == {FetchOutcome.ABSENT}

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.absent_pages import AbsentPages
 from pagetier.daemon.fleet.locates import Answered, Locates
 from pagetier.shm.protocol import Locate, ProtocolError, Space
@@ -47,16 +48,16 @@ async def test_an_answer_is_passed_on() -> None:
     sizes = (4096).to_bytes(8, "little") + bytes(8)
     asked.locates.found(Found(asked.commands[0].number, sizes, ""))
     assert asked.sizes == [sizes] and asked.ends == [Answered.FOUND]
-    await asyncio.sleep(2 * ASK_S)
+    await loop_clock.pause(2 * ASK_S)
     assert asked.sizes == [sizes] and asked.locates.counts[Answered.FOUND] == 1 and not failed
 
 
 async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
     asked = Asked()
     asked.ask()
-    await asyncio.sleep(0.99 * ASK_S)
+    await loop_clock.pause(0.99 * ASK_S)
     assert not asked.sizes and not asked.ends
-    await asyncio.sleep(0.02 * ASK_S)
+    await loop_clock.pause(0.02 * ASK_S)
     assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
     asked.locates.found(Found(asked.commands[0].number, b"\1" * 16, ""))
     assert len(asked.sizes) == 1
@@ -114,7 +115,7 @@ async def test_an_answer_for_other_pages_is_an_error_of_the_worker_and_leaves_th
     with pytest.raises(ProtocolError):
         asked.locates.found(Found(asked.commands[0].number, bytes(8), ""))
     assert not asked.sizes
-    await asyncio.sleep(1.01 * ASK_S)
+    await loop_clock.pause(1.01 * ASK_S)
     assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import mmap
 import os
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from anonymous_segments import Memory
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LINES
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.shm._core import SLOTS, Owner
@@ -84,7 +84,7 @@ class World:
         self.processes[number].wait()
 
     def run(self, seconds: float) -> None:
-        self.loop.run_until_complete(asyncio.sleep(seconds))
+        self.loop.run_until_complete(loop_clock.pause(seconds))
 
     def slots(self) -> list[int]:
         return sorted(attachment.slot for attachment in self.owner.attachments())

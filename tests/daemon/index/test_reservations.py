@@ -19,6 +19,7 @@ from anonymous_segments import DAY_NS
 from in_process_server import SMALL, Peer, serving
 from learning_index import FRAME, Engine
 from pagetier.client import Client, Namespace
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
@@ -207,13 +208,13 @@ async def responses_before_a_pause(segments: Segments) -> int:
         )
         receive(connection, pack(Attach(BUILD, 1, "silent")))
         while not transport.is_reading():  # until its next turn, if attaching took longer than a turn
-            await asyncio.sleep(0)
+            await loop_clock.give_way()
         number = 0
         while transport.is_reading() and number < 1 << 16:
             receive(connection, pack(request(number=number)))
             number += 1
         transport.abort()
-        await asyncio.sleep(0)
+        await loop_clock.give_way()
     service.close()
     return number
 

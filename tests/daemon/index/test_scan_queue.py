@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.index.scan_queue import ScanQueue
 from virtual_time_loop import OwnTimeLoop
 
@@ -36,7 +36,7 @@ class World:
 
     async def answered(self, number: int) -> None:
         while len(self.replies) < number:
-            await asyncio.sleep(0.005)
+            await loop_clock.pause(0.005)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_one_waiting_walk_is_done_each_turn(world: World) -> None:
     async def turning() -> None:
         while len(world.replies) < 21:
             turns.append(len(world.replies))
-            await asyncio.sleep(0)
+            await loop_clock.give_way()
 
     world.ask(0)
     for client in range(20):
@@ -106,5 +106,5 @@ def test_a_closed_queue_sends_no_reply(world: World) -> None:
     world.ask(1)
     world.ask(2)
     world.walks.close()
-    world.run(asyncio.sleep(12 * LONG_S))
+    world.run(loop_clock.pause(12 * LONG_S))
     assert world.replies == [(1, 1)]

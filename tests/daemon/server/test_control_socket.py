@@ -16,6 +16,7 @@ import pytest
 
 from in_process_server import SMALL, Peer, message, see_peers_off, serves
 from pagetier.client import Client
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
@@ -137,10 +138,10 @@ def test_messages_in_pieces_are_put_together(path: Path) -> None:
 async def test_a_peer_without_a_greeting_is_disconnected(tmp_path: Path, said: bytes) -> None:
     async with peer_of_impatient_server(tmp_path) as peer:
         peer.send(said)
-        await asyncio.sleep(0.99 * PATIENCE_S)
+        await loop_clock.pause(0.99 * PATIENCE_S)
         with pytest.raises(BlockingIOError):
             peer.answer()
-        await asyncio.sleep(0.02 * PATIENCE_S)
+        await loop_clock.pause(0.02 * PATIENCE_S)
         assert peer.answer() is None
 
 
@@ -148,10 +149,10 @@ async def test_a_peer_without_a_greeting_is_disconnected(tmp_path: Path, said: b
 async def test_a_peer_may_be_silent_after_its_greeting(tmp_path: Path) -> None:
     async with peer_of_impatient_server(tmp_path) as peer:
         peer.send(Observe(BUILD))
-        await asyncio.sleep(2 * PATIENCE_S)
+        await loop_clock.pause(2 * PATIENCE_S)
         assert isinstance(peer.answer(), Welcome)
         peer.send(Check(3))
-        await asyncio.sleep(PATIENCE_S)
+        await loop_clock.pause(PATIENCE_S)
         assert peer.answer() == Findings(3, [])
 
 

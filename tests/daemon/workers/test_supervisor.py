@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import secrets
 import select
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from fake_worker import impostor
 from numbered_pages import GEOMETRY
 from open_descriptors import open_descriptors
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.workers import supervisor, worker_link, worker_process
 from pagetier.daemon.workers.supervisor import Supervisor
@@ -88,11 +91,7 @@ async def supervised(segments: Segments, folder: Path) -> AsyncIterator[tuple[Su
 
 
 async def until(what: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if what():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it takes too long")
+    assert await asyncio.to_thread(eventually, what), "it takes too long"
 
 
 def children() -> set[int]:
@@ -203,6 +202,26 @@ async def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(
     assert watcher.deaths[0] == "its worker ended with exit code 7"
 
 
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_pause_before_the_next_start_doubles_and_is_bounded(
+    segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[float] = []
+
+    def refuse(*_: object) -> None:
+        starts.append(loop_clock.now())
+        assert len(starts) < 99, "it does not pause"
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 5.0)
+    monkeypatch.setattr(worker_link, "_start", refuse)
+    async with supervised(segments, tmp_path) as (running, _):
+        await loop_clock.pause(21.5)
+        assert running.restarts == len(starts)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert pauses == pytest.approx([0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0])
+
+
 @pytest.mark.parametrize("broken", [(Process, "of_pidfd"), (worker_link, "_start")], ids=["pid", "program"])
 async def test_a_worker_that_cannot_be_started_leaves_nothing(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: tuple[object, str]
@@ -278,7 +297,7 @@ async def test_a_worker_that_dies_while_it_is_connected_to_leaves_its_descriptor
     number = worker._socket.fileno()
     await worker.serve(Serve(1, "nowhere", 1 << 20, 1), [])
     await worker.ended
-    await asyncio.sleep(0)
+    await loop_clock.give_way()
     pipes = [end for _ in range(8) for end in os.pipe()]
     try:
         assert number in pipes, "it is free again"
