@@ -13,6 +13,7 @@ import pytest
 
 from bare_engine import Engine
 from client_threads import no_client_is_left
+from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from pagetier.daemon.common import loop_clock
 from refused_starts import fill, shared_memory, still_serves
@@ -41,6 +42,13 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnTimeLoop]:
     monkeypatch.setattr(loop_clock, "now", loop.time)
     yield loop
     loop.close()
+
+
+@pytest.fixture(scope="module")
+def turns() -> Iterator[Turns]:
+    """Yields the turns of the daemon that is run by them."""
+    with Turns() as turns:
+        yield turns
 
 
 @pytest.fixture

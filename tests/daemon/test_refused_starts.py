@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from eventually import eventually
 from fake_host import host_files
 from other_users import as_root
 from pagetier.daemon import main as daemon_main
@@ -214,18 +215,17 @@ def test_an_arena_larger_than_the_control_group(
 # (Python itself may lose a SIGINT that arrives during an import.)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_stop_at_any_moment_of_the_start_leaves_nothing_behind(number: signal.Signals) -> None:
-    for pause in (0.0, 0.2, 0.4):
+    for moment in (lambda _: True, lambda daemon: bool(daemon.leftovers()), lambda daemon: daemon.socket.exists()):
         daemon = RunningDaemon("64MiB")
         daemon.launch()
-        time.sleep(pause)
+        assert eventually(partial(moment, daemon))
         daemon.signal(number)
         daemon.wait()
         if daemon.leftovers():
             assert number is signal.SIGUSR1
             assert len(daemon.leftovers()) == 3
             daemon.launch()
-            while not daemon.socket.is_socket():
-                time.sleep(0.01)
+            assert eventually(daemon.socket.is_socket)
             daemon.stop()
         assert daemon.leftovers() == []
         daemon.folder.cleanup()

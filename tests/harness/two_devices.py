@@ -24,8 +24,10 @@ class TwoDevices(DiskDaemon):
         folders: The folders of the devices.
     """
 
-    def __init__(self, *more: str, folders: Sequence[Path] = (), size: str = "64MiB") -> None:
-        super().__init__(FRAMES, size, "--disk-write", "through", "--index-entries", "4000", *more)
+    def __init__(
+        self, *more: str, folders: Sequence[Path] = (), size: str = "64MiB", before: Sequence[str] = ()
+    ) -> None:
+        super().__init__(FRAMES, size, "--disk-write", "through", "--index-entries", "4000", *more, before=before)
         self.folders = list(folders) or [Path(self.folder.name) / name for name in ("first", "second")]
 
     def start(self, *more: str) -> Self:

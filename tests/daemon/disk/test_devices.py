@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bare_engine import Engine
+from daemon_turns import Turns
 from disk_daemon import FRAME, FRAMES
 from eventually import eventually
 from pagetier.daemon.disk.disk_report import Standing
@@ -25,8 +25,8 @@ FOREVER_S = 3600.0  # a device that has hung for two seconds is not waited for, 
 
 
 @pytest.fixture
-def daemon() -> Iterator[TwoDevices]:
-    with TwoDevices() as daemon:
+def daemon(turns: Turns) -> Iterator[TwoDevices]:
+    with TwoDevices(before=turns.before) as daemon:
         yield daemon
         assert daemon.findings() == []
 
@@ -56,14 +56,14 @@ def available(engine: Engine, numbers: range) -> int:
     return places["disk"] + places["memory"]
 
 
-def store_as_fast_as_written(daemon: TwoDevices, engine: Engine, numbers: range) -> None:
+def store_as_fast_as_written(daemon: TwoDevices, engine: Engine, numbers: range, turns: Turns) -> None:
     """Stores pages, none faster than a device writes those before: a busy device would lose them from memory."""
     least = daemon.header().disk_pages - FRAMES // 2  # the others are still in memory
     for first in range(numbers.start, numbers.stop, 4):
         assert ReserveOutcome.REFUSED_FULL not in engine.store(range(first, first + 4))
         least += 4
         eventually(partial(has_on_disk, daemon, least), 1.0)
-        time.sleep(0.05)
+        turns.pass_by(1)
 
 
 def has_on_disk(daemon: TwoDevices, pages: int) -> bool:
@@ -122,7 +122,7 @@ def test_a_device_that_dies_takes_its_own_pages_along(
     assert daemon.read_all(engine, numbers) == PAGES, "its pages are back with it"
 
 
-def test_a_device_that_hangs(daemon: TwoDevices, engine: Engine, numbers: range) -> None:
+def test_a_device_that_hangs(daemon: TwoDevices, engine: Engine, numbers: range, turns: Turns) -> None:
     on_first = daemon.device(0).pages
     daemon.store_through(engine, range(3000, 3000 + FRAMES))  # evicts the others from memory
     with daemon.stopped_device(0):
@@ -130,7 +130,7 @@ def test_a_device_that_hangs(daemon: TwoDevices, engine: Engine, numbers: range)
         there = sum(engine.fetch([number], FOREVER_S) == [FetchOutcome.IN_MEMORY] for number in numbers)
         assert PAGES - on_first - FRAMES <= there <= PAGES - on_first + FRAMES
         stored = range(4000, 4000 + PAGES)
-        store_as_fast_as_written(daemon, engine, stored)
+        store_as_fast_as_written(daemon, engine, stored, turns)
         daemon.until_device(0, Standing.OPEN, "the disk has not answered")
         assert eventually(lambda: available(engine, stored) >= PAGES - FRAMES), engine.places(stored)
         assert f"{daemon.folders[0]}: the disk has not answered" in daemon.log.read_text()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bare_engine import SPACE, WAIT_S, Engine
+from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from pagetier.daemon.cli import flush as flush_command
+from pagetier.daemon.disk.flush_to_disk import _ASKED_AGAIN_S
+from pagetier.daemon.index.service import _TIDY_EVERY_S
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import Answer, FetchOutcome, Flush, Flushed
@@ -24,8 +27,8 @@ FRAMES = 16
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[DiskDaemon]:
-    with DiskDaemon(FRAMES) as running:
+def daemon(turns: Turns) -> Iterator[DiskDaemon]:
+    with DiskDaemon(FRAMES, before=turns.before) as running:
         yield running
 
 
@@ -43,9 +46,9 @@ def test_a_flush_of_memory_keeps_the_pages_on_disk(daemon: DiskDaemon, engine: E
     assert engine.fetch(numbers) == [FetchOutcome.IN_MEMORY] * 8
 
 
-def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine) -> None:
+def test_a_flush_of_the_disk_keeps_the_pages_in_memory(daemon: DiskDaemon, engine: Engine, turns: Turns) -> None:
     numbers = daemon.store_through(engine, range(8))
-    time.sleep(2.5)  # a daemon that writes all pages stops this when no client polls any more
+    turns.pass_by(math.ceil(_ASKED_AGAIN_S / _TIDY_EVERY_S) + 1)  # it stops to write all pages, as no client polls
     result = daemon.pagetier("flush", "--namespace", SPACE.name, "--tier", "disk", "--yes")
     assert result.exit_code == 0
     assert f"{SPACE.name}: 8 pages on disk" in result.output
@@ -194,11 +197,14 @@ def test_a_flush_of_another_namespace_while_the_disk_is_down_keeps_the_pages(
 
 def response(link: Link) -> Answer:
     """Reads until there is a response: one read ends after 0.1 s."""
-    ends = time.monotonic() + WAIT_S
-    while time.monotonic() < ends:
-        for answer in link.read(WAIT_S):
-            return answer
-    raise AssertionError("the daemon does not answer")
+    answers: list[Answer] = []
+
+    def is_answered() -> bool:
+        answers.extend(link.read(WAIT_S))
+        return bool(answers)
+
+    assert eventually(is_answered), "the daemon does not answer"
+    return answers[0]
 
 
 def test_flushed_pages_stay_flushed_when_the_worker_dies_first(daemon: DiskDaemon, engine: Engine) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import pytest
 
 from bare_engine import WAIT_S, Engine
+from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from pagetier.shm._core import ReserveOutcome
@@ -15,7 +15,7 @@ from pagetier.shm.protocol import FetchOutcome
 
 FRAMES = 32
 CLEAN_FRAMES = 8  # a quarter of the frames
-SOON_S = 5.0  # the daemon looks for unwritten pages every 10 s, also when nothing is stored
+_TO_WRITE = 6  # turns in which the disk writes what it was sent
 
 
 def unwritten(daemon: DiskDaemon) -> int:
@@ -42,14 +42,15 @@ def store_each(engine: Engine, numbers: Iterable[int]) -> None:
         assert ReserveOutcome.REFUSED_FULL not in engine.store([number])
 
 
-def test_evict_writes_the_coldest_ahead_of_need() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-write-behind", "0.25") as daemon, Engine(daemon) as engine:
+def test_evict_writes_the_coldest_ahead_of_need(turns: Turns) -> None:
+    writes_ahead = DiskDaemon(FRAMES, "64MiB", "--disk-write-behind", "0.25", before=turns.before)
+    with writes_ahead as daemon, Engine(daemon) as engine:
         engine.store(range(16))
-        time.sleep(0.3)
+        turns.pass_by(_TO_WRITE)
         assert daemon.snapshot().disk_work.written == 0, "there is room: nothing has to leave soon"
         store_and_wait(daemon, engine, range(16, FRAMES), FRAMES - CLEAN_FRAMES)
         assert eventually(lambda: daemon.snapshot().tiers.disk.pages >= CLEAN_FRAMES)
-        time.sleep(0.3)
+        turns.pass_by(_TO_WRITE)
         assert daemon.snapshot().tiers.disk.pages < 20
         assert engine.available_pages([0])[0] in (0, 1)
         assert engine.fetch([0]) == [FetchOutcome.IN_MEMORY]
@@ -73,19 +74,20 @@ def test_writing_ahead_follows_the_rate_of_stores() -> None:
 def test_through_writes_everything_soon() -> None:
     with DiskDaemon(FRAMES, "64MiB", "--disk-write", "through") as daemon, Engine(daemon) as engine:
         engine.store(range(8))
-        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8, SOON_S)
+        assert eventually(lambda: daemon.snapshot().tiers.disk.pages == 8)
         assert engine.places(range(8)) == {"memory": 8}
         assert eventually(lambda: daemon.report().clean, 20.0), "it is synced when nothing is written"
         assert daemon.report().last_sync > 0
         assert "synced" in " ".join(daemon.pagetier("stats").output.split())
 
 
-def test_second_writes_pages_that_were_used_again() -> None:
-    with DiskDaemon(FRAMES, "64MiB", "--disk-write", "second") as daemon, Engine(daemon) as engine:
+def test_second_writes_pages_that_were_used_again(turns: Turns) -> None:
+    used_twice = DiskDaemon(FRAMES, "64MiB", "--disk-write", "second", before=turns.before)
+    with used_twice as daemon, Engine(daemon) as engine:
         engine.store(range(4))
         store_each(engine, range(100, 104))
         assert engine.places(range(4)) == {"memory": 4}  # used again
-        time.sleep(0.1)
+        turns.pass_by()
         first_eviction = 200 + FRAMES - 8  # finds the pages that were used again, and there is time to write them
         store_each(engine, range(200, first_eviction + 1))
         assert eventually(lambda: daemon.snapshot().disk_work.written == 4, WAIT_S), daemon.reported()
@@ -98,16 +100,14 @@ def test_second_writes_pages_that_were_used_again() -> None:
 
 
 @pytest.mark.parametrize("write", ["evict", "through", "second"])
-def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str) -> None:
-    with (
-        DiskDaemon(128, "8MiB", "--disk-write", write, "--disk-write-behind", "0.9") as daemon,
-        Engine(daemon) as engine,
-    ):
+def test_a_disk_smaller_than_memory_is_not_written_again_and_again(write: str, turns: Turns) -> None:
+    flags = ("--disk-write", write, "--disk-write-behind", "0.9")
+    with DiskDaemon(128, "8MiB", *flags, before=turns.before) as daemon, Engine(daemon) as engine:
         engine.store(range(120))
         assert engine.places(range(120)) == {"memory": 120}
         seen = -1
         while seen != (seen := daemon.snapshot().disk_work.written):
-            time.sleep(0.5)
+            turns.pass_by(_TO_WRITE)
             assert seen < 300, "pages push each other out"
         assert daemon.findings() == []
 

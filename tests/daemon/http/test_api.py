@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,14 +108,13 @@ def test_a_prefetch_reads_pages_from_disk(tmp_path: Path) -> None:
 
 
 def until_done(place: Path, number: str) -> dict[str, Any]:
-    ends = time.monotonic() + 30
-    while time.monotonic() < ends:
+    def status() -> dict[str, Any]:
         code, status = call(place, "GET", f"/v1/prefetch/{number}")
         assert code == 200 and status["state"] in ("reading", "done")
-        if status["state"] == "done":
-            return dict(status)
-        time.sleep(0.01)
-    raise AssertionError("the prefetch does not end")
+        return dict(status)
+
+    assert eventually(lambda: status()["state"] == "done"), "the prefetch does not end"
+    return status()
 
 
 def test_a_prefetch_of_absent_pages_says_so(place: Path, client: Client) -> None:

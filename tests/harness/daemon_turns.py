@@ -1,0 +1,41 @@
+"""Waits for turns of a daemon instead of for time: after two of them, what was due at the call has been done."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import suppress
+from typing import Final, Self
+
+_WAIT_S: Final = 30.0
+
+
+class Turns:
+    """The turns of a daemon's periodic work, about twenty a second. It sends a keep-alive ping at the end of each.
+
+    Attributes:
+        before: The command that runs the daemon: `RunningDaemon(before=turns.before)`.
+    """
+
+    def __init__(self) -> None:
+        name = f"pagetier-test-{secrets.token_hex(6)}"
+        self.before = ("env", f"NOTIFY_SOCKET=@{name}", "WATCHDOG_USEC=1")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(f"\0{name}")
+
+    def pass_by(self, count: int = 2) -> None:
+        """Returns when so many turns have begun and ended."""
+        self._socket.settimeout(0)
+        with suppress(BlockingIOError):  # earlier ones
+            while True:
+                self._socket.recv(4096)
+        self._socket.settimeout(_WAIT_S)
+        for _ in range(1 + count):  # the first one may have begun before
+            while self._socket.recv(4096) != b"WATCHDOG=1":
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
