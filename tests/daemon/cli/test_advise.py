@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +22,7 @@ from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.daemon.cli.advise import advice_lines
 from pagetier.daemon.common.advice import AbsentTokens, NamespaceAdvice, Prediction, SizeAdvice, knee
+from pagetier.shm import clock
 from running_daemon import RunningDaemon, namespace
 
 ARENA, RATE = 3 << 39, 12_345_678.9
@@ -85,7 +85,7 @@ def test_a_daemon_that_evicts_by_cadence_predicts_for_cadence(tmp_path: Path) ->
             keys = namespace().keys([prompt, *range(16 * 4 - 1), *[number] * 16])
             found += serve(client, keys)
             pages += len(keys)
-            time.sleep(0.001)  # the policy learns from times between uses, in 1/1024 s
+            clock.sleep(0.001)  # the policy learns from times between uses, in 1/1024 s
         values = advice_after(daemon, 600)
         assert {one["policy"] for one in values["total"]["memory"]} == {"cadence"}
         assert {one["policy"] for one in values["total"]["disk"]} == {"lru"}

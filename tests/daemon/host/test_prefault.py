@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,6 @@ MIB = 1 << 20
 
 def nothing(offset: int, length: int) -> None:
     pass
-
-
-def a_while(offset: int, length: int) -> None:
-    time.sleep(0.002)
 
 
 # --- the work ---------------------------------------------------------------------------------------------------
@@ -112,23 +107,34 @@ def test_other_errors_are_raised_unchanged() -> None:
 def test_populating_can_be_stopped() -> None:
     stop = threading.Event()
 
+    def populate(offset: int, length: int) -> None:
+        if offset >= 100:
+            assert stop.wait(20)
+
     def progress(done: int, total: int) -> None:
         if done >= 5:
             stop.set()
 
-    result = prefault(a_while, 2000, threads=2, chunk=1, progress=progress, stop=stop)
-    assert 5 <= result.nbytes < 2000
+    result = prefault(populate, 2000, threads=2, chunk=1, progress=progress, stop=stop)
+    assert 5 <= result.nbytes <= 102
     assert not result.complete
-    assert prefault(a_while, 2000, threads=1, chunk=1, stop=stop).nbytes == 0
+    assert prefault(populate, 2000, threads=1, chunk=1, stop=stop).nbytes == 0
 
 
 def test_no_thread_is_left_when_the_listener_fails() -> None:
+    failed = threading.Event()
+
+    def populate(offset: int, length: int) -> None:
+        if offset:
+            assert failed.wait(20)
+
     def progress(done: int, total: int) -> None:
         if done:
+            failed.set()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prefault(a_while, 2000, threads=2, chunk=1, progress=progress)
+        prefault(populate, 2000, threads=2, chunk=1, progress=progress)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefault")]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,12 +14,16 @@ from selectors import EVENT_READ, DefaultSelector
 import pytest
 
 from http_calls import call, http_process, request
+from in_process_server import see_peers_off
 from metrics_scrape import WAIT_S, ask
 from pagetier.client import Client
+from pagetier.daemon.common import loop_clock
 from pagetier.daemon.http.bodies import MOST_PAGES
-from pagetier.daemon.http.http_connection import MOST_BODY, REQUEST_S
-from pagetier.daemon.http.peers import MOST_OF_CALLER
+from pagetier.daemon.http.channel_messages import Entrance
+from pagetier.daemon.http.http_connection import MOST_BODY, REQUEST_S, HttpConnection, Request, Response
+from pagetier.daemon.http.peers import MOST_OF_CALLER, Connections, OpenConnections
 from running_daemon import RunningDaemon, namespace
+from virtual_time_loop import OwnTimeLoop
 
 SPACE = namespace()
 KEY = SPACE.keys(range(16)).data.hex()
@@ -215,18 +220,45 @@ def test_a_caller_that_waits_for_leave_to_send_gets_it(place: Path, client: Clie
         assert caller.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
-def test_slow_callers_are_cut_off_and_delay_nobody(place: Path, client: Client) -> None:
+SLOW = LOOKUP + b"Content-Length: 1000\r\n\r\n{"
+
+
+def test_slow_callers_delay_nobody(place: Path, client: Client) -> None:
     with ExitStack() as stack:
-        slow = []
         for _ in range(20):
-            caller = stack.enter_context(socket.socket(socket.AF_UNIX))
-            caller.settimeout(3 * REQUEST_S)
-            caller.connect(str(place))
-            caller.sendall(LOOKUP + b"Content-Length: 1000\r\n\r\n{")
-            slow.append(caller)
+            stack.enter_context(connected(place)).sendall(SLOW)
         assert call(place, "POST", "/v1/lookup", GOOD)[0] == 200
-        began = time.monotonic()
-        for caller in slow:
-            with suppress(ConnectionResetError):
-                assert caller.recv(1) == b""
-        assert time.monotonic() - began < 3 * REQUEST_S
+
+
+async def respond(request: Request) -> Response:
+    return Response(request.body)
+
+
+async def new_caller(connections: Connections) -> socket.socket:
+    """Returns a caller of this process, whose calls never wait."""
+    ours, caller = socket.socketpair()
+    caller.setblocking(False)
+    opened = OpenConnections(Entrance.METRICS, connections)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: HttpConnection(opened, respond), ours)
+    return caller
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_slow_caller_is_cut_off() -> None:
+    with await new_caller(Connections()) as caller:
+        caller.sendall(SLOW)
+        await loop_clock.pause(0.99 * REQUEST_S)
+        with pytest.raises(BlockingIOError):
+            caller.recv(1)
+        await loop_clock.pause(0.02 * REQUEST_S)
+        with suppress(ConnectionResetError):
+            assert caller.recv(1) == b""
+
+
+async def test_a_caller_that_leaves_counts_no_more_at_once(virtual_time: OwnTimeLoop) -> None:
+    connections = Connections()
+    key = (Entrance.METRICS, os.geteuid())
+    with await new_caller(connections):
+        assert connections.counts(key) == (1, 1)
+    await see_peers_off()
+    assert connections.counts(key) == (0, 0) and virtual_time.time() == 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -177,6 +176,12 @@ def test_shares_hold_on_disk() -> None:
         assert not daemon.findings()
 
 
+def until_granted(daemon: RunningDaemon, more: int) -> None:
+    """Waits until so many more pages were granted."""
+    granted = daemon.header().granted + more
+    assert eventually(lambda: daemon.header().granted >= granted)
+
+
 def test_counts_are_exact_after_deaths_of_the_daemon(daemon: RunningDaemon) -> None:
     draw, own, stopped = chance(), chance(), threading.Event()
 
@@ -190,7 +195,7 @@ def test_counts_are_exact_after_deaths_of_the_daemon(daemon: RunningDaemon) -> N
         thread = threading.Thread(target=store_all, args=[client])
         thread.start()
         for _ in range(4):
-            time.sleep(draw.uniform(0.1, 0.5))
+            until_granted(daemon, int(draw.integers(1, 200)))
             daemon.kill()
             daemon.start()
             assert not daemon.findings()
