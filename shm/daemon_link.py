@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from pagetier.shm import unix_socket
+from pagetier.shm import clock, unix_socket
+from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import (
@@ -107,10 +108,10 @@ class Link:
         Raises:
             LinkError: The daemon does not answer in time, or stop() was called.
         """
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         self.send(request, timeout)
         point("link.asked")
-        if not unix_socket.wait_readable(self._socket, max(0.0, ends - time.monotonic()), self._wake):
+        if not unix_socket.wait_readable(self._socket, deadline.left, self._wake):
             raise LinkError("the daemon does not answer")
         try:
             data, descriptors = unix_socket.receive_with_descriptors(self._socket, _CHUNK, _DESCRIPTORS)
@@ -152,7 +153,7 @@ class Link:
         try:
             while not self._detached:
                 if not self.read(_READ_S):
-                    time.sleep(_OTHER_READS_S)
+                    clock.sleep(_OTHER_READS_S)
         except LinkError:
             return self._detached
         return True
@@ -190,9 +191,9 @@ class Link:
 
     def ask(self, request: Request, timeout: float) -> Answer:
         """Returns the response to a request; no other thread may use the link."""
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         self.send(request, timeout)
-        while (left := ends - time.monotonic()) > 0:
+        while left := deadline.left:
             for answer in self.read(left):
                 return answer
         raise LinkError("the daemon does not answer")
@@ -213,7 +214,7 @@ class Link:
             if self._responses.has_responses:  # an interrupt has left them, or a thread is about to deliver them
                 return True
             poll.register(self._socket, self._watched)
-            ready = {descriptor for descriptor, _ in poll.poll()}
+            ready = unix_socket.polled(poll, math.inf)
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             elif ready:

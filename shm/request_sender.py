@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from threading import RLock
 from typing import Protocol
 
-from pagetier.shm import unix_socket
+from pagetier.shm import clock, unix_socket
+from pagetier.shm.clock import Deadline
 from pagetier.shm.errors import PagetierError
 from pagetier.shm.failpoints import point
 
@@ -76,18 +76,21 @@ class RequestSender:
 
     def send(self, data: bytes, timeout: float, owner: SentRequest | None) -> None:
         """Sends a packed request; see Link.send()."""
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         try:
-            if not self.lock.acquire(timeout=max(0.0, timeout)):
+            if not self.lock.acquire(blocking=False) and not clock.wait(self._take_lock, timeout):
                 raise LinkError(_BUSY)
             if self._underway:
                 self._require_whole()
-            self._send_all(data, ends, owner)
+            self._send_all(data, deadline, owner)
         finally:
             try:  # noqa: SIM105  # a signal handler's exception could come before suppress() is entered
                 self.lock.release()
             except RuntimeError:  # it was not taken
                 pass
+
+    def _take_lock(self, seconds: float) -> bool:
+        return self.lock.acquire(timeout=seconds)
 
     def _require_whole(self) -> None:
         """Raises LinkError if a part of an earlier request was sent."""
@@ -96,7 +99,7 @@ class RequestSender:
             raise LinkError("an earlier request was sent only in part: this connection cannot be used any more")
         self._underway = deque((each for each in self._underway if not each.is_whole), _REMEMBERED)
 
-    def _send_all(self, data: bytes, ends: float, owner: SentRequest | None) -> None:
+    def _send_all(self, data: bytes, deadline: Deadline, owner: SentRequest | None) -> None:
         sending = Sending(len(data))
         if owner is not None:
             owner.sending = sending
@@ -107,7 +110,7 @@ class RequestSender:
                 try:  # in one call, so that no exception comes between sending bytes and noting their number
                     counts.extend(map(self._socket.send, (rest[sent:],), (_SEND_FLAGS,)))
                 except OSError as error:
-                    self._wait_for_room(error, ends)
+                    self._wait_for_room(error, deadline)
             self._forget(sending)
             point("link.sent")
         except BaseException:
@@ -123,10 +126,10 @@ class RequestSender:
         except ValueError:  # it came to an end before, or a request of a signal handler has dropped it
             pass
 
-    def _wait_for_room(self, error: OSError, ends: float) -> None:
+    def _wait_for_room(self, error: OSError, deadline: Deadline) -> None:
         """Waits until the socket takes bytes again. Raises LinkError if it does not in time, or is closed."""
         if not isinstance(error, BlockingIOError):
             why = "" if self._socket.fileno() < 0 else f": {error.strerror}"
             raise LinkError(f"the daemon is gone{why}") from error
-        if not unix_socket.wait_writable(self._socket, max(0.0, ends - time.monotonic())):
+        if not unix_socket.wait_writable(self._socket, deadline.left):
             raise LinkError(_BUSY) from None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, RLock
 
-_LONGEST_S = 1e6  # locks of Python accept a few hundred years, and not infinity
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
 
 
 class SafeCondition:
@@ -31,14 +32,14 @@ class SafeCondition:
         """Whether a thread waits."""
         return bool(self._bells)
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float = math.inf) -> None:
         """Waits for wake_all(), at most `timeout` seconds. The caller has the lock, taken once, also afterwards."""
         bell = Lock()
         bell.acquire()
         try:
             self._bells.add(bell)
             self.lock.release()
-            bell.acquire(timeout=_LONGEST_S if timeout is None else min(max(0.0, timeout), _LONGEST_S))
+            clock.wait(lambda seconds: bell.acquire(timeout=seconds), timeout)
             self.lock.acquire()
         except BaseException:
             self._take_lock()
@@ -46,13 +47,13 @@ class SafeCondition:
         finally:
             self._bells.discard(bell)
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+    def wait_for(self, condition: Callable[[], bool], timeout: float = math.inf) -> bool:
         """Returns whether the condition is true, after waiting for it at most `timeout` seconds.
 
         The caller has the lock, taken once.
         """
-        ends = time.monotonic() + (_LONGEST_S if timeout is None else min(timeout, _LONGEST_S))
-        while not (result := condition()) and (left := ends - time.monotonic()) > 0:
+        deadline = Deadline(timeout)
+        while not (result := condition()) and (left := deadline.left):
             self.wait(left)
         return result
 
@@ -98,7 +99,7 @@ class SafeEvent:
         with self._changed.lock:
             self._set = False
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float = math.inf) -> bool:
         """Waits until the flag is set, at most `timeout` seconds. Returns whether it is set."""
         if self._set:
             return True

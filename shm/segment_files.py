@@ -11,7 +11,6 @@ import fcntl
 import os
 import pwd
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,9 @@ from typing import Final
 import msgspec
 import posix_ipc
 
+from pagetier.shm import clock
 from pagetier.shm._core import Observer, ShmError
+from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 from pagetier.shm.index_header import Head, head_of
 
@@ -142,11 +143,11 @@ def owner_of(name: str, kind: str = "index") -> int | None:
 
 def lock(name: str, index: int) -> None:
     """Locks the segments for this process as their daemon. Raises ShmError if another daemon has locked them."""
-    ends = time.monotonic() + _LOCK_PATIENCE_S
+    deadline = Deadline(_LOCK_PATIENCE_S)
     while not _locks(index, fcntl.LOCK_EX):
-        if time.monotonic() > ends:
+        if deadline.is_over:
             raise ShmError(f"another daemon uses segments {name!r}: stop it, or use another name")
-        time.sleep(_LOCK_PATIENCE_S / 10)
+        clock.sleep(_LOCK_PATIENCE_S / 10)
 
 
 def is_locked(index: int) -> bool:

@@ -6,6 +6,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from pagetier.shm import clock
+
 _T = TypeVar("_T")
 
 
@@ -22,4 +24,15 @@ def get_in_time(queue: SimpleQueue[_T], seconds: float | None) -> _T:
     """
     with suppress(Empty):
         return queue.get(block=False)
-    return queue.get(timeout=seconds)
+    if seconds is None:
+        return queue.get()
+    for element in clock.wait(lambda left: _elements(queue, left), seconds):
+        return element
+    raise Empty
+
+
+def _elements(queue: SimpleQueue[_T], seconds: float) -> list[_T]:
+    """Returns the next element, or none if it does not come in time."""
+    with suppress(Empty):
+        return [queue.get(timeout=seconds)]
+    return []

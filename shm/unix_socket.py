@@ -10,6 +10,8 @@ from array import array
 from collections import deque
 from pathlib import Path
 
+from pagetier.shm import clock
+
 _TIMEVAL = struct.Struct("@ll")
 _BLOCKING_S = 0.1
 _SHORTEST_S = 1e-3  # 0 would mean no timeout
@@ -57,7 +59,7 @@ def wait_writable(connection: socket.socket, timeout: float) -> bool:
     """Returns True as soon as the socket takes bytes, False after `timeout` seconds."""
     poll = select.poll()
     poll.register(connection, select.POLLOUT)
-    return bool(poll.poll(timeout * 1000))
+    return bool(polled(poll, timeout))
 
 
 def wait_readable(connection: socket.socket, timeout: float, unless: int = -1) -> bool:
@@ -71,8 +73,13 @@ def wait_readable(connection: socket.socket, timeout: float, unless: int = -1) -
     poll.register(connection, select.POLLIN)
     if unless >= 0:
         poll.register(unless, select.POLLIN)
-    ready = {descriptor for descriptor, _ in poll.poll(timeout * 1000)}
+    ready = polled(poll, timeout)
     return bool(ready) and unless not in ready
+
+
+def polled(poll: select.poll, timeout: float) -> set[int]:
+    """Returns the descriptors that are ready, after waiting for one of them at most `timeout` seconds."""
+    return {descriptor for descriptor, _ in clock.wait(lambda seconds: poll.poll(seconds * 1000), timeout)}
 
 
 def receive_with_descriptors(connection: socket.socket, length: int, most: int) -> tuple[bytes, tuple[int, ...]]:

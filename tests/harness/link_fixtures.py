@@ -10,10 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from fake_daemon import FakeDaemon, Peer
-from pagetier.shm import daemon_link, request_sender, unix_socket
+from pagetier.shm import unix_socket
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, Flush
-from virtual_clock import IdlePolls, VirtualClock
 
 HELLO = Attach(BUILD, 1, "test")
 BIG = Flush(1, "x" * (3 << 20))
@@ -31,15 +30,6 @@ def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[FakeD
             yield daemon, link
         finally:
             link.close()
-
-
-def in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Returns the virtual time in which links wait from now on. What a peer sends must be there before they wait."""
-    clock = VirtualClock()
-    monkeypatch.setattr(unix_socket, "select", IdlePolls(clock.passes))
-    monkeypatch.setattr(request_sender, "time", clock)
-    monkeypatch.setattr(daemon_link, "time", clock)
-    return clock
 
 
 def never_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from index_with_disk import Place
-from link_fixtures import in_virtual_time
 from numbered_pages import GEOMETRY
 from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
 from session_world import World, page
-from virtual_clock import VirtualClock
+from virtual_clock import virtual_clock
+
+__all__ = ["virtual_clock"]
 
 
 @pytest.fixture
@@ -26,12 +27,6 @@ def segment_request() -> Iterator[SegmentRequest]:
     for path in left:
         path.unlink()
     assert left == [], "the test left shared memory"
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    """Returns the virtual time in which links wait. What a peer sends must be there before they wait."""
-    return in_virtual_time(monkeypatch)
 
 
 @pytest.fixture

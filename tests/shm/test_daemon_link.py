@@ -13,29 +13,28 @@ from typing import Any
 import pytest
 
 from link_fixtures import BIG, HELLO, HOUR_S, SOON_S, linked, never_block, read_nothing
-from pagetier.shm import daemon_link
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.message_codec import pack
 from pagetier.shm.protocol import Answer, Check, Findings
-from virtual_clock import IdlePolls, VirtualClock, VirtualLock
+from virtual_clock import VirtualClock
 
 TIMEOUTS = [0.0, -1.0, -0.5, SOON_S, HOUR_S]
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_a_peer_that_reads_nothing_costs_one_timeout(clock: VirtualClock, timeout: float) -> None:
+def test_a_peer_that_reads_nothing_costs_one_timeout(virtual_clock: VirtualClock, timeout: float) -> None:
     """The send ends within its timeout. A partially sent message stops the link, because no other can follow it."""
     with linked(read_nothing) as (_, link):
-        began = clock.now
+        began = virtual_clock.now
         with pytest.raises(LinkError, match="does not accept requests"):
             link.send(BIG, timeout)
-        assert clock.now - began == pytest.approx(max(0.0, timeout))
+        assert virtual_clock.now - began == pytest.approx(max(0.0, timeout))
         assert not link.watch()
         with pytest.raises(LinkError, match="only in part"):
             link.detach(SOON_S)
 
 
-def test_a_message_of_which_no_byte_was_sent_does_not_stop_the_link(clock: VirtualClock) -> None:
+def test_a_message_of_which_no_byte_was_sent_does_not_stop_the_link(virtual_clock: VirtualClock) -> None:
     with linked(read_nothing) as (daemon, link):
         sent = 0
         with pytest.raises(LinkError):
@@ -86,17 +85,18 @@ def send_big(link: Link) -> None:
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
-def test_a_send_waits_for_another_sender_at_most_its_timeout(timeout: float) -> None:
-    clock = VirtualClock()
+def test_a_send_waits_for_another_sender_at_most_its_timeout(virtual_clock: VirtualClock, timeout: float) -> None:
     with linked(read_nothing) as (daemon, link):
-        link._sender.lock = VirtualLock(clock, threading.RLock())  # type: ignore[assignment]
         slow = threading.Thread(target=send_big, args=(link,))
+        virtual_clock.is_stuck = lambda: (
+            threading.current_thread() is not slow
+        )  # which waits for the peer without an end
         slow.start()
         assert daemon.peers[0].connection.recv(1, socket.MSG_PEEK), "the other send has not begun"
-        began = clock.now
+        began = virtual_clock.now
         with pytest.raises(LinkError, match="does not accept requests"):
             link.send(Check(1), timeout)
-        assert clock.now - began == pytest.approx(max(0.0, timeout))
+        assert virtual_clock.now - began == pytest.approx(max(0.0, timeout))
         assert slow.is_alive()
         link.close()
         slow.join()
@@ -114,26 +114,27 @@ def test_responses_that_arrive_in_pieces_are_reassembled() -> None:
         assert link.read(0.0) == []
 
 
-def test_asking_takes_at_most_its_timeout(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_takes_at_most_its_timeout(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     with linked(read_nothing) as (daemon, link):
         never_block(monkeypatch)
         daemon.peers[0].send(Findings(1, ["all is well"]))
-        began = clock.now
+        began = virtual_clock.now
         assert link.ask(Check(1), HOUR_S) == Findings(1, ["all is well"])
-        assert clock.now == began
+        assert virtual_clock.now == began
         with pytest.raises(LinkError, match="does not answer"):
             link.ask(Check(2), SOON_S)
-        assert clock.now - began == pytest.approx(SOON_S)
+        assert virtual_clock.now - began == pytest.approx(SOON_S)
 
 
-def test_watching_ignores_responses_that_other_threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_ignores_responses_that_other_threads_read(virtual_clock: VirtualClock) -> None:
     """It returns for responses only if a stray one is expected, and always for the end of the connection and stop()."""
     with linked() as (daemon, link):
+        virtual_clock.is_stuck = lambda: False
         for descriptor in link.greet(HELLO, HOUR_S).descriptors:
             os.close(descriptor)
         daemon.peers[0].send(Findings(1, []))
         steps = [link.stop, link.expect_stray]
-        monkeypatch.setattr(daemon_link, "select", IdlePolls(lambda seconds: steps.pop()()))
+        virtual_clock.is_stuck = lambda: bool(steps.pop()())  # only the step ends the wait
         assert link.watch() and steps == [link.stop], "watch() returned for a response of another thread"
         assert link.read(HOUR_S) == [Findings(1, [])]
         link.expect_no_stray()

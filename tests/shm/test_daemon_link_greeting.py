@@ -74,12 +74,12 @@ def test_a_greeting_without_welcome_is_an_error(
         assert open_descriptors() <= before
 
 
-def test_a_greeting_without_an_answer_costs_one_timeout(clock: VirtualClock) -> None:
+def test_a_greeting_without_an_answer_costs_one_timeout(virtual_clock: VirtualClock) -> None:
     with linked(wait_for_end) as (_, link):
-        before, began = open_descriptors(), clock.now
+        before, began = open_descriptors(), virtual_clock.now
         with pytest.raises(LinkError, match="the daemon does not answer"):
             link.greet(HELLO, SOON_S)
-        assert clock.now - began == pytest.approx(SOON_S)
+        assert virtual_clock.now - began == pytest.approx(SOON_S)
         assert open_descriptors() <= before
 
 

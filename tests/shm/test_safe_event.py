@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from interrupted_calls import each_interrupt
-from pagetier.shm import safe_event
 from pagetier.shm.safe_event import SafeEvent
-from virtual_clock import VirtualClock, VirtualLock
+from virtual_clock import VirtualClock
 
 INTERRUPTS = 500
 
@@ -71,14 +70,11 @@ def test_an_interrupt_anywhere_in_a_wait_leaves_no_lock() -> None:
     assert event.wait(0)
 
 
-def test_a_wait_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    monkeypatch.setattr(safe_event, "time", clock)
-    monkeypatch.setattr(safe_event, "Lock", lambda: VirtualLock(clock, threading.Lock()))
+def test_a_wait_ends_in_time(virtual_clock: VirtualClock) -> None:
     for seconds in (0.2, 3600.0, -1.0):
-        began = clock.now
+        began = virtual_clock.now
         assert not SafeEvent().wait(seconds)
-        assert clock.now - began == pytest.approx(max(0.0, seconds))
+        assert virtual_clock.now - began == pytest.approx(max(0.0, seconds))
 
 
 @pytest.mark.parametrize("call", [lambda event: event.wait(0.001), SafeEvent.set, SafeEvent.clear])

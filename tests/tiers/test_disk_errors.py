@@ -15,13 +15,13 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk import doubt, read_priority
+from pagetier.tiers.disk import doubt
 from pagetier.tiers.disk.read_priority import Patience, Turns
 from pagetier.tiers.disk.tier import LocalTier
 from pagetier.tiers.lmdb import values
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
-from virtual_clock import VirtualClock, VirtualThreading
+from virtual_clock import VirtualClock
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
@@ -239,16 +239,13 @@ def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
     tier.close()
 
 
-def test_a_writer_gives_way_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = VirtualClock()
-    monkeypatch.setattr(read_priority, "time", clock)
-    monkeypatch.setattr(read_priority, "threading", VirtualThreading(clock, lambda: True))
-    turns, began = Turns(), clock.now
+def test_a_writer_gives_way_for_a_bounded_time(virtual_clock: VirtualClock) -> None:
+    turns, began = Turns(), virtual_clock.now
     patience = Patience(turns, 0.05)
     with turns.reading():
         for _ in range(100):
             patience.give_way()
-    assert clock.now - began == pytest.approx(0.05)
-    began = clock.now
+    assert virtual_clock.now - began == pytest.approx(0.05)
+    began = virtual_clock.now
     Patience(turns, 5.0).give_way()
-    assert clock.now == began
+    assert virtual_clock.now == began

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -15,20 +14,20 @@ from eventually import eventually
 from faulty_store import DictStore, FaultyStore
 from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
-from pagetier.tiers.fleet import bounce_buffers, object_calls, open_fleet, store_calls
+from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
-from virtual_clock import VirtualClock, VirtualThreading
+from virtual_clock import VirtualClock
 
 TIMEOUT_S, HOUR_S = 1.0, 3600.0
 OPTIONS = FleetOptions(url="python://faulty_store:FaultyStore", timeout_s=TIMEOUT_S, buffers=1 << 20)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+def clock(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     """Returns the time of a fleet. It passes only while all calls of the store that have not returned hang."""
-    clock, fleets = VirtualClock(), list[StoreCalls]()
+    fleets: list[StoreCalls] = []
 
     class WatchedCalls(StoreCalls):
         """Calls whose number is known."""
@@ -37,13 +36,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
             super().__init__(timeout_s)
             fleets.append(self)
 
-    virtual = VirtualThreading(clock, lambda: FaultyStore.hanging == sum(calls.running for calls in fleets))
+    virtual_clock.is_stuck = lambda: FaultyStore.hanging == sum(calls.running for calls in fleets)
     monkeypatch.setattr(open_fleet, "StoreCalls", WatchedCalls)
-    for module in (store_calls, object_calls, bounce_buffers):
-        monkeypatch.setattr(module, "time", clock)
-    for module in (store_calls, bounce_buffers):
-        monkeypatch.setattr(module, "threading", virtual)
-    return clock
+    return virtual_clock
 
 
 @pytest.fixture
@@ -314,36 +309,26 @@ def test_a_damaged_object_that_cannot_be_removed_is_a_miss(opened: OpenedFleet) 
     assert opened.outcome(page) is ReadOutcome.DAMAGED
 
 
-def test_writes_wait_while_a_read_is_late(opened: OpenedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_wait_while_a_read_is_late(opened: OpenedFleet, clock: VirtualClock) -> None:
     opened.store_all(outgoing(12))
-    released, puts = FaultyStore.released, list[bool]()
-    clock, gets = ReleasingClock(3, released), calls_of("get")
+    released, puts, gets, is_stuck = FaultyStore.released, list[bool](), calls_of("get"), clock.is_stuck
     FaultyStore.before.append(lambda call: puts.append(released.is_set()) if call == "put" else None)
     FaultyStore.hangs = {"get"}
-    monkeypatch.setattr(store_calls, "threading", threading)  # the read is never given up
-    monkeypatch.setattr(store_calls, "time", clock)
     slow = OpenedFleet(msgspec.structs.replace(OPTIONS, timeout_s=HOUR_S))
     reader = threading.Thread(target=read_from, args=(slow.fleet, outgoing(12)))
+
+    def write_waits() -> bool:
+        """Ends the read as soon as a write waits for it. It is not given up before."""
+        if threading.current_thread() is not reader and is_stuck():
+            released.set()
+        return False
+
+    clock.is_stuck = write_waits
     reader.start()
     assert eventually(lambda: bool(gets))
     slow.store_all(outgoing(13))
     assert puts == [False], "a read that has just begun delays no write"
-    clock.now += 2 * LATE_READ_S
+    clock.passes(2 * LATE_READ_S)
     slow.store_all(outgoing(14))
     assert puts == [False, True]
     reader.join()
-
-
-class ReleasingClock(VirtualClock):
-    """A time that stands still. It sets an event when a thread has slept some times."""
-
-    def __init__(self, sleeps: int, event: threading.Event) -> None:
-        super().__init__()
-        self._left, self._event = sleeps, event
-
-    def sleep(self, seconds: float) -> None:
-        """Counts a sleep. Other threads may run."""
-        self._left -= 1
-        if not self._left:
-            self._event.set()
-        time.sleep(0.001)

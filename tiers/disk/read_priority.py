@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Iterator
 from typing import Final
+
+from pagetier.shm import clock
+from pagetier.shm.safe_event import SafeCondition
 
 PATIENCE_S: Final = 0.1  # in each transaction: writing continues under endless reads
 
@@ -15,30 +16,30 @@ class Turns:
     """Counts the readers."""
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
+        self._change = SafeCondition()
         self._readers = 0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Makes writers pause inside the block."""
-        with self._change:
+        with self._change.lock:
             self._readers += 1
         try:
             yield
         finally:
-            with self._change:
+            with self._change.lock:
                 self._readers -= 1
                 if not self._readers:
-                    self._change.notify_all()
+                    self._change.wake_all()
 
     def wait(self, seconds: float) -> float:
         """Waits until there is no reader, at most `seconds`. Returns how long it took."""
         if not self._readers:  # without the lock: noticing a reader one frame late is harmless
             return 0.0
-        began = time.monotonic()
-        with self._change:
+        began = clock.now()
+        with self._change.lock:
             self._change.wait_for(lambda: not self._readers, seconds)
-        return time.monotonic() - began
+        return clock.now() - began
 
 
 class Patience:

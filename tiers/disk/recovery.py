@@ -13,13 +13,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from pagetier.shm.clock import Deadline
 from pagetier.tiers.disk import files
 from pagetier.tiers.disk.records import FORMAT
 
@@ -197,9 +197,9 @@ def lengthened(folder: Path, most: int) -> bool:
 
 def prove(folders: Sequence[Path], seconds: float) -> list[str]:
     """Returns for each environment why it cannot be trusted, or "". Takes at most `seconds` for all of them."""
-    ends = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     with contextlib.ExitStack() as running:
-        return list(_verdicts([running.enter_context(_proof(folder)) for folder in folders], ends))
+        return list(_verdicts([running.enter_context(_proof(folder)) for folder in folders], deadline))
 
 
 @contextlib.contextmanager
@@ -213,10 +213,10 @@ def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def _verdicts(proofs: Sequence[subprocess.Popen[str]], ends: float) -> Iterator[str]:
+def _verdicts(proofs: Sequence[subprocess.Popen[str]], deadline: Deadline) -> Iterator[str]:
     for proof in proofs:
         try:
-            _, said = proof.communicate(timeout=max(0.0, ends - time.monotonic()))
+            _, said = proof.communicate(timeout=deadline.left)
         except subprocess.TimeoutExpired:
             yield "verifying it takes too long"
             continue

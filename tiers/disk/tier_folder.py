@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import lmdb
 import msgspec
 
+from pagetier.shm import clock
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import TierError
@@ -114,7 +114,7 @@ def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
 
 
 def _reopen(options: Options, state: State) -> OpenedFolder:
-    began = time.monotonic()
+    began = clock.now()
     files.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
     short = {folder: recovery.shortened(folder) for folder in folders}
@@ -130,7 +130,7 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
         why = "after an unexpected failure" if state.doubted else "after an unclean host restart"
-        how = f"{why}: proven sound in {time.monotonic() - began:.1f} s"
+        how = f"{why}: proven sound in {clock.now() - began:.1f} s"
     if how != "as it was left" or any(doubts):
         journal.mark_dirty()
     opened = _Opening(options, journal, doubts).run(how)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import bisect
 import mmap
-import threading
-import time
 from typing import Final
+
+from pagetier.shm.safe_event import SafeCondition
 
 _ALIGNMENT: Final = 4096
 
@@ -52,35 +52,32 @@ class BounceBuffers:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         self.memory = memoryview(mmap.mmap(-1, self.nbytes))
-        self._changed = threading.Condition()
+        self._changed = SafeCondition()
         self._lent: list[tuple[int, int]] = []  # begin and end, sorted
 
     @property
     def lent_bytes(self) -> int:
         """The bytes that are lent."""
-        with self._changed:
+        with self._changed.lock:
             return sum(end - begin for begin, end in self._lent)
 
     def lend(self, nbytes: int, timeout: float) -> BounceBuffer | None:
         """Returns a buffer of this length; None if there is no room for it within `timeout` seconds."""
         length = max(_ALIGNMENT, -(-nbytes // _ALIGNMENT) * _ALIGNMENT)
-        until = time.monotonic() + timeout
-        with self._changed:
-            while (begin := self._gap(length)) < 0:
-                left = until - time.monotonic()
-                if length > self.nbytes or left <= 0:
-                    return None
-                self._changed.wait(left)
+        with self._changed.lock:
+            if length > self.nbytes or not self._changed.wait_for(lambda: self._gap(length) >= 0, timeout):
+                return None
+            begin = self._gap(length)
             bisect.insort(self._lent, (begin, begin + length))
         return BounceBuffer(self, begin, length, self.memory[begin : begin + nbytes])
 
     def change_users(self, buffer: BounceBuffer, by: int) -> None:
         """Counts the users of a buffer, and frees it after the last one."""
-        with self._changed:
+        with self._changed.lock:
             buffer.users += by
             if not buffer.users:
                 self._lent.remove((buffer.begin, buffer.begin + buffer.length))
-                self._changed.notify_all()
+                self._changed.wake_all()
 
     def _gap(self, length: int) -> int:
         """Returns where the lowest gap of this length begins, -1 if there is none."""

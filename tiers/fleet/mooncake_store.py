@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from pagetier.shm import clock
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
@@ -127,7 +128,7 @@ class _Turns:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Waits for a turn, but not for long: calls that hang must not stop the others."""
-        is_mine = self._turns.acquire(timeout=self._most_s)
+        is_mine = clock.wait(lambda seconds: self._turns.acquire(timeout=seconds), self._most_s)
         try:
             yield
         finally:

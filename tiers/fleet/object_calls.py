@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import PageName, ReadResult, TierError
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffer, BounceBuffers
@@ -41,32 +42,34 @@ class ObjectCalls:
         """Returns the name of a page's object."""
         return object_name(self._prefix, page)
 
-    def ask(self, function: Callable[[], _T], until: float | None = None) -> _T:
+    def ask(self, function: Callable[[], _T], deadline: Deadline | None = None) -> _T:
         """Makes a call that needs no bounce buffer, twice if it fails at once. Raises TierError."""
-        return self.calls.finish_or_repeat(self.calls.start(function, None, until), function)
+        return self.calls.finish_or_repeat(self.calls.start(function, None, deadline), function)
 
-    def end_of_call(self) -> float:
+    def deadline(self) -> Deadline:
         """Returns when a call that begins now is given up."""
-        return time.monotonic() + self.calls.timeout_s
+        return Deadline(self.calls.timeout_s)
 
-    def buffer(self, size: int, until: float) -> BounceBuffer:
+    def buffer(self, size: int, deadline: Deadline) -> BounceBuffer:
         """Returns a bounce buffer for the object of a page of this size. Raises LateError."""
         nbytes = HEADER_BYTES + size
-        buffer = self._buffers.lend(nbytes, until - time.monotonic())
+        buffer = self._buffers.lend(nbytes, deadline.left)
         if buffer is None:
             why = "all bounce buffers are in use" if nbytes <= self._buffers.nbytes else "larger than remote.buffers"
             raise LateError(f"no bounce buffer for a page of {size} bytes: {why}")
         return buffer
 
-    def get(self, page: PageName, size: int, frames: Sequence[memoryview], until: float) -> tuple[int, ReadResult]:
+    def get(
+        self, page: PageName, size: int, frames: Sequence[memoryview], deadline: Deadline
+    ) -> tuple[int, ReadResult]:
         """Gets a page's object and returns its length and what it is; see ObjectJudge.judge(). Raises TierError."""
         name = self.name(page)
-        with self.buffer(size, until) as buffer:
+        with self.buffer(size, deadline) as buffer:
 
             def get() -> int | memoryview:
                 return self.store.get(name, buffer.memory)
 
-            got = self.calls.finish_or_repeat(self.calls.start(get, buffer, until), get, buffer)
+            got = self.calls.finish_or_repeat(self.calls.start(get, buffer, deadline), get, buffer)
             point("fleet.received")
             length, data = length_and_bytes(got, buffer.memory)
             return length, self._judge.judge(page, size, frames, length, data)
@@ -75,14 +78,14 @@ class ObjectCalls:
         """Removes a page's object if it is there. Raises TierError."""
         self.ask(lambda: self.store.remove(self.name(page)))
 
-    def remove_damaged(self, page: PageName, until: float) -> bool:
+    def remove_damaged(self, page: PageName, deadline: Deadline) -> bool:
         """Removes a damaged object, unless there were many. Returns whether the page can be written again."""
         with self._lock:
-            now = time.monotonic()
+            now = clock.now()
             if len(self._removals) == _REMOVALS and now - self._removals[0] <= _REMOVALS_S:
                 return False
             self._removals.append(now)
         with contextlib.suppress(TierError):  # an object that cannot be removed is found damaged again
-            self.ask(lambda: self.store.remove(self.name(page)), max(until, now + _REMOVING_S))
+            self.ask(lambda: self.store.remove(self.name(page)), Deadline(max(deadline.left, _REMOVING_S)))
             return True
         return False

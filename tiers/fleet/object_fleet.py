@@ -70,12 +70,12 @@ class ObjectFleet:
         `reply` takes their sizes and why the store failed, on the thread of the call: an engine waits for the answer,
         and each change of threads takes time. It is not called only if the call does not return. Raises TierError.
         """
-        objects, until = object_names(self._prefix, keys, spaces, table), self._objects.end_of_call()
+        objects, deadline = object_names(self._prefix, keys, spaces, table), self._objects.deadline()
 
         def locate() -> None:
             sizes, why = array("Q", bytes(8 * len(objects))), "the store's answer is not a size for each object"
             try:
-                located = page_sizes(self._calls.twice(lambda: self._objects.store.sizes(objects), until))
+                located = page_sizes(self._calls.twice(lambda: self._objects.store.sizes(objects), deadline))
                 if len(located) == len(objects):
                     sizes, why = located, ""
             except TierError as error:
@@ -83,7 +83,7 @@ class ObjectFleet:
             finally:  # a library may raise anything, and a question without an answer would count as asked for ever
                 reply(sizes, why)
 
-        self._calls.start(locate, None, until)
+        self._calls.start(locate, None, deadline)
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Stores the pages that are not there, a few at once. After a failure of the store the others are not tried."""
@@ -103,14 +103,14 @@ class ObjectFleet:
 
         Waiting for a buffer, the call and its repetition take no longer together than one call may.
         """
-        name, until = PageName(page.space, page.key), self._objects.end_of_call()
+        name, deadline = PageName(page.space, page.key), self._objects.deadline()
         try:
             with self._reads.reading():
-                _, result = self._objects.get(name, page.size, page.frames, until)
+                _, result = self._objects.get(name, page.size, page.frames, deadline)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))
         if result.outcome is ReadOutcome.DAMAGED:
-            self._objects.remove_damaged(name, until)
+            self._objects.remove_damaged(name, deadline)
         return result
 
     def remove(self, page: PageName) -> None:

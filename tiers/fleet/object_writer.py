@@ -56,9 +56,9 @@ class ObjectWriter:
 
     def _begin_put(self, page: Outgoing) -> Callable[[], bool]:
         """Starts to store a page, and returns the function that waits for its end and raises TierError."""
-        until, page_name = self._objects.end_of_call(), _name(page)
+        deadline, page_name = self._objects.deadline(), _name(page)
         name, calls = self._objects.name(page_name), self._objects.calls
-        with self._objects.buffer(page.size, until) as buffer:
+        with self._objects.buffer(page.size, deadline) as buffer:
             self._codec.pack(page_name, page.size, page.frames, buffer.memory)
             point("fleet.packed")
             buffer.retain()
@@ -67,7 +67,7 @@ class ObjectWriter:
             return bool(self._objects.store.put(name, buffer.memory))
 
         try:
-            call = calls.start(put, buffer, until)
+            call = calls.start(put, buffer, deadline)
         except TierError:
             buffer.release()
             raise
@@ -124,13 +124,13 @@ class _Batch:
             yield from (number for number, length in pairs if length != HEADER_BYTES + self.pages[number].size)
 
     def _can_be_replaced(self, page: Outgoing) -> bool:
-        until = self._objects.end_of_call()
+        deadline = self._objects.deadline()
         try:
-            length, result = self._objects.get(_name(page), page.size, (), until)
+            length, result = self._objects.get(_name(page), page.size, (), deadline)
         except TierError:
             return False
         if result.outcome is ReadOutcome.DAMAGED:
-            return self._objects.remove_damaged(_name(page), until)
+            return self._objects.remove_damaged(_name(page), deadline)
         return length == ABSENT
 
 

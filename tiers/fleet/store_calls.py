@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, TypeVar
 
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
+from pagetier.shm.safe_event import SafeCondition, SafeEvent
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.bounce_buffers import BounceBuffer
 
 _T = TypeVar("_T")
 MOST_CALLS: Final = 48
 LATE_READ_S: Final = 0.1
-_POLL_S: Final = 0.01
 _MOST_SHOWN: Final = 240  # characters of an error
 
 
@@ -30,15 +31,15 @@ class StoreCall(Generic[_T]):
     """A call that has been started.
 
     Attributes:
-        until: When it is given up, on the monotonic clock.
+        deadline: When it is given up.
     """
 
-    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None, until: float) -> None:
+    def __init__(self, function: Callable[[], _T], buffer: BounceBuffer | None, deadline: Deadline) -> None:
         self._function = function
         self._buffer = buffer
-        self._done = threading.Event()
+        self._done = SafeEvent()
         self._given_up = False
-        self.until = until
+        self.deadline = deadline
         self._outcome: tuple[_T] | None = None
         self._error: Exception | None = None
 
@@ -53,9 +54,9 @@ class StoreCall(Generic[_T]):
             self._buffer.release()
         self._done.set()
 
-    def wait(self, timeout: float) -> bool:
-        """Returns whether the call has returned within `timeout` seconds. If not, it is given up."""
-        self._given_up = not self._done.wait(timeout)
+    def wait(self) -> bool:
+        """Returns whether the call has returned before its deadline. If not, it is given up."""
+        self._given_up = not self._done.wait(self.deadline.left)
         return not self._given_up
 
     def result(self) -> _T:
@@ -105,7 +106,7 @@ class StoreCalls:
         self._lock = threading.Lock()
         self._idle: list[_CallThread] = []
         self._threads = self._running = self._late = 0
-        self._since = time.monotonic()
+        self._since = clock.now()
 
     @property
     def running(self) -> int:
@@ -120,17 +121,17 @@ class StoreCalls:
     def silent_s(self) -> float:
         """Returns for how many seconds no call has returned while there were some, 0 if there are none."""
         with self._lock:
-            return time.monotonic() - self._since if self._running else 0.0
+            return clock.now() - self._since if self._running else 0.0
 
     def start(
-        self, function: Callable[[], _T], buffer: BounceBuffer | None = None, until: float | None = None
+        self, function: Callable[[], _T], buffer: BounceBuffer | None = None, deadline: Deadline | None = None
     ) -> StoreCall[_T]:
         """Starts a call, which retains its bounce buffer.
 
         Args:
             function: The call.
             buffer: The bounce buffer that it uses.
-            until: When it is given up, on the monotonic clock; None: after the time that a call may take.
+            deadline: When it is given up; None: after the time that a call may take.
 
         Returns:
             The call, to wait for.
@@ -144,25 +145,27 @@ class StoreCalls:
                 raise LateError(f"{self._running} calls of the store have not returned")
             thread = self._idle.pop() if self._idle else self._new_thread()
             if not self._running:
-                self._since = time.monotonic()
+                self._since = clock.now()
             self._running += 1
         if buffer is not None:
             buffer.retain()
-        call = StoreCall(function, buffer, time.monotonic() + self.timeout_s if until is None else until)
+        call = StoreCall(function, buffer, deadline or Deadline(self.timeout_s))
         thread.begin(call)
         return call
 
     def finish(self, call: StoreCall[_T]) -> _T:
         """Waits for a call and returns its result, or raises its error. Raises LateError if the call was given up."""
-        if not call.wait(max(0.0, call.until - time.monotonic())):
+        if not call.wait():
             with self._lock:
                 self._late += 1
             raise LateError(f"the store did not answer within {self.timeout_s:g} s")
         return call.result()
 
-    def run(self, function: Callable[[], _T], buffer: BounceBuffer | None = None, until: float | None = None) -> _T:
+    def run(
+        self, function: Callable[[], _T], buffer: BounceBuffer | None = None, deadline: Deadline | None = None
+    ) -> _T:
         """Makes a call and waits for it. Raises LateError if it was given up, or the call's error."""
-        return self.finish(self.start(function, buffer, until))
+        return self.finish(self.start(function, buffer, deadline))
 
     def finish_or_repeat(
         self, call: StoreCall[_T], function: Callable[[], _T], buffer: BounceBuffer | None = None
@@ -173,22 +176,22 @@ class StoreCalls:
         except LateError:
             raise
         except Exception as error:
-            if not self.has_half(call.until):
+            if not self.has_half(call.deadline):
                 raise _failure(error) from error
-        return _converted(lambda: self.run(function, buffer, call.until))
+        return _converted(lambda: self.run(function, buffer, call.deadline))
 
-    def twice(self, function: Callable[[], _T], until: float) -> _T:
+    def twice(self, function: Callable[[], _T], deadline: Deadline) -> _T:
         """Returns the result of a function, called on this thread and repeated as a call. Raises TierError."""
         try:
             return _called(function)
         except Exception as error:
-            if not self.has_half(until):
+            if not self.has_half(deadline):
                 raise _failure(error) from error
         return _converted(lambda: _called(function))
 
-    def has_half(self, until: float) -> bool:
+    def has_half(self, deadline: Deadline) -> bool:
         """Returns whether at least half of the time that a call may take is left, enough to repeat it."""
-        return until - time.monotonic() >= self.timeout_s / 2
+        return deadline.left >= self.timeout_s / 2
 
     def _new_thread(self) -> _CallThread:
         try:
@@ -201,7 +204,7 @@ class StoreCalls:
     def _ended(self, thread: _CallThread) -> None:
         with self._lock:
             self._running -= 1
-            self._since = time.monotonic()
+            self._since = clock.now()
             self._idle.append(thread)
 
 
@@ -212,31 +215,29 @@ class LateReads:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = SafeCondition()
         self._began: dict[int, float] = {}
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Counts a read for the time of a block; at most one a thread."""
         me = threading.get_ident()
-        with self._lock:
-            self._began[me] = time.monotonic()
+        with self._changed.lock:
+            self._began[me] = clock.now()
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed.lock:
                 del self._began[me]
+                self._changed.wake_all()
 
     def wait(self, most: float) -> None:
         """Returns when no read has been running for LATE_READ_S, or after `most` seconds."""
-        until = time.monotonic() + most
-        while self._is_late() and time.monotonic() < until:
-            time.sleep(_POLL_S)
+        with self._changed.lock:
+            self._changed.wait_for(lambda: not self._is_late(), most)
 
     def _is_late(self) -> bool:
-        with self._lock:
-            oldest = min(self._began.values(), default=time.monotonic())
-        return time.monotonic() - oldest > LATE_READ_S
+        return any(clock.now() - began > LATE_READ_S for began in self._began.values())
 
 
 def _converted(function: Callable[[], _T]) -> _T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from pagetier.shm.safe_event import SafeCondition
 from pagetier.tiers.disk.records import FrameRun
 
 _WINDOW: Final = 1 << 14  # slots examined at once
@@ -32,7 +32,7 @@ class SlotTable:
         self._top = int(np.flatnonzero(self._owners).max(initial=-1)) + 1  # no slot from here on was ever owned
         self._readers: Counter[int] = Counter()
         self._released: dict[int, Sequence[FrameRun]] = {}
-        self._change = threading.Condition()
+        self._change = SafeCondition()
 
     @property
     def length(self) -> int:
@@ -41,7 +41,7 @@ class SlotTable:
 
     def lengthen(self, length: int) -> None:
         """Adds free slots at the end until there are so many. The memory is that of the files, not of the cap."""
-        with self._change:
+        with self._change.lock:
             if (more := length - len(self._owners)) > 0:
                 self._owners = np.concatenate((self._owners, np.zeros(more, np.uint32)))
 
@@ -52,7 +52,7 @@ class SlotTable:
 
     def free_below(self, end: int) -> int:
         """Returns the number of free slots before `end`. Slots that are still read are not free."""
-        with self._change:
+        with self._change.lock:
             if end >= self._top:
                 return end - self._owned
             return int(np.count_nonzero(self._owners[:end] == 0))
@@ -64,7 +64,7 @@ class SlotTable:
             The slots in the order of the writes, each of which gets its count; none if there are not enough.
         """
         total = sum(counts)
-        with self._change:
+        with self._change.lock:
             slots = self._find(total, end)
             if len(slots) < total:
                 return []
@@ -83,13 +83,13 @@ class SlotTable:
 
     def wait_for_readers(self, seconds: float) -> bool:
         """Waits until no released slot is read any more. Returns False if that takes longer."""
-        with self._change:
+        with self._change.lock:
             return self._change.wait_for(lambda: not self._released, seconds)
 
     def begin_reading(self, serial: int, runs: Sequence[FrameRun]) -> bool:
         """Keeps the slots of a write from being reused until end_reading(). Returns False if it does not own them."""
         mark = _mark(serial)
-        with self._change:
+        with self._change.lock:
             if not all((self._of(run) == mark).all() for run in runs):
                 return False
             self._readers[serial] += 1
@@ -97,7 +97,7 @@ class SlotTable:
 
     def end_reading(self, serial: int) -> None:
         """Ends what begin_reading() began."""
-        with self._change:
+        with self._change.lock:
             self._readers[serial] -= 1
             if self._readers[serial]:
                 return
@@ -105,11 +105,11 @@ class SlotTable:
             if (runs := self._released.pop(serial, None)) is not None:
                 self._leaving -= sum(run.frames for run in runs)
                 self._free(serial, runs)
-                self._change.notify_all()
+                self._change.wake_all()
 
     def release(self, serial: int, runs: Sequence[FrameRun]) -> None:
         """Frees the slots of a write that no record names any more, as soon as they are not read any more."""
-        with self._change:
+        with self._change.lock:
             if self._readers[serial]:
                 self._released[serial] = runs
                 self._leaving += sum(run.frames for run in runs)

@@ -12,12 +12,12 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from pagetier.shm import clock
 from pagetier.shm._core import ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import finish_log, log_to_stderr
@@ -65,7 +65,7 @@ def await_daemon(path: str) -> socket.socket:
             if not waits:
                 log.info("waiting for a daemon with remote.worker = service at %s: %s", path, error.strerror)
             waits = True
-            time.sleep(_WAITING_S)
+            clock.sleep(_WAITING_S)
         else:
             return connection
 

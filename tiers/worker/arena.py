@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import time
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from pagetier.shm import clock
 from pagetier.shm._core import Pins, Session
 
 _MADV_POPULATE_READ: Final = 22
@@ -35,7 +35,7 @@ class WorkerArena:
         with contextlib.suppress(OSError, ValueError):  # an unsupported kernel maps it on use
             for at in range(0, len(self._mapping), _AT_ONCE):
                 self._mapping.madvise(_MADV_POPULATE_READ, at, min(_AT_ONCE, len(self._mapping) - at))
-                time.sleep(_PAUSE_S)
+                clock.sleep(_PAUSE_S)
 
     def frames(self, entry: int) -> list[memoryview]:
         """Returns the frames of a page that is pinned or was granted; none if the index is inconsistent."""

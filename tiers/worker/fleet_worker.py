@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from pagetier.shm.failpoints import point
+from pagetier.shm.safe_event import SafeEvent
 from pagetier.tiers.base import FleetState, Incoming, ReadOutcome, ReadResult, TierError
 from pagetier.tiers.fleet.object_fleet import ObjectFleet
 from pagetier.tiers.worker.arena import WorkerArena
@@ -60,7 +61,7 @@ class FleetWorker:
         self._asking = 0
         self._waiting: deque[Find] = deque(maxlen=_WAITING)
         self._given_up: deque[int] = deque(maxlen=_REMEMBERED)  # the numbers of reads of which a page failed
-        self._ended = threading.Event()
+        self._ended = SafeEvent()
         self._broken = ""
 
     def report(self) -> None:

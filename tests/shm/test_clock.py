@@ -1,0 +1,37 @@
+"""The clock of a process, and the virtual one of tests."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
+from virtual_clock import VirtualClock
+
+
+@pytest.mark.parametrize(
+    ("seconds", "given"), [(0.25, 0.25), (-1.0, 0.0), (-math.inf, 0.0), (1e300, 1e6), (math.inf, 1e6)]
+)
+def test_a_wait_is_given_what_locks_and_sockets_accept(seconds: float, given: float) -> None:
+    limits: list[float] = []
+    assert clock.wait(limits.append, seconds) is None
+    assert limits == [given]
+    assert threading.Lock().acquire(timeout=given)
+
+
+def test_a_deadline_is_over_when_its_time_has_passed(virtual_clock: VirtualClock) -> None:
+    deadline, never = Deadline(5.0), Deadline(math.inf)
+    clock.sleep(4.0)
+    assert deadline.left == 1.0 and not deadline.is_over
+    clock.sleep(2.0)
+    assert deadline.left == 0.0 and deadline.is_over
+    assert never.left == math.inf and not never.is_over
+    assert virtual_clock.now == 1006.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_deadline_without_time_is_over(seconds: float) -> None:
+    assert Deadline(seconds).is_over
