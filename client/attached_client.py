@@ -12,12 +12,12 @@ from typing import Self
 from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.misuse import MisuseLog, require_timeout
 from pagetier.client.reconnect import LinkEvent, log_event
-from pagetier.client.rpc import clamp_timeout
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.shm._core import Session
 from pagetier.shm.socket_path import default_socket
 
 _COPY_THREADS = 4
+_LONGEST_S = 1e6  # the daemon is not asked to wait for ever
 
 
 class AttachedClient:
@@ -91,7 +91,7 @@ class AttachedClient:
 
     def _seconds(self, timeout: float | None) -> float:
         """Returns the seconds that a call with this `timeout` may wait."""
-        return clamp_timeout(self.timeout if timeout is None else timeout)
+        return min(max(0.0, self.timeout if timeout is None else timeout), _LONGEST_S)
 
     def _attach(self) -> Attachment:
         """Returns the attachment of this process. Threads that call this at the same time get the same one."""

@@ -9,7 +9,6 @@ import resource
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,9 @@ import numpy as np
 from pagetier.client.reconnect import LinkEvent, ReconnectThread
 from pagetier.client.rpc import Requests
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
+from pagetier.shm import clock
 from pagetier.shm._core import Session, ShmError
+from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Greeting, Link, RefusedError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD, HINTS, Attach
@@ -234,17 +235,17 @@ def _retire_soon(session: Session) -> None:
 def _retire_in_background(session: Session) -> None:
     pause = _RETIRE_PAUSE_S
     while not session.retire():
-        time.sleep(pause)
+        clock.sleep(pause)
         pause = min(2 * pause, _LONGEST_RETIRE_PAUSE_S)
 
 
 def _retire(session: Session) -> bool:
     """Ends the session when no thread copies or matches. Returns False if that takes longer than 5 seconds."""
-    ends = time.monotonic() + _RETIRE_S
+    deadline = Deadline(_RETIRE_S)
     while not session.retire():
-        if time.monotonic() > ends:
+        if deadline.is_over:
             return False
-        time.sleep(_RETIRE_PAUSE_S)
+        clock.sleep(_RETIRE_PAUSE_S)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -16,6 +15,7 @@ from pagetier.client.paged_blocks import Blocks
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import SlotMap
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm.clock import Deadline
 
 _POLL_S = 1.0  # seconds between two checks whether the device has failed
 
@@ -92,14 +92,14 @@ class DeviceCopies:
     def _read_rest(self, match: Match, end_page: int, timeout: float) -> Iterator[Match]:
         """Yields a match that includes the pages up to `end_page` that reached memory in time, from disk or fleet."""
         keys, available = match.keys, min(end_page, match.available_pages)
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         asks = keys is not None and timeout > 0 and available < min(end_page, reachable_pages(match))
         located = self._client.locate(keys[available:end_page], timeout) if keys is not None and asks else None
         in_fleet = located.wait(timeout) if located is not None else 0
         if keys is None or available + in_fleet <= len(match):
             yield match
             return
-        left = max(0.0, ends - time.monotonic())
+        left = deadline.left
         self._client.prefetch(keys[:end_page], left, located if in_fleet else None).wait(left)
         with self._client.rematch(match) as longer:
             yield longer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack, overload
@@ -22,6 +21,7 @@ from pagetier.client.registration import (
 )
 from pagetier.kernels.layout.cache_layout import CacheLayout
 from pagetier.kernels.layout.named_layouts import KvCaches
+from pagetier.shm.clock import Deadline
 
 _R = TypeVar("_R", RegisteredCache, RegisteredGroups)
 
@@ -143,9 +143,9 @@ class Client(PageClient):
         AttachedClient.close().
         """
         try:
-            ends = time.monotonic() + self.timeout
+            deadline = Deadline(self.timeout)
             for registered in list(self._registered):
-                registered.close(max(0.0, ends - time.monotonic()))
+                registered.close(deadline.left)
             super().close()
         except BaseException:  # an exception of a signal handler; the rest happens in the background
             self._attachment.drop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,6 +15,7 @@ from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Flush, Flushed, Reserve, Reserved, Space
 
@@ -204,7 +204,7 @@ def prefetch_request(
         fleet: The pages that were located in the fleet.
     """
     linked = attachment.linked if keys else None
-    pages, due = len(keys) // KEY_BYTES, time.monotonic() + disk_timeout + RESPONSE_S
+    pages, due = len(keys) // KEY_BYTES, clock.now() + disk_timeout + RESPONSE_S
 
     def request(number: int) -> Fetch:
         if fleet is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +18,7 @@ from pagetier.client.prefetching_client import PrefetchingClient
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
+from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 
 
@@ -58,14 +58,14 @@ class PageClient(PrefetchingClient):
         seconds = self._seconds(timeout)
         if unpinned is None or (not unpinned.on_disk and not seconds):
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
-        ends = time.monotonic() + seconds
-        prefetch = self._prefetch_rest(unpinned, ends)
+        deadline = Deadline(seconds)
+        prefetch = self._prefetch_rest(unpinned, deadline)
         try:
-            prefetch.send(max(0.0, ends - time.monotonic()))  # the disk works while pages in memory are copied
+            prefetch.send(deadline.left)  # the disk works while pages in memory are copied
             done = destination.copy(match, 0)
             if done >= len(match) - start_page:
                 point("client.waiting")
-                prefetch.wait(ends - time.monotonic())
+                prefetch.wait(deadline.left)
             prefetch.leave()
         except BaseException:
             prefetch.leave()
@@ -147,7 +147,7 @@ class PageClient(PrefetchingClient):
         """
         require_keys(keys, "reserve()")
         seconds = self._seconds(timeout)
-        ends = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         if self._closed:
             return Reservation.rejected(len(keys), "the client is closed", part)
         if not seconds:
@@ -156,7 +156,7 @@ class PageClient(PrefetchingClient):
         attachment = self._own_attachment()
         if attachment.linked is None:
             attachment.wait_linked(seconds)
-        return reservation_request(attachment, keys, sizes, part, hint).send_and_collect(ends)
+        return reservation_request(attachment, keys, sizes, part, hint).send_and_collect(deadline)
 
     def reserve_async(
         self,
@@ -210,13 +210,13 @@ class PageClient(PrefetchingClient):
         """
         require_namespace(namespace)
         seconds = self._seconds(timeout)
-        ends = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         attachment = self._own_attachment()
         attachment.wait_linked(seconds)
         pending = flush_request(attachment, namespace)
         try:
-            pending.send(max(0.0, ends - time.monotonic()))
-            answer = pending.wait(ends - time.monotonic())
+            pending.send(deadline.left)
+            answer = pending.wait(deadline.left)
             pending.leave()
         except BaseException:  # an exception of a signal handler
             pending.leave()

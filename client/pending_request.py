@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Request
 from pagetier.shm.request_sender import Sending
@@ -31,7 +31,7 @@ class PendingRequest(Generic[_T]):
         accept: Returns the result for a response, or None for a response of another type. Called under the lock of
             `requests`, by any thread. An exception of a signal handler may end it; then it is called again.
         fail: Returns the result for the reason why there is no response.
-        due: The time.monotonic() by which a healthy daemon has answered, if the request waits for the disk.
+        due: The clock's time by which a healthy daemon has answered, if the request waits for the disk.
         number: The number of the request, once it is being sent.
         sending: The bytes of the request; None before it is sent.
         unsent: Whether the request could not be sent over this connection: the daemon never receives it.
@@ -86,11 +86,11 @@ class PendingRequest(Generic[_T]):
             self.leave()
             raise
 
-    def send_and_collect(self, ends: float) -> _T:
-        """Returns the result, waiting for it until time.monotonic() is `ends`; see collect()."""
+    def send_and_collect(self, deadline: Deadline) -> _T:
+        """Returns the result, waiting for it until the deadline; see collect()."""
         try:
-            self.send(max(0.0, ends - time.monotonic()))
-            return self.collect(ends - time.monotonic())
+            self.send(deadline.left)
+            return self.collect(deadline.left)
         except BaseException:  # an exception of a signal handler
             self.take(0.0)
             raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from pagetier.client.attachment import Attachment
 from pagetier.client.futures import RESPONSE_S, FleetPages, Prefetch, prefetch_request
 from pagetier.client.group_location import GroupLocation, LocatedHit, request_group_location
@@ -15,6 +13,7 @@ from pagetier.client.matching_client import MatchingClient
 from pagetier.client.misuse import require_keys
 from pagetier.client.pending_request import PendingRequest
 from pagetier.shm._core import KEY_BYTES
+from pagetier.shm.clock import Deadline
 
 
 class PrefetchingClient(MatchingClient):
@@ -106,27 +105,27 @@ class PrefetchingClient(MatchingClient):
             return self._prefetch(match.missing(), timeout)
         return self._prefetch(located.keys, timeout, located.fleet)
 
-    def _prefetch_rest(self, unpinned: UnpinnedPrefix, ends: float) -> PendingRequest[int]:
+    def _prefetch_rest(self, unpinned: UnpinnedPrefix, deadline: Deadline) -> PendingRequest[int]:
         """Returns a request to read the pages after the pinned ones on disk or in the fleet, not sent yet.
 
-        Waits for an attachment in progress and for the answer of the fleet, at most until `ends`.
+        Waits for an attachment in progress and for the answer of the fleet, at most until the deadline.
         """
         attachment = self._own_attachment()
-        attachment.wait_linked(max(0.0, ends - time.monotonic()))
-        fleet = self._locate_rest(attachment, unpinned, ends)
-        left = max(0.0, ends - time.monotonic())
+        attachment.wait_linked(deadline.left)
+        fleet = self._locate_rest(attachment, unpinned, deadline)
+        left = deadline.left
         # The disk gets a little less time than the caller has, so that a response that does not come in time is the
         # daemon's fault and not the disk's.
         disk_timeout = left - min(RESPONSE_S, left / 8)
         pages = unpinned.on_disk if fleet is None else len(unpinned.rest)
         return prefetch_request(attachment, unpinned.rest[:pages].data, disk_timeout, fleet)
 
-    def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, ends: float) -> FleetPages | None:
+    def _locate_rest(self, attachment: Attachment, unpinned: UnpinnedPrefix, deadline: Deadline) -> FleetPages | None:
         """Returns which pages after those on disk the fleet has, None if it has none or does not answer in time."""
         rest = unpinned.rest[unpinned.on_disk :]
-        left = max(0.0, ends - time.monotonic())
+        left = deadline.left
         location = request_location(attachment, rest, left) if rest and left else None
-        if location is None or not location.wait(ends - time.monotonic()):
+        if location is None or not location.wait(deadline.left):
             return None
         return _of_one_space(unpinned.rest, unpinned.on_disk, location)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from pagetier.client.page_client import PageClient
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.layout.slot_map import Ids, SlotMap
+from pagetier.shm.clock import Deadline
 
 _Table: TypeAlias = "npt.NDArray[np.integer[Any]]"
 
@@ -205,8 +205,8 @@ class RegisteredGroups:
 
     def close(self, timeout: float) -> bool:
         """Closes the cache of each group, see RegisteredCache.close(), in at most `timeout` seconds altogether."""
-        ends = time.monotonic() + timeout
-        ended = [cache.close(max(0.0, ends - time.monotonic())) for cache in self.caches]
+        deadline = Deadline(timeout)
+        ended = [cache.close(deadline.left) for cache in self.caches]
         return all(ended)
 
     def _plans(self, groups: Sequence[GroupKeys], block_tables: Sequence[Ids]) -> list[tuple[Keys, SlotMap]]:
@@ -228,18 +228,18 @@ class RegisteredGroups:
             yield match
             return
         with self._client.find_groups(match.groups, limit) as reachable:
-            self._read(reachable, match.tokens, time.monotonic() + seconds)
+            self._read(reachable, match.tokens, Deadline(seconds))
         with self._client.find_groups(match.groups, limit) as longer:
             yield longer if longer.tokens > match.tokens else match
 
-    def _read(self, reachable: GroupMatch, pinned_tokens: int, ends: float) -> None:
-        """Waits until `ends` for the pages of the longest hit that disk and fleet allow, if it is longer."""
-        seconds = max(0.0, ends - time.monotonic())
+    def _read(self, reachable: GroupMatch, pinned_tokens: int, deadline: Deadline) -> None:
+        """Waits until the deadline for the pages of the longest hit that disk and fleet allow, if it is longer."""
+        seconds = deadline.left
         location = self._client.locate_groups(reachable, seconds) if seconds else None
         located = location.longest_hit() if location is not None and location.wait(seconds) else None
         if located is None and reachable.available_tokens <= pinned_tokens:
             return
-        left = max(0.0, ends - time.monotonic())
+        left = deadline.left
         self._client.prefetch_groups(reachable, left, located).wait(left)
 
     def _needed_slots(self, match: GroupMatch, tables: Sequence[_Table]) -> list[SlotMap]:

@@ -10,10 +10,11 @@ import itertools
 import logging
 import math
 import os
-import time
 from typing import Any, TypeVar
 
 from pagetier.client.pending_request import PendingRequest
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Answer, Fetched, Flushed, Located, Reserved
@@ -21,7 +22,6 @@ from pagetier.shm.safe_event import SafeCondition
 
 log = logging.getLogger("pagetier.client")
 
-_LONGEST_S = 1e6
 _SILENT_S = 0.5  # seconds of silence after which a late response is logged
 _READ_S = 0.1
 _T = TypeVar("_T")
@@ -75,8 +75,8 @@ class Requests:
 
     def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
-        ends, link = time.monotonic() + clamp_timeout(timeout), pending.link
-        while not pending.done and (left := ends - time.monotonic()) > 0:
+        deadline, link = Deadline(timeout), pending.link
+        while not pending.done and (left := deadline.left):
             # Not longer: close() fails what is open, but cannot wake a thread that waits for the socket; and a thread
             # that an exception of a signal handler ends may not wake the others.
             seconds = min(left, _READ_S)
@@ -138,7 +138,7 @@ class Requests:
         if not self._overdue and not self._logged:
             return
         with self._lock:
-            silent = bool(self._overdue) and (self._logged or time.monotonic() - self._silent_since > _SILENT_S)
+            silent = bool(self._overdue) and (self._logged or clock.now() - self._silent_since > _SILENT_S)
             changed, self._logged = silent != self._logged, silent
         if changed and silent:
             log.warning("the daemon does not answer; stores are rejected until it does")
@@ -182,7 +182,7 @@ class Requests:
 
         A slow disk stops only requests that need it, too.
         """
-        now = time.monotonic()
+        now = clock.now()
         return any(self._last_answer < other.due < now for other in self._waiting.values())
 
     def _read(self, link: Link, seconds: float) -> bool:
@@ -197,7 +197,7 @@ class Requests:
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. An exception of a signal handler may end it; then it is called again."""
         with self._lock:
-            self._last_answer = time.monotonic()
+            self._last_answer = clock.now()
             if not isinstance(answer, (Reserved, Fetched, Located, Flushed)):
                 return
             pending = self._waiting.get(answer.number)
@@ -212,10 +212,5 @@ class Requests:
 
     def _mark_overdue(self, pending: PendingRequest[_T], waited: float) -> None:
         if waited > 0:
-            self._silent_since = self._silent_since if self._overdue else time.monotonic() - waited
+            self._silent_since = self._silent_since if self._overdue else clock.now() - waited
             self._overdue.add(pending)
-
-
-def clamp_timeout(seconds: float) -> float:
-    """Returns `seconds` limited to the range that locks and sockets accept."""
-    return min(max(0.0, seconds), _LONGEST_S)

@@ -9,7 +9,7 @@ import pytest
 
 from own_mounts import have_own_mounts
 
-pytest_plugins = ("injection.sweep", "proofs.selection")
+pytest_plugins = ("injection.sweep", "proofs.selection", "virtual_clock")
 
 FIRST: Final = ("systemd", "simulator", "crash")
 """Folders whose tests mostly wait or take longest: tests that compute run beside them, and short ones end a run.

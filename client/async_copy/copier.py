@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -28,6 +27,7 @@ from pagetier.kernels.layout.transfer import PagedCache
 from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
 from pagetier.kernels.pinning.pinning import Registering, Unregistering
 from pagetier.shm._core import Session
+from pagetier.shm.clock import Deadline
 
 # For loads: a device may block a thread that enqueues more than about a thousand copies.
 _LAYERS_IN_ADVANCE: Final = 256
@@ -197,13 +197,13 @@ class AsyncCopier:
         """
         if self._foreign:
             return True
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         queues = self._stores, self._loads
         for queue in queues:
             queue.close()
-        ended = all(queue.wait_idle(ends - time.monotonic()) for queue in queues)
+        ended = all(queue.wait_idle(deadline.left) for queue in queues)
         if ended and not any(queue.broken for queue in queues):
-            return self._at_end(max(0.0, ends - time.monotonic()))
+            return self._at_end(deadline.left)
         return ended
 
     @property

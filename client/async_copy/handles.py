@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from pagetier.client.async_copy.load_job import LoadingJob
 from pagetier.client.async_copy.store_job import StoringJob
 from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.device import DeviceError, EngineEvent
+from pagetier.shm.clock import Deadline
 
 
 class StoreHandle:
@@ -123,13 +122,13 @@ class LoadHandle:
         """
         if self._is_decided(layer):
             return self._valid
-        ends = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         self._job.wait_until(lambda: self._job.decided(layer), timeout)
         event = self._job.event(layer)
         if event is None or self._job.foreign:
             return False
         try:
-            return event.wait(max(0.0, ends - time.monotonic())) and self._valid
+            return event.wait(deadline.left) and self._valid
         except DeviceError:
             return False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from pagetier.client.async_copy.flights import EventAlarm, Flight
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.throttle import BandwidthCap, Rate
 from pagetier.kernels.device import DeviceError, Stream
+from pagetier.shm import clock
 from pagetier.shm.safe_event import SafeCondition
 from pagetier.shm.timed_get import get_in_time
 
@@ -41,14 +41,12 @@ class StreamQueue:
 
     Attributes:
         broken: Why the device failed, or empty.
-        clock: Returns the time in seconds, as time.monotonic().
+        now: Returns the time in seconds.
     """
 
-    def __init__(
-        self, stream: Stream, rate: Rate, cap: BandwidthCap, depth: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: Stream, rate: Rate, cap: BandwidthCap, depth: int) -> None:
         self.broken = ""
-        self.clock = clock
+        self.now = clock.now
         self._stream, self._rate, self._cap, self._depth = stream, rate, cap, depth
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._alarm = EventAlarm(partial(self._inbox.put, None))
@@ -162,7 +160,7 @@ class StreamQueue:
 
     def _complete(self) -> None:
         """Completes the pieces whose event has come, and measures their speed if it can be measured."""
-        now, nbytes, began, gated = self.clock(), 0, math.inf, False
+        now, nbytes, began, gated = self.now(), 0, math.inf, False
         while self._in_flight and self._in_flight[0].event.done():
             flight = self._in_flight.popleft()
             began = min(began, flight.launched)
@@ -177,7 +175,7 @@ class StreamQueue:
             self._last_completed = now
 
     def _prepare(self) -> None:
-        now = self.clock()
+        now = self.now()
         ready = [job for job in self._waiting if job.prepare(now)]
         self._waiting = [job for job in self._waiting if job not in ready]
         self._open.extend(job for job in ready if not job.ended)
@@ -186,7 +184,7 @@ class StreamQueue:
         for job in [job for job in self._open if job.cancelled]:
             job.next()
             self._open.remove(job)
-        while self._open and self._pieces_in_flight < self._depth and not self._cap.delay(self.clock()):
+        while self._open and self._pieces_in_flight < self._depth and not self._cap.delay(self.now()):
             job = self._open[0]
             self._wait_for_engine(job)
             piece = job.next()
@@ -204,10 +202,10 @@ class StreamQueue:
         except ValueError as error:
             job.piece_failed(str(error))
         else:
-            self._in_flight.append(Flight(None, self._stream.record(), 0, self.clock()))
+            self._in_flight.append(Flight(None, self._stream.record(), 0, self.now()))
 
     def _enqueue(self, job: CopyJob, piece: Piece) -> None:
-        now = self.clock()
+        now = self.now()
         try:
             for copy in piece.copies:
                 self._stream.enqueue(copy)
@@ -241,7 +239,7 @@ class StreamQueue:
 
     def _pause(self, *, moved: bool) -> float | None:
         """Returns the seconds after which there may be work without a wake-up, or None if there is none."""
-        now = self.clock()
+        now = self.now()
         pauses = [job.retry_after(now) for job in self._waiting]
         if self._open and self._pieces_in_flight < self._depth:
             pauses.append(self._cap.delay(now))

@@ -16,6 +16,8 @@ import click
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.reconnect import LinkEvent, LinkState
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe
@@ -115,9 +117,9 @@ class SelfTest:
 
     def drop(self) -> str:
         """Drops the page. A page that is being written to disk can be dropped a moment later."""
-        ends = time.monotonic() + _TIMEOUT_S
-        while (answer := self._flush()).kept and time.monotonic() < ends:
-            time.sleep(_PAUSE_S)
+        deadline = Deadline(_TIMEOUT_S)
+        while (answer := self._flush()).kept and not deadline.is_over:
+            clock.sleep(_PAUSE_S)
         if answer.trouble or not answer.dropped:
             raise StepError(answer.trouble or "the page was not dropped")
         return "dropped it"

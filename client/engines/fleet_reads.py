@@ -6,7 +6,6 @@ Nothing here blocks: questions and reads are sent on the thread of PrefetchThrea
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +16,7 @@ from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.futures import Prefetch
 from pagetier.client.group_location import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
+from pagetier.shm import clock
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most
 _LEAST_S: Final = 1.0  # the least timeout of a read, also if no request waits for it
@@ -44,14 +44,14 @@ class FleetRead:
     Attributes:
         first_key: The key of the first page that was asked for.
         match: The match after which pages are missing.
-        asked_at: When the question was given to the thread, from time.monotonic().
+        asked_at: When the question was given to the thread, by the clock.
         hit: What is read; None before the answer, and if nothing is.
         read_at: When the read was sent.
     """
 
     def __init__(self, first_key: bytes, match: GroupMatch, limits: FleetLimits) -> None:
         self.first_key, self.match = first_key, match
-        self.asked_at = time.monotonic()
+        self.asked_at = clock.now()
         self.hit: LocatedHit | None = None
         self.read_at = math.inf
         self._limits = limits
@@ -66,7 +66,7 @@ class FleetRead:
 
     @property
     def due(self) -> float:
-        """Until when a request waits for the answer, or for the pages, from time.monotonic()."""
+        """Until when a request waits for the answer, or for the pages, by the clock."""
         if self._prefetch is None:
             return self.asked_at + self._limits.ask_timeout
         return self.read_at + self._limits.timeout
@@ -85,7 +85,7 @@ class FleetRead:
 
     def begin_read(self, hit: LocatedHit, prefetch: Prefetch, *, in_time: bool) -> None:
         """Records the read that was sent. No request waits for it if it cannot end in time."""
-        self.hit, self.read_at, self._in_time, self._prefetch = hit, time.monotonic(), in_time, prefetch
+        self.hit, self.read_at, self._in_time, self._prefetch = hit, clock.now(), in_time, prefetch
 
 
 class FleetReads:
@@ -125,7 +125,7 @@ class FleetReads:
             return None
         first = match.groups[0]
         key = first.keys[match.available_tokens // first.group.page_tokens]
-        now = time.monotonic()
+        now = clock.now()
         for ended in [one for one in self._open.values() if one.ended or one.is_late(now - _FORGOTTEN_S)]:
             ended.end()
             del self._open[ended.first_key]
@@ -158,12 +158,12 @@ class FleetReads:
         if read.hit is not None:
             return  # called twice
         hit, in_time = self._worthwhile_hit(location, self._most_bytes(location.rate)), True
-        if hit is None and time.monotonic() - self._read_at > _MEASURED_S:
+        if hit is None and clock.now() - self._read_at > _MEASURED_S:
             hit, in_time = self._worthwhile_hit(location, math.inf), False
         if hit is None:
             read.end()
             return
-        self._read_at = time.monotonic()
+        self._read_at = clock.now()
         prefetch = self._client.prefetch_groups(read.match, max(self.limits.timeout, _LEAST_S), hit)
         read.begin_read(hit, prefetch, in_time=in_time)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final, Generic
 
 from pagetier.client.client import Client
 from pagetier.client.engines.announced_pages import AnnouncedPages, Change, P
+from pagetier.shm import clock
 from pagetier.shm._core import EventsResult, Session, TierFlag
+from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
 
 _MOST_PAGES: Final = 1 << 18
@@ -35,7 +36,7 @@ class LocationChanges(Generic[P]):
         self._session: Session | None = None
         self._served = _Absence(lease)
         self._disk = _Absence(lease)
-        self._linger_until = 0.0
+        self._lingers = Deadline(0.0)
         self._unfinished = False
 
     def learn(self, key: bytes, page: P) -> None:
@@ -44,12 +45,12 @@ class LocationChanges(Generic[P]):
 
     def stores(self) -> None:
         """Records that pages are being stored, so that `waits` is true until they can be announced."""
-        self._linger_until = time.monotonic() + _LINGER_S
+        self._lingers = Deadline(_LINGER_S)
 
     @property
     def waits(self) -> bool:
         """Whether another call of taken() could return changes: pages were stored just now, or are to be located."""
-        return self._unfinished or time.monotonic() < self._linger_until
+        return self._unfinished or not self._lingers.is_over
 
     def clear(self) -> list[Change[P]]:
         """Removes all pages: this engine cannot load them any more. Returns that they left all tiers."""
@@ -61,7 +62,7 @@ class LocationChanges(Generic[P]):
 
     def taken(self) -> list[Change[P]]:
         """Returns the changes since the last call."""
-        now = time.monotonic()
+        now = clock.now()
         session = self._client.session if self._client.attached else None
         served = session is not None and self._read(session)
         changes = self._pages.withdraw() if self._served.ended(now, there=served) else []

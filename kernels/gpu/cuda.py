@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
@@ -20,6 +19,8 @@ from pagetier.kernels.gpu.memcpy import OneByOne, memcpy_of
 from pagetier.kernels.gpu.staging import Ring
 from pagetier.kernels.layout.frames import Frames
 from pagetier.kernels.layout.transfer import Transfer
+from pagetier.shm import clock
+from pagetier.shm.clock import Deadline
 
 _SHORTEST_NAP: Final = 20e-6  # seconds between two polls of an event; each pause is 1.5 times the one before
 _LONGEST_NAP: Final = 1e-3
@@ -58,12 +59,11 @@ class CudaEvent:
 
     def wait(self, seconds: float) -> bool:
         """Implements Event.wait() by polling, since CUDA's own wait has no timeout."""
-        end, nap = time.monotonic() + seconds, _SHORTEST_NAP
+        deadline, nap = Deadline(seconds), _SHORTEST_NAP
         while not self.done():
-            left = end - time.monotonic()
-            if left <= 0:
+            if not (left := deadline.left):
                 return False
-            time.sleep(min(nap, left))
+            clock.sleep(min(nap, left))
             nap = min(1.5 * nap, _LONGEST_NAP)
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ import msgspec
 
 from pagetier.kernels.gpu.copy_paths import Memcpy, Moves, Queue
 from pagetier.kernels.gpu.cuda_driver import Driver
+from pagetier.shm import clock
 
 # Batches of some ten thousand moves hung drivers of 2026; beside 4096 moves the cost of a call is small.
 _AT_ONCE: Final = 4096
@@ -77,7 +77,7 @@ class Paced:
 
     def _wait_for(self, mark: Any) -> None:
         while not mark.query():
-            time.sleep(_NAP)
+            clock.sleep(_NAP)
 
 
 def memcpy_of(driver: Driver) -> Memcpy:

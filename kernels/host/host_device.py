@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -15,6 +14,7 @@ from typing import TypeAlias
 
 from pagetier.kernels.device import Copy, DeviceError, Direction, EngineEvent, Event, event_of
 from pagetier.kernels.host.copy import gather, require_host, scatter
+from pagetier.shm.clock import Deadline
 from pagetier.shm.safe_event import SafeEvent
 
 _CHECK_EVERY_S = 0.1  # seconds between two checks whether a wait for an engine's event is still needed
@@ -195,8 +195,8 @@ class HostDevice:
 
     def close(self, timeout: float = 0.0) -> bool:
         """Stops all streams. Returns whether all of them finished their work and ended within the timeout."""
-        ends = time.monotonic() + timeout
-        ended = [stream.close(max(0.0, ends - time.monotonic())) for stream in list(self._streams)]
+        deadline = Deadline(timeout)
+        ended = [stream.close(deadline.left) for stream in list(self._streams)]
         return all(ended)
 
 

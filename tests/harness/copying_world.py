@@ -157,7 +157,7 @@ class Process:
             lane.step()
 
     def _take(self, lane: StreamQueue, name: str) -> None:
-        lane.clock = self.world.clock
+        lane.now = self.world.clock
         self.lanes.append(lane)
 
 

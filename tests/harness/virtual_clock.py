@@ -61,3 +61,10 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
     monkeypatch.setattr(clock, "sleep", virtual.sleep)
     monkeypatch.setattr(clock, "wait", virtual.wait)
     return virtual
+
+
+@pytest.fixture
+def standing_clock(virtual_clock: VirtualClock) -> VirtualClock:
+    """Returns the time of this process, which passes only when the test says so, by passes()."""
+    virtual_clock.is_stuck = lambda: False
+    return virtual_clock

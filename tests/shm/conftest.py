@@ -13,9 +13,6 @@ from numbered_pages import GEOMETRY
 from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
 from session_world import World, page
-from virtual_clock import virtual_clock
-
-__all__ = ["virtual_clock"]
 
 
 @pytest.fixture

@@ -15,9 +15,6 @@ from pagetier.tiers.capacity import Store
 from pagetier.tiers.disk.tier import LocalTier
 from pagetier.tiers.frame_files import FilesTier
 from tier_pages import MEMORY, Default, small_tier
-from virtual_clock import virtual_clock
-
-__all__ = ["virtual_clock"]
 
 
 @pytest.fixture(params=["lmdb", "files"])

@@ -21,6 +21,7 @@ from pagetier.kernels.layout.frames import Arena, frames_of
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import slot_map
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm.clock import Deadline
 
 MIB: Final = 1 << 20
 FRAME_BYTES: Final = 2 * MIB  # a run never crosses the end of a frame
@@ -188,10 +189,10 @@ def do(*works: CopyBatch) -> None:
         for work, copy in zip(works, copies, strict=True):
             if copy is not None:
                 work.stream.enqueue(copy)
-    ends = time.monotonic() + _LONGEST_S
+    deadline = Deadline(_LONGEST_S)
     for event in [work.stream.record() for work in works]:
         while not event.done():  # polled without a pause, because the pause would be measured, too
-            if time.monotonic() > ends:
+            if deadline.is_over:
                 raise DeviceError(f"copies did not complete within {_LONGEST_S:.0f} s")
 
 

@@ -21,6 +21,7 @@ from pagetier.client.cli.replay.report import ReplayCounts
 from pagetier.client.cli.replay.trace import Trace
 from pagetier.client.client import Client
 from pagetier.client.keys import Keys, Namespace
+from pagetier.shm import clock
 
 ATTACH_S: Final = 10.0
 TIMEOUT_S: Final = 30.0
@@ -136,8 +137,8 @@ class RateLimit:
         """Waits until the next step may begin."""
         if not self.limited:
             return
-        now = time.monotonic()
-        time.sleep(max(0.0, self._next - now))
+        now = clock.now()
+        clock.sleep(max(0.0, self._next - now))
         self._next = max(now, self._next) + self._seconds
 
 

@@ -7,7 +7,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from pagetier.client.cli.replay.daemon_counters import observe
+from pagetier.shm import clock
 from pagetier.shm._core import LEAST_FRAME_BYTES, ShmError
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.geometry import Geometry
@@ -153,7 +153,7 @@ class PrivateDaemon:
             if self._process.poll() is not None:
                 why = "\n".join(map(sentence_of, self._log.read_text().splitlines()))
                 raise DaemonError(why, self._process.returncode)
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
 
     def _accepts_clients(self) -> bool:
         """Returns whether clients may attach, by attaching and detaching.

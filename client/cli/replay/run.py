@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +19,7 @@ from pagetier.client.cli.replay.private_daemon import DaemonError, PrivateDaemon
 from pagetier.client.cli.replay.report import ReplayRun, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
+from pagetier.shm import clock
 from pagetier.shm._core import ShmError
 from pagetier.shm.daemon_link import LinkError
 from pagetier.shm.exit_codes import Exit
@@ -92,9 +92,9 @@ def replay(arguments: ReplayArguments, trace: Trace) -> ReplayRun:
         daemon_counters = DaemonCounters(socket)
         job, pace = job_of(arguments, trace, socket), RateLimit(arguments.pace)
         with ClientPool(job, arguments.clients, pace) as pool, progress_bar(len(trace)) as progress:
-            began = time.monotonic()
+            began = clock.now()
             counts = pool.replay(len(trace), progress)
-            seconds = time.monotonic() - began
+            seconds = clock.now() - began
         return ReplayRun(
             counts=counts,
             seconds=seconds,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ from pagetier.client.engines.sglang.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.lookups import Hit
 from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.shm.clock import Deadline
 
 log = logging.getLogger("pagetier.sglang")
 
@@ -90,9 +90,9 @@ class LoadingBatch:
 
     def finish(self) -> bool:
         """Waits until nothing is written any more, and returns whether all pages were loaded in time."""
-        ends = time.monotonic() + _END_S
+        deadline = Deadline(_END_S)
         for load in self._loads:
-            if not load.handle.wait_ended(max(0.0, ends - time.monotonic())):
+            if not load.handle.wait_ended(deadline.left):
                 load.handle.cancel()
                 log.error("pagetier: a load did not end within %.0f s, its requests are aborted", _END_S)
         return self._valid and all(_is_whole(load) for load in self._loads)

@@ -5,7 +5,6 @@ Pages that are not in memory are read for a later lookup, from disk or from the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -21,6 +20,7 @@ from pagetier.client.engines.sglang.tier_counts import BegunReads, UncountedLook
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.match import Match, MatchHandle
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 
 _MOST_LENGTHS: Final = 64
@@ -174,7 +174,7 @@ class Lookups:
 
     def expire(self) -> None:
         """Unpins the pages of leases that have ended."""
-        now = time.monotonic()
+        now = clock.now()
         if now >= self._check_at:  # the check takes a tenth of a lookup that misses
             self._has_tiers, self._check_at = self._has_tiers_to_read(), now + _TIERS_S
         while self._leases:
@@ -240,7 +240,7 @@ class Lookups:
 
     def _is_worth_another(self, question: FleetRead) -> bool:
         """Returns whether a request that still waits asks again: the fleet had nothing, or did not answer, long ago."""
-        return question.ended and question.hit is None and time.monotonic() > question.asked_at + self._settings.lease
+        return question.ended and question.hit is None and clock.now() > question.asked_at + self._settings.lease
 
     def _pinned(self, hashes: bytes, match: Match | GroupMatch, reads: BegunReads) -> _Lease:
         page_tokens = self._groups[0].cache.page_tokens
@@ -251,7 +251,7 @@ class Lookups:
             if isinstance(match, Match) or len(self._groups) == 1 or len(hits) >= self._most:
                 break
             match = self._client.find_groups(match.groups, match.tokens - page_tokens)
-        return _Lease(time.monotonic() + self._settings.lease, hashes, hits, page_tokens, reads)
+        return _Lease(clock.now() + self._settings.lease, hashes, hits, page_tokens, reads)
 
     def _group_keys(self, hashes: bytes, pools: Mapping[str, Any]) -> tuple[GroupKeys, ...]:
         return tuple(GroupKeys(_kind(group, pools), group.keys(hashes)) for group in self._groups)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from pagetier.client.async_copy.handles import StoreHandle
 from pagetier.client.store_result import Outcome
+from pagetier.shm.clock import Deadline
 
 _STORE_S: Final = 10.0  # SGLang cannot evict the pages before that
 _CANCEL_S: Final = 5.0
@@ -23,14 +23,14 @@ class Offload:
     """
 
     def __init__(self, stores: Sequence[StoreHandle] | None) -> None:
-        self._stores, self._deadline = stores, time.monotonic() + _STORE_S
+        self._stores, self._deadline = stores, Deadline(_STORE_S)
 
     def poll(self) -> bool:
         """Returns whether no store reads the device memory any more. Cancels stores that take too long."""
         stores = self._stores or ()
         if all(store.ended for store in stores):
             return True
-        if time.monotonic() > self._deadline:
+        if self._deadline.is_over:
             self.cancel()
         return False
 
@@ -41,8 +41,8 @@ class Offload:
 
     def wait(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds until all stores have ended, and returns whether they have."""
-        ends = time.monotonic() + timeout
-        return all(store.wait_ended(max(0.0, ends - time.monotonic())) for store in self._stores or ())
+        deadline = Deadline(timeout)
+        return all(store.wait_ended(deadline.left) for store in self._stores or ())
 
     @property
     def stored(self) -> bool:
@@ -90,7 +90,7 @@ class Offloads:
         """Abandons all offloads, and returns whether nothing reads the device memory any more."""
         for offload in self._pending:
             offload.cancel()
-        ends = time.monotonic() + _CANCEL_S
-        ended = [offload.wait(max(0.0, ends - time.monotonic())) for offload in self._pending]
+        deadline = Deadline(_CANCEL_S)
+        ended = [offload.wait(deadline.left) for offload in self._pending]
         self._pending.clear()
         return all(ended)

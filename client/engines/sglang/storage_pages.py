@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -22,6 +21,7 @@ from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindo
 from pagetier.client.keys import Keys
 from pagetier.client.store_result import Outcome
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Prompt
 
@@ -154,7 +154,7 @@ class StoragePages:
         groups = self._opened()
         if groups is None or not keys:
             return 0
-        group, began = groups[name], time.monotonic()
+        group, began = groups[name], clock.now()
         with self._client.find(_keys(group, keys, extra)) as match:
             pages = group.cache.copies.load(match, _slots(group, indices), 0, self._timeout)
         return _counted(self.loaded, group, pages, began)
@@ -164,7 +164,7 @@ class StoragePages:
         groups = self._opened()
         if groups is None:
             return [False] * len(keys)
-        group, began = groups[name], time.monotonic()
+        group, began = groups[name], clock.now()
         result = group.cache.copies.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
         _counted(self.stored, group, result.stored, began)
         return [code in _STORED for code in result.codes]
@@ -208,7 +208,7 @@ def _counted(batches: deque[CopiedBatch], group: EngineGroup, pages: int, began:
     if pages:
         paged = group.cache.paged
         nbytes = pages * paged.page.nbytes / paged.shard.parts
-        batches.append(CopiedBatch(pages, nbytes / max(1e-9, time.monotonic() - began) / 1e9))
+        batches.append(CopiedBatch(pages, nbytes / max(1e-9, clock.now() - began) / 1e9))
     return pages
 
 

@@ -90,7 +90,7 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
         tokens: The end of the hit, in tokens from the begin of the prompt.
         from_memory: The tokens before the end that came neither from disk nor from the fleet.
         on_host: The tokens before the end that did not come from the fleet.
-        since: The time of the match, from time.monotonic().
+        since: The time of the match, by the clock.
         begins: The tokens before the first page that was looked up.
     """
 
@@ -116,7 +116,7 @@ class Tracked:
         groups: The groups of the model, with the namespaces of this request.
         found: The pages that are pinned for it.
         prefetch: The prefetch of its pages on disk.
-        disk_wait_ends: The time until which it waits for the disk, from time.monotonic().
+        disk_wait_ends: The time until which it waits for the disk, by the clock.
         fleet: The question to the fleet for its pages, and the read of them.
         fleet_wait_ends: The time until which it waits for the fleet; 0 before it waits.
         asks_fleet_again: Whether it may ask once more, because it shared the question of another request.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Container, Iterable, Sequence, Set
 from secrets import token_hex
 from typing import Any, Final
@@ -30,6 +29,7 @@ from pagetier.client.engines.vllm.store_planner import (
 )
 from pagetier.client.engines.vllm.tier_reads import TierReads
 from pagetier.client.keys import Namespace
+from pagetier.shm import clock
 
 _TRIES: Final = 2  # loads that may fail before a request is computed: a page of the first may have just been evicted
 _PINNED_S: Final = 2.0  # how long pages stay pinned for a request that is not scheduled
@@ -151,7 +151,7 @@ class SchedulerHalf:
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written, self._given = [], [], set(), {}
         self._arriving.end_step()
-        self._release_expired(time.monotonic())
+        self._release_expired(clock.now())
         return commands
 
     def failed(self, requests: Container[str], blocks: Set[int]) -> None:
@@ -265,7 +265,7 @@ class SchedulerHalf:
         """Returns the pinned pages of a request, or None while it waits for the disk or the fleet."""
         # What was not stored because vLLM's own cache has it is no miss.
         begins = computed // tracked.grain * tracked.grain if self.gpu_pages is not None else 0
-        keys, found, now = tracked.keys_after(begins), tracked.found, time.monotonic()
+        keys, found, now = tracked.keys_after(begins), tracked.found, clock.now()
         if found is not None and found.begins == begins and now - found.since < _PINNED_S:
             return found  # new hashes have released the pinned pages
         if self.reads.must_wait(tracked, computed - begins, now):

@@ -58,7 +58,7 @@ class TierReads:
         Args:
             tracked: The request.
             known_tokens: The number of its tokens that vLLM has itself, without those before the keys of a match.
-            now: The time, from time.monotonic().
+            now: The time, by the clock.
         """
         if tracked.prefetch is not None and not tracked.prefetch.ready and now < tracked.disk_wait_ends:
             return True
@@ -79,7 +79,7 @@ class TierReads:
             tracked: The request.
             match: The match of the pages that vLLM lacks.
             known_tokens: The number of its tokens that vLLM has itself.
-            now: The time, from time.monotonic().
+            now: The time, by the clock.
 
         Returns:
             Whether the request waits for them.

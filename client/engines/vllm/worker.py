@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
@@ -19,6 +18,7 @@ from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCo
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.paged_blocks import Blocks
 from pagetier.kernels.layout.transfer import PagedCache
+from pagetier.shm.clock import Deadline
 
 _CANCEL_AFTER_S: Final = 0.05  # for stores whose blocks are needed for other content
 _IDLE_S: Final = 0.02  # for all loads of a step that computes nothing, so that their requests are computed together
@@ -204,10 +204,10 @@ class WorkerHalf:
 
     def _wait_or_cancel(self, stores: Iterable[_Storing]) -> None:
         """Gives all stores together some time to end, then cancels the rest."""
-        waited, ends = list(stores), time.monotonic() + _CANCEL_AFTER_S
+        waited, deadline = list(stores), Deadline(_CANCEL_AFTER_S)
         self._begin(waited)
         for storing in waited:
-            if not storing.cancelled and not storing.store.wait_ended(max(0.0, ends - time.monotonic())):
+            if not storing.cancelled and not storing.store.wait_ended(deadline.left):
                 storing.store.cancel()
                 storing.cancelled = True
 
@@ -260,10 +260,10 @@ class WorkerHalf:
         return frozenset(released.difference(*(storing.retaining for storing in self._storing)))
 
     def _wait_a_moment(self) -> None:
-        ends = time.monotonic() + _IDLE_S
+        deadline = Deadline(_IDLE_S)
         for loading in self._loading.values():
             for load in loading.loads:
-                load.wait_ended(max(0.0, ends - time.monotonic()))
+                load.wait_ended(deadline.left)
 
 
 def _batches(stores: Iterable[StoreCommand]) -> Iterator[list[StoreCommand]]:

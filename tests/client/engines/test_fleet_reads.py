@@ -5,22 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from pagetier.client.engines import fleet_reads
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
+from virtual_clock import VirtualClock
 
 _PAGE_TOKENS = 256
-
-
-class _Clock:
-    """The clock of the module under test."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class _SilentThread:
@@ -37,17 +25,16 @@ def match_of(prompt: int) -> Any:
     return SimpleNamespace(asked=4 * _PAGE_TOKENS, available_tokens=0, groups=[group])
 
 
-def test_a_question_without_an_answer_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, client, thread = _Clock(), SimpleNamespace(), _SilentThread()
-    monkeypatch.setattr(fleet_reads, "time", clock)
+def test_a_question_without_an_answer_is_forgotten(standing_clock: VirtualClock) -> None:
+    client, thread = SimpleNamespace(), _SilentThread()
     reads = FleetReads(client, thread)  # type: ignore[arg-type]
     reads.limits = FleetLimits(timeout=2.0, least=_PAGE_TOKENS, ask_timeout=0.05)
     first = reads.ask(match_of(1), 0)
-    assert first is not None and first.waits(clock.now)
+    assert first is not None and first.waits(standing_clock.now)
     assert reads.ask(match_of(1), 0) is first, "requests with the same first missing page share it"
-    clock.now += 1.0
-    assert not first.waits(clock.now)
+    standing_clock.passes(1.0)
+    assert not first.waits(standing_clock.now)
     assert reads.ask(match_of(2), 0) is None, "the daemon does not answer"
-    clock.now += 12.0
+    standing_clock.passes(12.0)
     again = reads.ask(match_of(2), 0)
-    assert again is not None and again.waits(clock.now) and first.ended
+    assert again is not None and again.waits(standing_clock.now) and first.ended

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -18,11 +17,11 @@ from fake_vllm_client import PAGE, request
 from fake_vllm_scheduler import Scheduler
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from running_daemon import RunningDaemon, namespace
+from virtual_clock import VirtualClock
 from vllm_expected_blocks import TrueWorker
 
 PAGES = 10
@@ -74,14 +73,6 @@ def blocks() -> list[list[Any]]:
     return [[SimpleNamespace(block_id=at, is_null=False, block_hash=None) for at in range(1, PAGES + 2)]]
 
 
-@pytest.fixture
-def clock() -> Iterator[Any]:
-    clock = SimpleNamespace(now=50.0)
-    clock.monotonic = lambda: clock.now
-    with mock.patch.object(scheduler_module, "time", clock):
-        yield clock
-
-
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DiskDaemon]:
     with write_through() as running:
@@ -89,7 +80,7 @@ def daemon() -> Iterator[DiskDaemon]:
 
 
 @pytest.fixture
-def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
+def scene(daemon: DiskDaemon, standing_clock: VirtualClock) -> Iterator[Scene]:
     """Of ten pages four are in memory, the next four only on disk, and two are not cached."""
     with daemon.client(timeout=LONG_S) as client:
         there = Scene(daemon, client)
@@ -103,11 +94,11 @@ def scene(daemon: DiskDaemon, clock: Any) -> Iterator[Scene]:
         there.half.close()
 
 
-def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
+def test_repeated_matches_count_as_one_lookup(scene: Scene, standing_clock: VirtualClock) -> None:
     one, sampled = request(), scene.sampled()
     assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
     for _ in range(3):
-        clock.now += 2.5
+        standing_clock.passes(2.5)
         assert scene.half.matched(one, 0) == 32
     assert scene.counted() == Counted(0, 0, 0, 0), "counted before the request begins"
     assert scene.load(one) == 32
@@ -117,11 +108,11 @@ def test_repeated_matches_count_as_one_lookup(scene: Scene, clock: Any) -> None:
     assert scene.sampled() == sampled + 1
 
 
-def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, clock: Any) -> None:
+def test_pages_that_the_disk_reads_too_late_are_misses(scene: Scene, standing_clock: VirtualClock) -> None:
     one = request()
     with scene.daemon.stopped_worker():
         assert scene.half.matched(one, 0) is None
-        clock.now += LONG_S + 1
+        standing_clock.passes(LONG_S + 1)
         assert scene.load(one) == 16
         scene.start(one)
         assert scene.counted() == Counted(1, 16, 0, 24)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Client
-from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.request_state import LoadedTokens, PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.groups import FullAttention
 from running_daemon import RunningDaemon, namespace
-
-
-class Clock:
-    now = 50.0
-
-    def monotonic(self) -> float:
-        return self.now
+from virtual_clock import VirtualClock
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
-    with mock.patch.object(scheduler_module, "time", clock):
-        yield clock
+def clock(standing_clock: VirtualClock) -> VirtualClock:
+    """Returns the time of the scheduler."""
+    return standing_clock
 
 
 def half_of(fake: Any, timeout: float = 2.0) -> SchedulerHalf:
@@ -39,7 +29,7 @@ def half_of(fake: Any, timeout: float = 2.0) -> SchedulerHalf:
     return SchedulerHalf(fake, [PagedGroup(kind, namespace(PAGE), 1, True)], timeout)
 
 
-def test_matched_returns_the_tokens_beyond_the_engines_own(clock: Clock) -> None:
+def test_matched_returns_the_tokens_beyond_the_engines_own(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
     half = half_of(fake)
@@ -48,19 +38,19 @@ def test_matched_returns_the_tokens_beyond_the_engines_own(clock: Clock) -> None
     assert half.matched(request(24, "three"), 0) == 23, "the last token must be computed"
 
 
-def test_a_repeated_match_uses_the_pinned_pages(clock: Clock) -> None:
+def test_a_repeated_match_uses_the_pinned_pages(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
     half, one = half_of(fake), request()
     for _ in range(1000):
         assert half.matched(one, 0) == 24
     assert fake.matches == 1
-    clock.now += 2.5
+    clock.passes(2.5)
     assert half.matched(one, 0) == 24
     assert fake.matches == 2 and fake.pinned == 1
 
 
-def test_pages_of_other_hashes_are_not_offered(clock: Clock) -> None:
+def test_pages_of_other_hashes_are_not_offered(clock: VirtualClock) -> None:
     """A session that is continued after another token has other hashes than those that were matched."""
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
@@ -72,7 +62,7 @@ def test_pages_of_other_hashes_are_not_offered(clock: Clock) -> None:
     assert fake.pinned == 1
 
 
-def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
+def test_a_request_waits_for_pages_on_disk(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here, fake.available_tokens = 8, 24
     half, one = half_of(fake), request()
@@ -86,26 +76,26 @@ def test_a_request_waits_for_pages_on_disk(clock: Clock) -> None:
     assert half.by_tier(one, 20) == LoadedTokens(20, 4)
 
 
-def test_a_request_does_not_wait_longer_than_the_timeout(clock: Clock) -> None:
+def test_a_request_does_not_wait_longer_than_the_timeout(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here, fake.available_tokens = 8, 24
     half, one = half_of(fake), request()
     assert half.matched(one, 0) is None
-    clock.now += 1.9
+    clock.passes(1.9)
     assert half.matched(one, 0) is None
-    clock.now += 0.2
+    clock.passes(0.2)
     assert half.matched(one, 0) == 8
     assert eventually(lambda: fake.prefetches == 1)
 
 
-def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock: Clock) -> None:
+def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock: VirtualClock) -> None:
     """A daemon that hung accepted no requests, and each lookup blocked the scheduler for a second."""
     fake = FakeClient()
     fake.here, fake.available_tokens = 8, 24
     fake.takes.clear()
     half, one = half_of(fake), request()
     assert half.matched(one, 0) is None
-    clock.now += 2.1
+    clock.passes(2.1)
     assert half.matched(one, 0) == 8
     assert half.matched(request(name="two"), 0) is None
     assert fake.asked.wait(30) and not fake.prefetches
@@ -114,7 +104,7 @@ def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock
     assert eventually(lambda: fake.prefetches == 1), "the first prefetch was not sent"
 
 
-def test_with_a_timeout_of_zero_no_request_waits(clock: Clock) -> None:
+def test_with_a_timeout_of_zero_no_request_waits(clock: VirtualClock) -> None:
     """The disk is still asked, for the next request."""
     fake = FakeClient()
     fake.here, fake.available_tokens = 8, 24
@@ -124,7 +114,7 @@ def test_with_a_timeout_of_zero_no_request_waits(clock: Clock) -> None:
     assert fake.timeout > 0
 
 
-def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: Clock) -> None:
+def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here, fake.available_tokens = 8, 24
     half = half_of(fake)
@@ -132,19 +122,19 @@ def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: Clock) -> Non
     assert not fake.prefetches
 
 
-def test_pins_of_waiting_requests_are_released(clock: Clock) -> None:
+def test_pins_of_waiting_requests_are_released(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
     half = half_of(fake)
     half.matched(request(), 0)
     half.build(nothing_scheduled())
     assert fake.pinned == 1
-    clock.now += 2.5
+    clock.passes(2.5)
     half.build(nothing_scheduled())
     assert fake.pinned == 0
 
 
-def test_a_load_is_not_offered_after_two_failures(clock: Clock) -> None:
+def test_a_load_is_not_offered_after_two_failures(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
     half, one = half_of(fake), request()
@@ -158,12 +148,12 @@ def test_a_load_is_not_offered_after_two_failures(clock: Clock) -> None:
     assert fake.pinned == 0
 
 
-def test_pages_stay_pinned_until_they_are_loaded(clock: Clock) -> None:
+def test_pages_stay_pinned_until_they_are_loaded(clock: VirtualClock) -> None:
     fake = FakeClient()
     fake.here = fake.available_tokens = 24
     half, one = half_of(fake), request()
     half.allocated(one, [], half.matched(one, 0) or 0)
-    clock.now += 100
+    clock.passes(100)
     half.build(nothing_scheduled())
     half.finished(one, [[]])
     assert fake.pinned == 1
@@ -187,7 +177,7 @@ def test_without_a_daemon_nothing_is_found() -> None:
     half.close()
 
 
-def test_a_partly_accepted_load_has_no_pages(clock: Clock) -> None:
+def test_a_partly_accepted_load_has_no_pages(clock: VirtualClock) -> None:
     """If vLLM takes fewer tokens than offered, no page is loaded into a block of another page."""
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = half_of(client, 0.0), request()

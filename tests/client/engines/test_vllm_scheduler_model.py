@@ -10,9 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from secrets import token_hex
-from types import SimpleNamespace
 from typing import NamedTuple
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,12 +21,12 @@ from eventually import eventually
 from fake_vllm_requests import FINISHED, LOADING, Step
 from fake_vllm_scheduler import Scheduler
 from pagetier.client import Client
-from pagetier.client.engines.vllm import scheduler as scheduler_module
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from running_daemon import RunningDaemon, namespace
+from virtual_clock import VirtualClock
 from vllm_block_pool import PoolView
 from vllm_expected_blocks import Tokens, TrueWorker
 
@@ -67,6 +65,7 @@ def host() -> Iterator[Host]:
 
 class SchedulerMachine(RuleBasedStateMachine):
     host: Host
+    clock: VirtualClock
 
     @initialize(
         model=st.sampled_from(sorted(MODELS)),
@@ -78,10 +77,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, model: str, lag: int, blocks: int, budget: int, offers: bool, on_eviction: bool) -> None:
         hash_tokens, kinds = MODELS[model]
-        self.now = 100.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        self.patch = mock.patch.object(scheduler_module, "time", clock)
-        self.patch.start()
         salt = token_hex(8)
         groups = [
             PagedGroup(
@@ -141,7 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def time_passes(self, seconds: float) -> None:
-        self.now += seconds
+        self.clock.passes(seconds)
 
     @rule(pages=st.integers(1, 128))
     def others_store(self, pages: int) -> None:
@@ -167,12 +162,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.update(self.steps.popleft())
 
     def teardown(self) -> None:
-        if not hasattr(self, "engine"):
-            return
-        try:
+        if hasattr(self, "engine"):
             self.come_to_an_end()
-        finally:
-            self.patch.stop()
 
     def come_to_an_end(self) -> None:
         for _ in range(6000):
@@ -181,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for _ in range(len(self.worker.loading)):
                 self.load_ends(0, False)
             self.stored |= self.worker.end_stores(slice(0, None))
-            self.now += 0.1
+            self.clock.passes(0.1)
             self.step()
         assert not self.engine.requests, "a request has not ended"
         while self.steps:
@@ -193,8 +184,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.host.pins(), "a pin is left"
 
 
-def test_no_sequence_of_requests_stores_wrong_content(host: Host) -> None:
-    SchedulerMachine.host = host
+def test_no_sequence_of_requests_stores_wrong_content(host: Host, standing_clock: VirtualClock) -> None:
+    SchedulerMachine.host, SchedulerMachine.clock = host, standing_clock
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
