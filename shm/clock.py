@@ -51,7 +51,8 @@ class Deadline:
     @property
     def left(self) -> float:
         """The seconds until then, never negative."""
-        return max(0.0, self._at - now())
+        left = self._at - now()
+        return left if left > 0 else 0.0
 
     @property
     def is_over(self) -> bool:

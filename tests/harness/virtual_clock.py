@@ -35,8 +35,11 @@ class VirtualClock:
         self.now += seconds
 
     def sleep(self, seconds: float) -> None:
-        """Lets the time pass that a thread sleeps."""
-        self.wait(lambda _: False, seconds)
+        """Lets the time pass that a thread sleeps, or a moment of real time if others may end what it waits for."""
+        if self.is_stuck():
+            self.passes(seconds)
+        else:
+            time.sleep(_PAUSE_S)
 
     def wait(self, block: Callable[[float], _T], seconds: float) -> _T:
         """Returns the result of `block` once that is true, or the last one when the time has passed.

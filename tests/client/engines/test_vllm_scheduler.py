@@ -177,7 +177,7 @@ def test_without_a_daemon_nothing_is_found() -> None:
     half.close()
 
 
-def test_a_partly_accepted_load_has_no_pages(clock: VirtualClock) -> None:
+def test_a_partly_accepted_load_has_no_pages() -> None:
     """If vLLM takes fewer tokens than offered, no page is loaded into a block of another page."""
     with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
         half, one = half_of(client, 0.0), request()
