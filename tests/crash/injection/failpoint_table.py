@@ -1,4 +1,4 @@
-"""The table of the failpoints to sweep in each operation: crossings.json.
+"""The table of the failpoints to sweep in each operation: crossings.txt.
 
 `python -m injection.failpoint_table` in tests/crash writes it again after failpoints were added.
 """
@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeAlias
 
-import msgspec
-
 from injection import disk_operations, fleet_operations, lifecycle_operations, memory_operations
 from injection.forked_processes import Stage, stage
 from injection.injector import POINTS, Action, Case, Role
@@ -25,7 +23,7 @@ from injection.operation import Operation
 from injection.scene import Scene
 from injection.sweep import EVERYTHING, record
 
-TABLE: Final = Path(__file__).with_name("crossings.json")
+TABLE: Final = Path(__file__).with_name("crossings.txt")
 Table: TypeAlias = dict[str, dict[Role, list[str]]]
 _ROOMS: Final = ("shm", "tiers", "client", "daemon")
 _LEAST: Final = 2
@@ -53,7 +51,12 @@ def points_in_sources() -> set[str]:
 
 def table() -> Table:
     """Returns the failpoints to sweep, by operation and role."""
-    return msgspec.json.decode(TABLE.read_bytes(), type=Table)
+    shares: Table = {}
+    for line in TABLE.read_text().splitlines():
+        place, points = line.split(": ")
+        operation, role = place.split(" ", 1)
+        shares.setdefault(operation, {})[Role(role)] = points.split()
+    return shares
 
 
 def certain(kind: type[Operation], action: Action) -> set[Case]:
@@ -105,10 +108,11 @@ def _rarest(recorded: Table, role: Role, points: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Writes crossings.json, and prints the failpoints that no operation meets."""
+    """Writes crossings.txt, and prints the failpoints that no operation meets."""
     with tempfile.TemporaryDirectory() as place, stage(Path(place)) as on:
         shares = shared_out(recorded(on, Path(place)))
-    TABLE.write_bytes(msgspec.json.format(msgspec.json.encode(shares), indent=1) + b"\n")
+    lines = [f"{kind} {role.value}: {' '.join(points)}\n" for kind, of in shares.items() for role, points in of.items()]
+    TABLE.write_text("".join(lines))
     met = {point for of_role in shares.values() for points in of_role.values() for point in points}
     for point in sorted(points_in_sources() - met):
         sys.stdout.write(f"no operation meets {point}\n")
