@@ -12,7 +12,7 @@ import pytest
 
 import compare as comparing
 from compare import compare, run_round
-from comparison.commit_build import Build, CannotCompareError, imports_of
+from comparison.commit_build import Build, CannotCompareError
 from comparison.measured_side import Report
 
 ROOT = Path(__file__).parents[2]
@@ -122,25 +122,6 @@ def test_files_of_another_build_are_noticed(tmp_path: Path, monkeypatch: pytest.
     shutil.copytree(ROOT / "src/pagetier", tmp_path / "pagetier", ignore=shutil.ignore_patterns("__init__.py"))
     with pytest.raises(CannotCompareError, match="used files of another build"):
         run_round("lookup", Build("namespace", tmp_path), Build("tree", ROOT / "src"))
-
-
-def test_rooms_at_the_top_get_a_package(tmp_path: Path) -> None:
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").touch()
-    package = imports_of(tmp_path) / "pagetier"
-    assert (package / "__init__.py").exists() and (package / "shm").resolve() == tmp_path / "shm"
-    assert imports_of(tmp_path) == package.parent
-
-
-def test_a_tree_of_another_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotCompareError, match="neither in src/pagetier nor at the top"):
-        imports_of(tmp_path)
-
-
-def test_an_unknown_commit_is_not_called_slower(project: Project) -> None:
-    run = project.compare("no-such-commit")
-    assert run.returncode == 2 and run.stderr == "there is no commit 'no-such-commit'\n"
 
 
 def test_a_commit_that_lacks_an_operation_is_not_called_slower(project: Project) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,18 +72,3 @@ def test_an_absent_page_was_evicted_or_never_stored(core: ctypes.CDLL) -> None:
     assert small.absent[Absence.EVICTED_FROM_MEMORY] > 0.1
     assert sum(small.absent) == pytest.approx(1.0)
     assert large.endless == pytest.approx(small.endless, abs=0.001)
-
-
-def test_the_command_prints_and_judges_the_predictions(tmp_path: Path) -> None:
-    lines = [
-        {"timestamp": at * 100, "input_length": 64, "hash_ids": [at % 7, 100 + at % 7, 200 + at % 7, at % 3 * 50 + 300]}
-        for at in range(300)
-    ]
-    path = tmp_path / "small.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    command = [sys.executable, "bench/curve.py", f"{path}:16", "--sizes", "20", "100", "--arenas", "50", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (row,) = map(json.loads, done.stdout.splitlines())
-    assert row["measured"][1] > 0.9
-    assert row["predicted"] == pytest.approx(row["measured"], abs=0.02)
-    assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,8 +14,7 @@ import pytest
 
 from eventually import eventually
 from gpu_examination import bundle
-from gpu_examination.__main__ import main
-from gpu_examination.runner import ResultsFile, run, summary
+from gpu_examination.runner import ResultsFile, run
 from gpu_examination.steps import ROOT, Step, gpu_steps, gpu_tests, rehearsal_steps
 from measure import REPORTED, Goal, at_least, at_most
 
@@ -103,17 +101,6 @@ def test_the_time_of_all_steps_is_limited(tmp_path: Path) -> None:
     assert hangs["outcome"] == "stopped after 1 s" and late["outcome"] == "skipped: no time is left"
 
 
-def test_the_summary_names_each_goal_and_counts_tests_and_steps() -> None:
-    number: dict[str, Any] = {"step": "copy", "name": "load", "value": 0.912345, "unit": "x", "goal": ">= 0.95"}
-    number["against"] = "55 GB/s"
-    tests = [{"step": "tests", "name": f"t.py::{name}", "outcome": f"{name} in call"} for name in ("passed", "failed")]
-    steps = [{"step": name, "outcome": name, "seconds": 1.0} for name in ("done", "skipped: no tool")]
-    lines = [number | {"verdict": "goal missed by 0.0377"}, number | {"verdict": ""}, *tests, *steps]
-    first, *rest = summary(lines)
-    assert re.fullmatch(r"copy load 0\.9123 x +goal missed by 0\.0377 \(>= 0\.95\); 55 GB/s", first)
-    assert rest == ["tests: 1 failed, 1 passed", "steps: 1 done, 1 skipped"]
-
-
 @pytest.mark.parametrize(
     ("goal", "value", "verdict"),
     [
@@ -144,15 +131,6 @@ def test_the_tests_of_a_gpu_are_found() -> None:
     assert not any("bench" in name for name in gpu_tests())
 
 
-def test_without_a_gpu_there_is_no_examination(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpu_examination", "--results", str(tmp_path)])
-    monkeypatch.setattr("gpu_examination.__main__.output", lambda *command: "unknown: no such program")
-    assert main() == 1 and "there is no GPU here" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_bundle_has_wheels_for_cpython_3_12_on_x86_64_only(tmp_path: Path) -> None:
     good = [
         *("lmdb-3.0.0-cp312-cp312-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", "click-8.5.1-py3-none-any.whl"),
@@ -178,18 +156,6 @@ def test_the_bundle_can_be_made(tmp_path: Path) -> None:
     assert list(bundle.problems(tmp_path / "bundle")) == []
     listed = (tmp_path / "bundle/requirements.txt").read_text().splitlines()
     assert [line for line in listed if not line.startswith("#")] == bundle.requirements()
-
-
-def test_a_bundle_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "large-1-py3-none-any.whl").open("wb") as file:
-        file.truncate(bundle.MOST_BYTES + 1)
-    assert f"{bundle.MOST_BYTES + 1} bytes are more than {bundle.MOST_BYTES}" in list(bundle.problems(tmp_path))
-
-
-def test_a_bundle_has_what_pagetier_and_its_tests_need() -> None:
-    names = {re.split(r"[^\w-]", each)[0] for each in bundle.requirements()}
-    assert {"lmdb", "msgspec", "numpy", "posix_ipc", "pytest", "setuptools"} < names
-    assert not names & {"torch", "triton", "transformers", "ruff"}
 
 
 def test_the_documents_say_that_no_gpu_was_measured_until_there_are_results() -> None:

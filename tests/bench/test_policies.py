@@ -230,16 +230,6 @@ def test_the_command_prints_a_cell_for_each_policy_and_size(small: Path, tmp_pat
     assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == len(names)
 
 
-def test_traces_are_merged_shifted_and_replayed_at_each_speed(small: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.jsonl"
-    other.write_text(small.read_text())
-    options = ("--merge", "--shift", 0, 1, "--speed", 1, 60, "--shares", 10, "--policies", "lru", "--json")
-    cells = [json.loads(line) for line in command(f"{small}:16", f"{other}:16", *options).stdout.splitlines()]
-    later = ("small + other, 1 s later", "other + small, 1 s later")
-    assert {cell["trace"] for cell in cells} == {"small", "other", "small + other", *later}
-    assert {cell["speed"] for cell in cells} == {1, 60}
-
-
 def test_the_command_fails_if_cadence_hits_less_than_lru() -> None:
     def cells(percent: float) -> list[policies.Cell]:
         return [policies.Cell("a", 1.0, 5.0, name, hit, hit) for name, hit in (("lru", 80.0), ("cadence", percent))]

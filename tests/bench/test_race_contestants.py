@@ -11,7 +11,6 @@ import pytest
 
 from race.contestants.cache import Cache, Sizes
 from race.contestants.file_tier import FileTier
-from race.contestants.lmcache_server import free_ports
 from race.contestants.pagetier_cache import PagetierCache
 from race.contests.trust.failures import server_stopped, writer_killed
 from race.contests.trust.observation import Observation, Scene, Timeouts
@@ -67,17 +66,6 @@ def test_each_call_to_a_stopped_server_is_recorded(tmp_path: Path) -> None:
     assert max(call.seconds for call in seen.calls) == seen.waited
 
 
-def test_files_that_were_used_longest_ago_leave_first(tmp_path: Path) -> None:
-    sizes = Sizes(memory=2 * PAGES * SIZES.page, page=SIZES.page, page_tokens=16)
-    with FileTier(sizes, tmp_path, "files") as cache:
-        engine = cache.opener()()
-        with EngineProcess(cache.opener(), sizes) as process:
-            for prompt in (1, 2, 3):
-                process.ask("store", prompt, PAGES)
-            assert [process.ask("lookup", prompt, PAGES).value for prompt in (1, 2, 3)] == [0, PAGES, PAGES]
-        engine.close()
-
-
 def test_a_system_that_fails_leaves_the_rounds_and_the_others_stay() -> None:
     order: list[str] = []
 
@@ -95,8 +83,3 @@ def test_a_system_that_fails_leaves_the_rounds_and_the_others_stay() -> None:
     assert figures.rounds == {"a": [*map(float, range(1, 9))], "b": [1.0], "c": [*map(float, range(1, 9))]}
     assert (absent.system, absent.reason) == ("b", "round 2: broken")
     assert len({order[at] for at in (0, 3, 6)} | {order[-1]}) > 1, "not always the same system first"
-
-
-def test_free_ports_differ_and_are_below_those_of_connections() -> None:
-    ports = free_ports(3)
-    assert len(set(ports)) == 3 and all(20000 <= port < 32000 for port in ports)
