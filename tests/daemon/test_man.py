@@ -10,7 +10,6 @@ import pytest
 
 from pagetier.daemon.cli import COMMANDS
 from pagetier.daemon.config.fields import fields
-from pagetier.daemon.config.reload import AT_ONCE
 from pagetier.daemon.man.content import documents, manual
 from pagetier.daemon.man.roff import Roff
 from pagetier.shm.exit_codes import Exit
@@ -28,14 +27,6 @@ def test_the_pages_in_the_repository_are_current() -> None:
         assert (DOCS / name).read_text() == text, "run `make man`"
 
 
-def test_every_setting_is_in_the_configuration_page_once() -> None:
-    text = documents()["configuration.md"]
-    for field in fields():
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{field.path}` |")]
-        assert row.endswith(f"| {field.setting.help} |") or "|" in field.setting.help
-        assert ("| reload |" in row) == (field.path in AT_ONCE)
-
-
 def test_every_command_and_exit_code_is_there() -> None:
     text = plain("pagetier.1")
     for name in COMMANDS:
@@ -50,21 +41,6 @@ def test_every_setting_is_there_under_all_its_names() -> None:
         assert f"{field.key} = {field.setting.metavar}\n" in text
         assert f"{field.flag}, {field.variable}\n" in text
         assert f"{field.flag} " in plain("pagetierd.8")
-
-
-def test_the_page_of_the_configuration_explains_tables_reloads_and_revoked_access() -> None:
-    text = plain("pagetierd.toml.5")
-    assert '.SH "[disk]"\n' in text and "[DISK]" not in text
-    for key in ("users", "groups"):
-        assert "a change detaches no engine" in text.partition(f"\n{key} = ")[2].partition(".TP")[0]
-    reload = text.partition(".SH RELOAD")[2]
-    assert "access.watch_users, " in reload and "end the process" in reload
-
-
-def test_no_page_names_this_host() -> None:
-    for text in manual().values():
-        assert str(Path.cwd()) not in text
-        assert "/tmp" not in text and "/root" not in text
 
 
 @pytest.mark.parametrize("name", manual())

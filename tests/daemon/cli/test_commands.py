@@ -126,18 +126,6 @@ def test_commands_are_offered_without_importing_them() -> None:
     assert json.loads(done.stderr) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("pagetier ", ["stats", "top", "flush", "doctor"]),
-        ("pagetier -", ["--version"]),
-        ("pagetier top --in", ["--interval"]),
-    ],
-)
-def test_commands_and_their_options_are_offered(line: str, words: list[str]) -> None:
-    assert set(words) <= {found.partition(",")[2] for found in offered(line).stdout.splitlines()}
-
-
 def test_the_words_of_a_choice_are_offered() -> None:
     done = offered("pagetierd --disk-write ", RUN_DAEMON)
     assert done.stdout == "plain,evict\nplain,through\nplain,second\n"

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from fake_snapshots import client, filled, snapshot
-from pagetier.daemon.cli.render import age, count, show_snapshot
-from pagetier.daemon.disk.disk_report import BudgetReport, DiskReport, Standing
-from pagetier.daemon.stats.snapshot import NamespaceStats, Snapshot, StoreStats
+from pagetier.daemon.cli.render import age, count
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
@@ -157,57 +152,6 @@ def test_no_line_is_wider_than_the_terminal(daemon: RunningDaemon) -> None:
     lines = [BOLD.sub("", line) for line in terminal.lines]
     assert max(map(len, lines[1:])) <= 80, terminal.text
     assert "hit ratio" in "\n".join(lines)
-
-
-def shown(snapshot: Snapshot, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns the tables of a snapshot on a terminal of this width."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    show_snapshot(snapshot, Path("/run/pagetier/pagetier.sock"))
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("columns", [20, 40, 60, 80])
-def test_a_narrow_terminal_cuts_no_names_and_numbers(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = replace(largest().clients[0], name="vllm-0", uid=0, loaded_bytes=0, stored_bytes=0)
-    output = shown(replace(largest(), clients=(small,)), columns, monkeypatch, capsys)
-    for label in ("frames in use", "hit ratio", "evictions", "vllm-0", "4194304", "1023.9 GiB"):
-        assert label in output, output
-
-
-def test_large_numbers_fit_in_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(largest(), 80, monkeypatch, capsys).splitlines()
-    assert max(map(len, lines[1:])) <= 80
-    start = next(number for number, line in enumerate(lines) if line.startswith("Disk tier in "))
-    assert not any(line.endswith(" ") for line in lines[start : lines.index("", start)])
-    row = next(line for line in lines if " 4194304 " in line)
-    assert "1023.9 GiB" in row and "99,999" in row
-
-
-def largest() -> Snapshot:
-    many, most = 1023 * 2**30 + 970 * 2**20, 99_999
-    texts = {"folder": "/x" * 99, "trouble": "trouble " * 9, "note": "note " * 30, "opened": "as it was left"}
-    budget = filled(BudgetReport, many)
-    disk = filled(
-        DiskReport,
-        many,
-        standing=Standing.DOWN,
-        write="",
-        last_sync=1.0,
-        clean=False,
-        budget=budget,
-        devices=(),
-        **texts,
-    )
-    one = client(pid=4194304, lookups=most, many=most, name="y" * 31)
-    return replace(
-        snapshot(hits=many, misses=many, many=many),
-        disk=disk,
-        stores=filled(StoreStats, most),
-        namespaces=(filled(NamespaceStats, many, label="x" * 55, digest=""),),
-        clients=(replace(one, slot=55, uid=65534, loaded_bytes=many, stored_bytes=many, age_seconds=86400.0 * 999),),
-    )
 
 
 @pytest.mark.parametrize("words", [["stats"], ["top", "--once", "--interval", "0.1"]])

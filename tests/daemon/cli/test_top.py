@@ -8,12 +8,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 from rich.console import Console
 
 from fake_snapshots import client, history, snapshot
 from pagetier.daemon.cli.top.history import History
-from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, bar, charset_for, screen, sparks
+from pagetier.daemon.cli.top.screen import ASCII, UNICODE, Charset, ScreenContext, charset_for, screen
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon, namespace
 from terminal import LiveTerminal, pagetier_on_terminal
@@ -27,20 +26,6 @@ def drawn(seen: History, charset: Charset = UNICODE, lines: int = 24, columns: i
     with console.capture() as captured:
         console.print(screen(seen, ScreenContext(Path("/run/pagetier/pagetier.sock"), lines, charset, columns)))
     return captured.get().splitlines()
-
-
-@pytest.mark.parametrize("columns", [60, 200])
-def test_a_narrow_and_a_wide_screen_show_whole_lines(columns: int) -> None:
-    name = "vllm worker 0 of 8, node 17"
-    seen = snapshot(hits=7, misses=3, pid=4194304, lookups=10, many=900)
-    seen = msgspec.structs.replace(seen, clients=(client(pid=4194304, lookups=10, many=900, name=name),))
-    lines = drawn(history((0.0, snapshot(pid=4194304, many=0)), (1.0, seen)), columns=columns)
-    assert max(map(len, lines)) <= columns
-    (memory,) = (line for line in lines if line.startswith("memory"))
-    assert len(memory) == columns and memory.endswith("900 pages")
-    row = next(line for line in lines if "4194304" in line)
-    assert row.startswith(name if columns == 200 else "vllm worker")
-    assert not any("…" in line for line in lines) or columns == 60
 
 
 def test_a_client_without_a_pid_is_named_by_slot_and_user() -> None:
@@ -82,15 +67,6 @@ def test_a_disk_that_is_down_says_why() -> None:
     report = msgspec.structs.replace(seen.disk, trouble="its file system is full " * 9)
     lines = drawn(history((0.0, msgspec.structs.replace(seen, disk=report))))
     assert any("its file system is full" in line and len(line) <= 80 for line in lines)
-
-
-def test_bars_and_sparklines_use_the_charset() -> None:
-    for charset in (UNICODE, ASCII):
-        for share in (0.0, 0.001, 0.5, 0.999, 1.0):
-            full, empty = bar(share, 28, charset)
-            assert len(full + empty) == 28
-            assert (len(empty) == 28) is (share < 0.002)
-        assert sparks([None, 0.0, 1.0], charset) == f" {charset.sparks[0]}{charset.sparks[-1]}"
 
 
 def test_a_terminal_without_block_characters_gets_ascii() -> None:

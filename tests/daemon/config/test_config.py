@@ -169,8 +169,15 @@ def test_the_file_can_be_named_by_a_variable(file: Path, tmp_path: Path) -> None
     assert load(None, {"PAGETIER_CONFIG": ""}, {}).name == "pagetier"
 
 
-def test_variables_without_the_prefix_are_ignored() -> None:
-    assert load(None, {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no"}, {}).name == "pagetier"
+def test_variables_without_the_prefix_and_that_of_the_engines_copies_are_ignored() -> None:
+    others = {"PATH": "/bin", "PAGETIERX": "1", "pagetier_name": "no", "PAGETIER_COPY_CONFIG": "/etc/x.toml"}
+    assert load(None, others, {}).name == "pagetier"
+
+
+def test_shares_and_the_arena_can_be_percentages() -> None:
+    config = load(None, {}, {"evict_low": "1%", "evict_high": "5%", "arena_size": "25%"})
+    assert (config.evict.low, config.evict.high) == (0.01, 0.05)
+    assert config.arena.size == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 def test_an_empty_list_can_override_a_full_one(file: Path) -> None:
