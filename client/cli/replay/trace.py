@@ -113,7 +113,7 @@ def _opened(path: Path) -> IO[bytes]:
 def _decode(decoder: msgspec.json.Decoder[Line], text: bytes, location: str) -> Line:
     try:
         return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # msgspec does not convert the second one
+    except msgspec.MsgspecError as error:
         raise TraceError(f"{location}: not a request of a trace: {error}") from error
 
 
