@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate
 
+import msgspec
 import numpy as np
 
+from copy_cases import FRAME_BYTES, Rank, Stored, case_of
 from copy_oracle import Array, Bytes, Row, gathered, pages_in, rows_of, scattered, with_pages
-from pagetier.kernels.layout.tables import PLANE, token_rows
+from pagetier.kernels.layout.slot_map import slot_map
 
-FRAME = 4096
-
-# Dimensions of a cache, the innermost first: plane, block, token, head.
+FRAME = FRAME_BYTES
 ORDERS = {
-    "nhd": (3, 2, 1, 0),
-    "hnd": (2, 3, 1, 0),
-    "blocks outermost": (3, 2, 0, 1),
-    "heads outermost": (2, 1, 0, 3),
-    "planes innermost": (0, 3, 2, 1),
+    "nhd": ("layer", "kind", "block", "token", "head"),
+    "hnd": ("layer", "kind", "block", "head", "token"),
+    "blocks outermost": ("block", "layer", "kind", "token", "head"),
+    "heads outermost": ("head", "layer", "kind", "block", "token"),
+    "planes innermost": ("block", "token", "head", "layer", "kind"),
 }
 
 
-@dataclass
-class Shape:
-    """The sizes of a cache and its pages."""
+class Shape(msgspec.Struct):
+    """The sizes of a cache and its pages; `before` counts tokens of the first page before the table of blocks."""
 
-    order: tuple[int, ...] = ORDERS["nhd"]
-    padding: tuple[int, ...] = (0, 0, 0, 0)
+    order: tuple[str, ...] = ORDERS["nhd"]
     width: int = 16
     heads: int = 3
     other_heads: int = 2
@@ -36,62 +32,28 @@ class Shape:
     block_tokens: int = 16
     page_tokens: int = 48
     pages: int = 3
-    before: int = 0  # tokens of the first page before the table of blocks
-
-    @property
-    def head_bytes(self) -> int:
-        return self.page_tokens * self.width
-
-    @property
-    def plane_bytes(self) -> int:
-        return -(-self.head_bytes * (self.heads + self.other_heads) // 16) * 16
-
-    @property
-    def page_bytes(self) -> int:
-        return self.plane_bytes * self.planes
-
-    @property
-    def chain(self) -> int:
-        return -(-self.page_bytes // FRAME)
-
-    @property
-    def used_blocks(self) -> int:
-        return -(-(self.pages * self.page_tokens) // self.block_tokens)
-
-    def strides(self) -> tuple[list[int], int]:
-        """Returns the strides of plane, block, token and head, and the bytes in total."""
-        sizes = (self.planes, self.used_blocks + 2, self.block_tokens, self.heads)
-        strides, at = [0] * 4, self.width
-        for dimension, padding in zip(self.order, self.padding, strict=True):
-            strides[dimension] = at = at + padding
-            at *= sizes[dimension]
-        return strides, at
+    before: int = 0
 
 
-@dataclass
 class Tables:
     """The arrays that gather() and scatter() take, and the memory to which they refer."""
 
-    shape: Shape
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
-
-    def __post_init__(self) -> None:
-        s, (strides, size) = self.shape, self.shape.strides()
-        self.cache: Bytes = self.random.integers(0, 256, size, dtype=np.uint8)
-        self.arena: Bytes = self.random.integers(0, 256, (s.pages * s.chain + 2) * FRAME, dtype=np.uint8)
-        self.frames = self.random.permutation(s.pages * s.chain + 2)[: s.pages * s.chain].astype(np.uint32)
-        self.blocks = self.random.permutation(s.used_blocks + 2)[: s.used_blocks].astype(np.int32)
-        self.planes = np.array([self._plane(number, strides) for number in range(s.planes)], PLANE)
-        starts = accumulate([s.page_tokens] * (s.pages - 1), initial=-s.before)
-        self.pages = token_rows([*starts][: s.pages], 0, s.page_tokens)
-        self.pages["first"][:1] = s.before
-        self.skip = np.zeros(0, np.uint8)
-
-    def _plane(self, number: int, strides: list[int]) -> tuple[int, ...]:
-        s = self.shape
-        ours = number * s.plane_bytes + (s.other_heads // 2) * s.head_bytes
-        base = self.cache.ctypes.data + number * strides[0]
-        return (base, *strides[1:], ours, s.head_bytes, s.heads, s.width)
+    def __init__(self, shape: Shape, random: np.random.Generator | None = None) -> None:
+        s, random = shape, random or np.random.default_rng(1)
+        used = -(-(s.pages * s.page_tokens) // s.block_tokens)
+        blocks, copied = random.permutation(used + 2)[:used], range(s.pages * s.page_tokens - s.before)
+        slots = slot_map(blocks, s.pages, s.page_tokens, s.block_tokens, -s.before, copied)
+        rank = Rank(s.other_heads // 2, s.other_heads - s.other_heads // 2)
+        case = case_of([Stored(s.order, s.planes, 1, s.heads, s.width)], slots, random, rank)
+        self.shape, self.page_bytes = shape, case.transfer.page_bytes
+        self.cache: Bytes = random.integers(0, 256, case.cache_bytes, np.uint8)
+        self.arena: Bytes = random.integers(0, 256, case.frames.arena.nbytes, np.uint8)
+        self._table = case.frames.table.astype(np.uint32)
+        self.frames: Array = self._table.reshape(-1)
+        self.planes: Array = case.transfer.planes.copy()
+        self.pages: Array = slots.pages.copy()
+        self.blocks, self.skip = slots.blocks.copy(), slots.skip.copy()
+        self.planes["base"] += self.cache.ctypes.data
 
     def shared(self, threads: int) -> tuple[Array, Array, Array, int, Array, int]:
         """Returns the arguments that a session's calls share with those for plain memory."""
@@ -117,11 +79,7 @@ class Tables:
         """Returns the arena with other pages in it."""
         return with_pages(self.arena, self._table, FRAME, pages)
 
-    @property
-    def _table(self) -> Array:
-        return self.frames.reshape(self.shape.pages, self.shape.chain)
-
     def _rows(self) -> Iterator[Row]:
         planes = self.planes.copy()
-        planes["base"] = planes["base"] - self.cache.ctypes.data
+        planes["base"] -= self.cache.ctypes.data
         return rows_of(planes, self.pages, self.blocks, self.shape.block_tokens, self.skip)

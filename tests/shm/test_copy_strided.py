@@ -112,7 +112,7 @@ WRONG: list[tuple[str, Callable[[Tables], None]]] = [
     (r"pages\[2\]: ends behind the table of blocks", put("pages", (2, "end"), 49)),
     (r"pages\[1\]: a position beyond 64 bits", put("pages", (1, "position"), I64.max)),
     (r"pages\[1\]: uses a block with a negative number", put("blocks", 5, -1)),
-    (r"pages\[1\]: a frame lies outside the arena", put("frames", 7, 14)),
+    (r"pages\[1\]: a frame lies outside the arena", put("frames", 7, 15)),
     (r"skip: 2 flags for 3 pages", lambda tables: setattr(tables, "skip", bytes(2))),
     (r"frames: not as many for each page", lambda tables: setattr(tables, "frames", bytes(40))),
     (r"frames: 3 bytes are no whole number", lambda tables: setattr(tables, "frames", bytes(3))),
@@ -140,16 +140,16 @@ def test_invalid_tables_are_rejected(transfer: Callable[..., None], why: str, sp
 @pytest.mark.parametrize(
     ("address", "size", "frame", "why"),
     [
-        (0, 14 * FRAME, FRAME, "arena: not a valid range of memory"),
+        (0, 15 * FRAME, FRAME, "arena: not a valid range of memory"),
         (4096, -1, FRAME, "arena: not a valid range of memory"),
-        (4096, 14 * FRAME, 0, "frame_bytes: at least 1"),
-        (4096, 14 * FRAME - 1, FRAME, r"pages\[\d\]: a frame lies outside the arena"),
+        (4096, 15 * FRAME, 0, "frame_bytes: at least 1"),
+        (4096, 15 * FRAME - 1, FRAME, r"pages\[\d\]: a frame lies outside the arena"),
         (4096, I64.max, I64.max // 3, "frames: a page's bytes exceed 64 bits"),
     ],
 )
 def test_an_invalid_arena_is_rejected(address: int, size: int, frame: int, why: str) -> None:
     tables = Tables(Shape())
-    tables.frames[:2] = 13, 12
+    tables.frames[:2] = 14, 13
     with pytest.raises(ValueError, match=f"^{why}"):
         gather(address, size, frame, tables.frames, *tables.shared(1))
 
@@ -157,7 +157,7 @@ def test_an_invalid_arena_is_rejected(address: int, size: int, frame: int, why: 
 def test_the_last_byte_of_a_page_can_be_addressed() -> None:
     """A plane may end with the last byte of the page's frames."""
     tables = Tables(Shape(planes=1))
-    tables.planes["at"][0] = tables.shape.chain * FRAME - 3 * tables.shape.head_bytes
+    tables.planes["at"][0] = len(tables.frames) // 3 * FRAME - 3 * 48 * 16
     gathered(tables)
     scattered(tables)
 

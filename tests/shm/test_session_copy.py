@@ -25,7 +25,7 @@ class StridedWorld(World):
     def __init__(self, shape: Shape, frame: int = FRAME, frames: int = 64) -> None:
         super().__init__(frame, frames)
         self.tables = Tables(shape)
-        self.size = shape.page_bytes
+        self.size = self.tables.page_bytes
 
     def reserve_pages(self, count: int, size: int | None = None) -> tuple[bytes, bytes]:
         """Reserves pages for the first keys."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -20,13 +19,10 @@ from metrics_scrape import scrape
 from pagetier.client import Client
 from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import FullAttention, SlidingWindow
-from pagetier.daemon.cli.advise import advice_lines
-from pagetier.daemon.common.advice import AbsentTokens, NamespaceAdvice, Prediction, SizeAdvice, knee
+from pagetier.daemon.common.advice import knee
 from pagetier.shm import clock
 from running_daemon import RunningDaemon, namespace
 
-ARENA, RATE = 3 << 39, 12_345_678.9
-NUMBER = re.compile(r"[0-9.,]+(?:%|x| [KMGTP]iB)")
 KEYS = {
     "total", "namespaces", "arena_bytes", "seconds", "tokens_per_second", "knee_bytes", "curve", "sampled_share",
     "lookups", "lost_lookups", "hit_ratio_of_all", "warning",
@@ -256,43 +252,6 @@ def test_the_knee_is_where_more_memory_begins_to_help_less(
     curve: list[tuple[int, float]], endless: float, size: int
 ) -> None:
     assert knee(curve, endless) == size
-
-
-def large_advice(names: int) -> SizeAdvice:
-    """Returns the advice for a large host."""
-
-    def of(name: str) -> NamespaceAdvice:
-        more: dict[str, Any] = {"policy": "cadence", "hit_ratio": 1.0, "saved_tokens_per_second": RATE}
-        rows = tuple(Prediction(size=f"{by:g}x", bytes=round(by * ARENA), **more) for by in (0.5, 1, 2, 4, 10))
-        ratios: dict[str, Any] = {"tokens": 10**15, "hit_ratio": 0.583, "endless_hit_ratio": 1.0}
-        return NamespaceAdvice(namespace=name, memory=rows[:4], disk=rows[2:], absent=AbsentTokens(dropped=9), **ratios)
-
-    return SizeAdvice(
-        total=of(""),
-        namespaces=tuple(of(f"organization/A-Large-Model-With-A-Long-Name-70B 0123abc{at}") for at in range(names)),
-        arena_bytes=ARENA,
-        seconds=1e6,
-        tokens_per_second=RATE,
-        knee_bytes=ARENA,
-        curve=tuple((round(ARENA * 2 ** (at / 4)), 1.0) for at in range(-20, 25)),
-        sampled_share=0.01,
-        lookups=10**9,
-        lost_lookups=0,
-        hit_ratio_of_all=0.4,
-        warning="these numbers are too high " * 5,
-    )
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-@pytest.mark.parametrize("rate", [None, 8000.0])
-def test_the_text_fits_into_the_terminal_and_no_number_is_cut(width: int, rate: float | None) -> None:
-    lines = list(advice_lines(large_advice(3), "1d", rate, width))
-    assert max(map(len, lines)) <= width, lines
-    assert sorted(NUMBER.findall("\n".join(lines))) == sorted(
-        NUMBER.findall("\n".join(advice_lines(large_advice(3), "1d", rate, 1000)))
-    )
-    assert all(f"0123abc{at}" in "\n".join(lines) for at in range(3))
-    assert not any(line != line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1", "many"])
