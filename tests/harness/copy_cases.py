@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pagetier.kernels.gpu.launch import GRID, Grid
 from pagetier.kernels.layout.frames import Arena, Frames
-from pagetier.kernels.layout.slot_map import SlotMap
+from pagetier.kernels.layout.slot_map import SlotMap, joined_slots
 from pagetier.kernels.layout.tables import PLANE, TOKENS
 from pagetier.kernels.layout.transfer import Transfer
 
@@ -113,9 +113,8 @@ def stored_tensors(draw: Any, layers: int) -> Stored:
 
 
 @st.composite
-def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
-    """Draws one request that begins anywhere in its first page and block, with random blocks of the cache."""
-    page_tokens, block_tokens = draw(st.integers(1, 9)), draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
+def _request(draw: Any, page_tokens: int, block_tokens: int) -> SlotMap:
+    """Draws a request that begins anywhere in its first page and block, in blocks that are all 0."""
     count, position = draw(st.integers(1, 3)), draw(st.integers(-page_tokens + 1, 2 * block_tokens))
     pages = np.zeros(count, TOKENS)
     for page in range(count):
@@ -123,10 +122,21 @@ def slot_maps(draw: Any, rng: np.random.Generator) -> SlotMap:
         first = max(0, -begin)
         whole = st.just((first, page_tokens))
         pages[page] = (begin, *draw(whole | st.tuples(*[st.integers(first, page_tokens)] * 2).map(sorted)))
-    needed = -(-(position + count * page_tokens) // block_tokens)
-    blocks = rng.permutation(needed + 2)[:needed].astype(np.int32)
-    skip = draw(st.just([]) | st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    blocks = np.zeros(-(-(position + count * page_tokens) // block_tokens), np.int32)
+    skip = draw(st.just([0] * count) | st.lists(st.integers(0, 1), min_size=count, max_size=count))
     return SlotMap(page_tokens, block_tokens, blocks, pages, np.array(skip, np.uint8))
+
+
+@st.composite
+def slot_maps(
+    draw: Any, rng: np.random.Generator, requests: int = 1, page_tokens: int = 0, block_tokens: int = 0
+) -> SlotMap:
+    """Draws up to this number of requests in random blocks of a cache. A size of 0 is drawn, too."""
+    sizes = page_tokens or draw(st.integers(1, 9)), block_tokens or draw(st.sampled_from([1, 1, 2, 3, 4, 16]))
+    slots = joined_slots(*draw(st.lists(_request(*sizes), min_size=1, max_size=requests)))
+    blocks = rng.permutation(len(slots.blocks) + 2)[: len(slots.blocks)]
+    skip = slots.skip if slots.skip.any() or draw(st.booleans()) else slots.skip[:0]
+    return msgspec.structs.replace(slots, blocks=blocks.astype(np.int32), skip=skip)
 
 
 @st.composite

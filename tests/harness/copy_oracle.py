@@ -26,7 +26,7 @@ def rows_of(planes: Array, pages: Array, blocks: Array, block_tokens: int, skip:
                 yield page, at + head * page_head + token * width, in_cache, width
 
 
-def gathered(rows: Iterator[Row], cache: Bytes, pages: Bytes) -> Bytes:
+def gathered(rows: Iterator[Row], cache: Any, pages: Bytes) -> Bytes:
     """Returns the expected pages after a copy from the cache, one row per page."""
     after = pages.copy()
     for page, at, begin, width in rows:
@@ -37,9 +37,14 @@ def gathered(rows: Iterator[Row], cache: Bytes, pages: Bytes) -> Bytes:
 def scattered(rows: Iterator[Row], cache: Bytes, pages: Bytes) -> Bytes:
     """Returns the expected cache after a copy from the pages."""
     after = cache.copy()
-    for page, at, begin, width in rows:
-        after[begin : begin + width] = pages[page, at : at + width]
+    scatter_rows(rows, after, pages)
     return after
+
+
+def scatter_rows(rows: Iterator[Row], cache: Any, pages: Bytes) -> None:
+    """Changes the cache as a copy from the pages should."""
+    for page, at, begin, width in rows:
+        cache[begin : begin + width] = pages[page, at : at + width]
 
 
 def pages_in(arena: Bytes, table: Array, frame_bytes: int) -> Bytes:

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from copy_cases import slot_maps  # noqa: E402
 from engine_caches import ENGINES, SLOTS, STATES, EngineCache, Shape, hybrid  # noqa: E402
 from pagetier.kernels.host.copy import gather, scatter  # noqa: E402
 from pagetier.kernels.layout.cache_layout import CacheLayout  # noqa: E402
 from pagetier.kernels.layout.frames import Arena, frames_of  # noqa: E402
 from pagetier.kernels.layout.page_layout import PageLayout  # noqa: E402
-from pagetier.kernels.layout.slot_map import slot_map  # noqa: E402
+from pagetier.kernels.layout.slot_map import SlotMap, slot_map  # noqa: E402
 from pagetier.kernels.layout.transfer import PagedCache  # noqa: E402
-from torch_reference import Job, Pages, Request, jobs, load_plainly, stored  # noqa: E402
+from torch_reference import Pages, load_plainly, stored  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
 any_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -28,12 +29,12 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def shapes(draw: Any, job: Job) -> Shape:
-    """Draws a cache for the job; widths and numbers of heads are rarely powers of two."""
+def shapes(draw: Any, slots: SlotMap) -> Shape:
+    """Draws a cache for the slots; widths and numbers of heads are rarely powers of two."""
     return Shape(
         layers=draw(st.integers(1, 3)),
-        blocks=job.blocks + 2,
-        tokens=job.block_tokens,
+        blocks=int(slots.blocks.max()) + 2,
+        tokens=slots.block_tokens,
         heads=draw(st.integers(1, 4)),
         width=draw(st.sampled_from([1, 3, 5, 8, 12, 24])),
         dtype=draw(st.sampled_from(DTYPES)),
@@ -41,36 +42,33 @@ def shapes(draw: Any, job: Job) -> Shape:
     )
 
 
-def case(data: st.DataObject, engine: str) -> tuple[Job, EngineCache, PageLayout, Pages]:
+def case(data: st.DataObject, engine: str) -> tuple[SlotMap, EngineCache, PageLayout, Pages]:
     seed = data.draw(seeds, "seed")
     torch.manual_seed(seed)
-    job = data.draw(jobs(1 if engine in STATES else None, 1 if engine in SLOTS | STATES else None))
-    cache = ENGINES[engine](data.draw(shapes(job)))
-    page_layout = PageLayout.of(cache.layout, job.page_tokens)
-    return (
-        job,
-        cache,
-        page_layout,
-        Pages(job.pages, page_layout.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed),
-    )
+    sizes = int(engine in STATES), int(engine in SLOTS | STATES)
+    slots = data.draw(slot_maps(np.random.default_rng(seed), 3, *sizes))
+    cache = ENGINES[engine](data.draw(shapes(slots)))
+    page_layout = PageLayout.of(cache.layout, slots.page_tokens)
+    pages = Pages(len(slots), page_layout.nbytes, data.draw(st.sampled_from([4096, 4096, 96])), seed)
+    return slots, cache, page_layout, pages
 
 
-def check_store(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
-    before, expected = cache.copies(), stored(job, cache, page_layout, pages)
-    (transfer,) = PagedCache(cache.layout, page_layout).storing(job.slots())
+def check_store(slots: SlotMap, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
+    before, expected = cache.copies(), stored(slots, cache, page_layout, pages)
+    (transfer,) = PagedCache(cache.layout, page_layout).storing(slots)
     gather(transfer, pages.frames)
-    assert torch.equal(pages.memory, expected)
+    assert np.array_equal(pages.memory, expected)
     assert all(map(torch.equal, cache.memory, before))
 
 
-def check_load(job: Job, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
-    before, arena = cache.copies(), pages.memory.clone()
-    scatter(PagedCache(cache.layout, page_layout).loading(job.slots()), pages.frames)
+def check_load(slots: SlotMap, cache: EngineCache, page_layout: PageLayout, pages: Pages) -> None:
+    before, arena = cache.copies(), pages.memory.copy()
+    scatter(PagedCache(cache.layout, page_layout).loading(slots), pages.frames)
     found = cache.copies()
     cache.restore(before)
-    load_plainly(job, cache, page_layout, pages)
+    load_plainly(slots, cache, page_layout, pages)
     assert all(map(torch.equal, found, cache.memory))
-    assert torch.equal(pages.memory, arena)
+    assert np.array_equal(pages.memory, arena)
 
 
 @any_engine
@@ -90,26 +88,24 @@ def test_a_load_equals_plain_indexing(engine: str, data: st.DataObject) -> None:
 @any_times
 @given(st.data())
 def test_a_block_may_be_stored_several_times(data: st.DataObject) -> None:
-    job, cache, page_layout, pages = case(data, "kv_second")
-    twice = tuple(msgspec.structs.replace(one, table=tuple(b // 2 for b in one.table)) for one in job.requests)
-    check_store(msgspec.structs.replace(job, requests=twice), cache, page_layout, pages)
+    slots, cache, page_layout, pages = case(data, "kv_second")
+    check_store(msgspec.structs.replace(slots, blocks=slots.blocks // 2), cache, page_layout, pages)
 
 
 @any_times
-@given(jobs(), seeds, st.sampled_from(DTYPES))
-def test_groups_of_a_hybrid_model_share_bytes(job: Job, seed: int, dtype: Any) -> None:
+@given(st.data(), seeds, st.sampled_from(DTYPES))
+def test_groups_of_a_hybrid_model_share_bytes(data: st.DataObject, seed: int, dtype: Any) -> None:
     """Blocks of one group are stored and loaded while the blocks of the other group lie between them."""
     torch.manual_seed(seed)
-    shape = Shape(2, job.blocks + 3, job.block_tokens, 3, 5, dtype)
+    slots = data.draw(slot_maps(np.random.default_rng(seed), 3))
+    shape = Shape(2, int(slots.blocks.max()) + 3, slots.block_tokens, 3, 5, dtype)
     attention, states = hybrid(shape.blocks, shape, dtype)
-    used = {block for request in job.requests for block in request.table}
-    free = tuple(block for block in range(shape.blocks) if block not in used)
-    theirs = Job(1, 1, (Request(free[::-1], len(free), 0, range(len(free)), None),))
-    for which, cache in ((job, attention), (theirs, states)):
+    free = sorted({*range(shape.blocks)} - {*slots.blocks.tolist()}, reverse=True)
+    for which, cache in ((slots, attention), (slot_map(free, len(free), 1, 1), states)):
         page_layout = PageLayout.of(cache.layout, which.page_tokens)
-        pages = Pages(which.pages, page_layout.nbytes, 4096, seed)
+        pages = Pages(len(which), page_layout.nbytes, 4096, seed)
         check_store(which, cache, page_layout, pages)
-        check_load(which, cache, page_layout, Pages(which.pages, page_layout.nbytes, 4096, seed + 1))
+        check_load(which, cache, page_layout, Pages(len(which), page_layout.nbytes, 4096, seed + 1))
 
 
 @pytest.mark.parametrize("engine", ["vllm BLHNC", "token_slots", "latents"])
@@ -118,23 +114,22 @@ def test_many_bytes_are_copied_by_several_threads(engine: str) -> None:
     torch.manual_seed(7)
     tokens, page_tokens = (1, 24) if engine in SLOTS else (8, 24)
     shape = Shape(4, 400 // tokens, tokens, 6, 40, torch.bfloat16)
-    table = tuple(torch.randperm(shape.blocks)[: 384 // tokens].tolist())
-    job = Job(page_tokens, tokens, (Request(table, 16, 0, range(1, 383), None),))
+    slots = slot_map(torch.randperm(shape.blocks)[: 384 // tokens], 16, page_tokens, tokens, 0, range(1, 383))
     cache = ENGINES[engine](shape)
     page_layout = PageLayout.of(cache.layout, page_tokens)
     pages = Pages(16, page_layout.nbytes, 4096, 7)
-    before, expected = cache.copies(), stored(job, cache, page_layout, pages)
+    before, expected = cache.copies(), stored(slots, cache, page_layout, pages)
     paged = PagedCache(cache.layout, page_layout)
-    (storing,) = paged.storing(job.slots())
+    (storing,) = paged.storing(slots)
     gather(storing, pages.frames, threads=3)
-    assert torch.equal(pages.memory, expected)
+    assert np.array_equal(pages.memory, expected)
     for memory in cache.memory:
         memory.zero_()
     zeroes = cache.copies()
-    scatter(paged.loading(job.slots()), pages.frames, threads=3)
+    scatter(paged.loading(slots), pages.frames, threads=3)
     found = cache.copies()
     cache.restore(zeroes)
-    load_plainly(job, cache, page_layout, pages)
+    load_plainly(slots, cache, page_layout, pages)
     assert all(map(torch.equal, found, cache.memory))
     assert not all(map(torch.equal, before, zeroes))
 
@@ -144,11 +139,11 @@ def test_empty_copies_change_nothing() -> None:
     page_layout = PageLayout.of(cache.layout, 3)
     pages = Pages(0, page_layout.nbytes, 4096, 0)
     paged, nothing = PagedCache(cache.layout, page_layout), slot_map([], 0, 3, 2)
-    arena, before = pages.memory.clone(), cache.copies()
+    arena, before = pages.memory.copy(), cache.copies()
     (storing,) = paged.storing(nothing)
     gather(storing, pages.frames)
     scatter(paged.loading(nothing), pages.frames)
-    assert torch.equal(pages.memory, arena)
+    assert np.array_equal(pages.memory, arena)
     assert all(map(torch.equal, cache.memory, before))
 
 
@@ -156,11 +151,11 @@ def test_empty_copies_change_nothing() -> None:
 
 
 def refused(why: str, transfer: Any, frames: Any, untouched: list[Any]) -> None:
-    before = [memory.clone() for memory in untouched]
+    before = [torch.as_tensor(memory).clone() for memory in untouched]
     for copy in (gather, scatter):
         with pytest.raises(ValueError, match=why):
             copy(transfer, frames)
-    assert all(map(torch.equal, untouched, before))
+    assert all(map(torch.equal, map(torch.as_tensor, untouched), before))
 
 
 def small() -> tuple[EngineCache, PagedCache, Pages]:

@@ -22,8 +22,9 @@ from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu.copy_paths import DmaWay, Moves, Queue, StagedWay, Way
 from pagetier.kernels.gpu.staging import Ring, slot_needed
 from pagetier.kernels.layout.page_layout import PageLayout
+from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
 from pagetier.kernels.layout.transfer import PagedCache
-from torch_reference import Job, Pages, Request, load_plainly, stored
+from torch_reference import Pages, load_plainly, stored
 
 BLOCK, PAGES = 16, 3
 ALL_TYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8]
@@ -65,45 +66,44 @@ def device(request: pytest.FixtureRequest) -> Device:
     return Device("cuda:0", ALL_TYPES, [1, 3, 16], on_gpu)
 
 
-def job_of(engine: str, page_blocks: int) -> Job:
+def slots_of(engine: str, page_blocks: int) -> SlotMap:
     """Returns two requests in scattered blocks: whole pages, and pages whose first and last tokens are left out."""
     block = 1 if engine in SLOTS | STATES else BLOCK
     page = 1 if engine in STATES else page_blocks * BLOCK
     blocks = PAGES * page // block
-    table = tuple(np.random.default_rng(page).permutation(2 * blocks + 2).tolist())
-    whole = Request(table[:blocks], PAGES, 0, range(PAGES * page), None)
-    part = Request(table[blocks : 2 * blocks], PAGES, 0, range(1, PAGES * page - 1), (False, True, False))
-    return Job(page, block, (whole, part))
+    table = np.random.default_rng(page).permutation(2 * blocks + 2)
+    part = slot_map(table[blocks : 2 * blocks], PAGES, page, block, 0, range(1, PAGES * page - 1))
+    return joined_slots(slot_map(table[:blocks], PAGES, page, block), part.without((False, True, False)))
 
 
 class Case:
     """A cache on the host, on which the expected result is computed, its copy on the device, and pages."""
 
-    def __init__(self, device: Device, engine: str, dtype: Any, job: Job) -> None:
+    def __init__(self, device: Device, engine: str, dtype: Any, slots: SlotMap) -> None:
         torch.manual_seed(9)
-        shape = Shape(2, job.blocks + 2, job.block_tokens, heads=2, width=24, dtype=dtype)
-        self.job, self.expected = job, ENGINES[engine](shape)
+        shape = Shape(2, int(slots.blocks.max()) + 3, slots.block_tokens, heads=2, width=24, dtype=dtype)
+        self.slots, self.expected = slots, ENGINES[engine](shape)
         self.there: EngineCache = ENGINES[engine](msgspec.structs.replace(shape, device=device.name))
         self.there.restore(self.expected.memory)
-        self.layout = PageLayout.of(self.expected.layout, job.page_tokens)
-        self.pages = Pages(job.pages, self.layout.nbytes, 4096, seed=4)
+        self.layout = PageLayout.of(self.expected.layout, slots.page_tokens)
+        self.pages = Pages(len(slots), self.layout.nbytes, 4096, seed=4)
         self._perform = device.perform
 
     def check_store(self, way: str) -> None:
-        expected = stored(self.job, self.expected, self.layout, self.pages)
-        for transfer in PagedCache(self.there.layout, self.layout).storing(self.job.slots()):
+        expected = stored(self.slots, self.expected, self.layout, self.pages)
+        for transfer in PagedCache(self.there.layout, self.layout).storing(self.slots):
             self._perform(way, Copy(Direction.STORE, transfer, self.pages.frames, range(len(transfer.planes))))
         self._compare(expected)
 
     def check_load(self, way: str) -> None:
-        expected = self.pages.memory.clone()
-        transfer = PagedCache(self.there.layout, self.layout).loading(self.job.slots())
+        expected = self.pages.memory.copy()
+        transfer = PagedCache(self.there.layout, self.layout).loading(self.slots)
         self._perform(way, Copy(Direction.LOAD, transfer, self.pages.frames, range(len(transfer.planes))))
-        load_plainly(self.job, self.expected, self.layout, self.pages)
+        load_plainly(self.slots, self.expected, self.layout, self.pages)
         self._compare(expected)
 
     def _compare(self, pages: Any) -> None:
-        assert torch.equal(self.pages.memory, pages)
+        assert np.array_equal(self.pages.memory, pages)
         for found, wanted in zip(self.there.memory, self.expected.memory, strict=True):
             assert torch.equal(found.cpu(), wanted)
 
@@ -113,7 +113,7 @@ class Case:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_layout_type_and_page_size(device: Device, engine: str, way: str, direction: Direction) -> None:
     for dtype, page_blocks in product(device.dtypes, device.page_blocks):
-        case = Case(device, engine, dtype, job_of(engine, page_blocks))
+        case = Case(device, engine, dtype, slots_of(engine, page_blocks))
         memory = case.pages.memory
-        with nullcontext() if device.name == "cpu" else registered(memory.data_ptr(), len(memory)):
+        with nullcontext() if device.name == "cpu" else registered(memory.ctypes.data, len(memory)):
             (case.check_store if direction is Direction.STORE else case.check_load)(way)
