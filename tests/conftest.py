@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Final
 
 import pytest
 
-from own_mounts import have_own_mounts
+from own_host import have_own_host, have_own_mounts
+
+# The libraries that plugins import start threads, and a process with threads cannot enter a user namespace.
+_HOST: Final = have_own_mounts() if "PYTEST_XDIST_WORKER" in os.environ else have_own_host()
 
 pytest_plugins = ("injection.sweep", "proofs.selection", "virtual_clock")
 
@@ -25,9 +29,9 @@ with suppress(ImportError):
     settings.load_profile("pagetier")
 
 
-def pytest_configure() -> None:
-    """Keeps what the tests of this process mount out of the namespaces that tests beside it make."""
-    have_own_mounts()
+def pytest_report_header() -> str:
+    """Returns whether the tests can see what else is on this machine."""
+    return f"host: {_HOST}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

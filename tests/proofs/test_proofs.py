@@ -84,7 +84,7 @@ def test_programs_data_and_includes_that_a_test_uses_are_inputs() -> None:
     beside = {"failpoints_on.py", "fork_server.py", "inject.c", "injector.h", "crossings.txt"}
     found = set(inputs_of([], ["tests/crash/injection/test_failpoints.py"]))
     assert {f"tests/crash/injection/{name}" for name in beside} < found
-    assert {"tests/conftest.py", "tests/harness/own_mounts.py"} < found
+    assert {"tests/conftest.py", "tests/harness/own_host.py"} < found
     assert "tests/crash/injection/test_kernel.py" not in found
     other = helpers_of(["tests/crash/power_loss/test_power_loss.py"])
     assert "tests/crash/injection/injector.h" in other and "tests/crash/injection/crossings.txt" not in other

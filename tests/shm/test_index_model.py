@@ -176,7 +176,7 @@ class IndexMachine(StoringMachine):
 
 
 IndexMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("TEST_EXAMPLES", "150")),
     stateful_step_count=60,
     deadline=None,
     print_blob=True,

@@ -22,7 +22,7 @@ places = st.one_of(
 )
 needs = st.one_of(st.just(EVERYTHING), st.just(1), st.integers(0, 20))
 limits = st.one_of(st.just(EVERYTHING), st.integers(0, 80))
-examples = settings(max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "150")), deadline=None)
+examples = settings(max_examples=int(os.environ.get("TEST_EXAMPLES", "150")), deadline=None)
 
 
 @st.composite

@@ -171,7 +171,7 @@ class CopyingMachine(EngineMachine):
 
 
 CopyingMachine.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "250")),
+    max_examples=int(os.environ.get("TEST_EXAMPLES", "250")),
     stateful_step_count=50,
     deadline=None,
     print_blob=True,

@@ -189,7 +189,7 @@ def test_no_sequence_of_requests_stores_wrong_content(host: Host, standing_clock
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=int(os.environ.get("PAGETIER_EXAMPLES", "60")),
+            max_examples=int(os.environ.get("TEST_EXAMPLES", "60")),
             stateful_step_count=40,
             deadline=None,
             print_blob=True,

@@ -1,0 +1,157 @@
+"""Hides the host from the tests of this process and from all processes that they start.
+
+The environment is cleaned everywhere. Where it is permitted, namespaces of mounts and of IPC, and for an ordinary user
+one of users, give the suite a /tmp, a /dev/shm and a /run of its own, and no /etc/pagetier.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import locale
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_HOME: Final = ROOT / ".cache/home"
+_OF_THE_HOST: Final = ("PAGETIER", "XDG_", "LC_", "LANGUAGE", "NOTIFY_", "WATCHDOG_", "JOURNAL_", "LISTEN_", "AWS_")
+_KEPT: Final = {"GIT_CONFIG_GLOBAL": ".gitconfig", "PIP_CONFIG_FILE": ".config/pip/pip.conf"}
+"""Settings of tools that the tests use, such as the package index of this host, which are in its user's home."""
+_ENOUGH: Final = 4 << 30
+"""The free bytes of /tmp from which on it is used for temporary files, and else the clone's own file system."""
+_NEWNS, _NEWIPC, _NEWUSER = 0x00020000, 0x08000000, 0x10000000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
+_CAPABILITIES_3: Final = 0x20080522
+
+
+def have_own_host() -> str:
+    """Moves this process, which has one thread, to a host of its own. Returns whether the real one can be seen."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    places = [ROOT, Path(sys.base_prefix), cache / "pagetier"]
+    _clean_environment()
+    temporary = _own_temporary()
+    if not _may_enter(temporary, places):
+        return "visible, because namespaces are refused here"
+    _enter(temporary, places)
+    os.environ.pop("TMPDIR", None)
+    return "hidden by namespaces"
+
+
+def have_own_mounts() -> str:
+    """Moves the calling thread, and its later threads and children, to a /dev/shm and to mounts of their own.
+
+    A mount namespace is a copy of the one that it is made in, and keeps the file systems of that one in use after they
+    are unmounted there. A test that mounts a file again then receives the same file system, with the state that it had.
+    Changes nothing where that is not permitted: such a user cannot mount anything either.
+    """
+    with suppress(OSError):
+        _unshare(_NEWNS)
+        _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+        _mount_memory("/dev/shm", 0o1777)
+    return ""
+
+
+def _clean_environment() -> None:
+    home = Path.home()
+    for name in [name for name in os.environ if name.startswith(_OF_THE_HOST)]:
+        del os.environ[name]
+    for name, path in _KEPT.items():
+        if (home / path).exists():
+            os.environ.setdefault(name, str(home / path))
+    _HOME.mkdir(parents=True, exist_ok=True)
+    os.environ |= {"HOME": str(_HOME), "LANG": "C.UTF-8"}
+    locale.setlocale(locale.LC_ALL, "")
+    os.umask(0o022)
+
+
+def _own_temporary() -> Path:
+    """Makes a folder that is removed when this process ends, also if another one is mounted over it then."""
+    place = next(path for path in (Path("/tmp"), _HOME.parent) if shutil.disk_usage(path).free >= _ENOUGH)
+    folder = Path(tempfile.mkdtemp(dir=place, prefix="pagetier-suite-"))
+    folder.chmod(0o1777)
+    beneath, process = os.open(place, os.O_RDONLY), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(folder.name, ignore_errors=True, dir_fd=beneath)
+
+    atexit.register(remove)
+    return folder
+
+
+def _may_enter(temporary: Path, places: list[Path]) -> bool:
+    """Tries all of it in a child: some hosts permit a namespace but no mounts in it."""
+    if (child := os.fork()) == 0:
+        with suppress(OSError):
+            _enter(temporary, places)
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _enter(temporary: Path, places: list[Path]) -> None:
+    user, group = os.geteuid(), os.getegid()
+    _unshare(_NEWNS | _NEWIPC | (_NEWUSER if user else 0))
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
+    _replace_tmp(temporary, [path for path in places if path.is_relative_to("/tmp") and path.exists()])
+    _mount_memory("/dev/shm", 0o1777)
+    _replace_run(0o555 if user else 0o755)
+    if Path("/etc/pagetier").is_dir():
+        _mount_memory("/etc/pagetier", 0o755)
+    if user:
+        _drop_capabilities()
+
+
+def _replace_tmp(temporary: Path, places: list[Path]) -> None:
+    """Mounts a folder at /tmp, without which this clone and its Python, if they are there, would be out of reach."""
+    opened = {path: os.open(path, os.O_PATH) for path in places}
+    _mount(str(temporary), "/tmp", flags=_MS_BIND)
+    for path, beneath in opened.items():
+        path.mkdir(parents=True, exist_ok=True)
+        _mount(f"/proc/self/fd/{beneath}", str(path), flags=_MS_BIND | _MS_REC)
+        os.close(beneath)
+
+
+def _replace_run(mode: int) -> None:
+    """Mounts a /run with all that is in the host's, as programs need it, but what belongs to pagetier."""
+    beneath = os.open("/run", os.O_RDONLY)
+    _mount_memory("/run", mode)
+    for entry in [entry for entry in os.scandir(beneath) if not entry.name.startswith("pagetier")]:
+        place = Path("/run") / entry.name
+        if entry.is_symlink():
+            place.symlink_to(os.readlink(entry.name, dir_fd=beneath))
+            continue
+        place.mkdir() if entry.is_dir() else place.touch()
+        _mount(f"/proc/self/fd/{beneath}/{entry.name}", str(place), flags=_MS_BIND | _MS_REC)
+    os.close(beneath)
+
+
+def _mount_memory(place: str, mode: int) -> None:
+    _mount("tmpfs", place, "tmpfs", options=f"mode={mode:o}")
+
+
+def _mount(source: str, place: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(source.encode(), place.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()):
+        raise OSError(ctypes.get_errno(), f"mount {place}")
+
+
+def _unshare(flags: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(flags):
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def _drop_capabilities() -> None:
+    """Returns to the rights of an ordinary user, for whom the modes of files count."""
+    header, none = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
