@@ -34,6 +34,7 @@ help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
 	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
 	@echo "make test    lint, and the tests of all rooms with real daemons: for every change"
+	@echo "make test-on-a-hostile-host  the tests, as root, beside all that they must not see; PLACE=ours, theirs or file"
 	@echo "make prove   run the proofs whose inputs were changed: models, races, crashes, fuzzers; ALL=1: all; NAME=models: one"
 	@echo "make check-proofs  run some of the proofs' shards again, chosen by the commit, and compare them with the locks"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling, locks of the proofs"
@@ -194,7 +195,12 @@ fuzz:
 
 pytest: venv $(VENV)/.demo $(VENV)/.kernels
 	@echo "== pytest"
-	@$(PYTEST)
+	@$(PYTEST) --durations=10; status=$$?; echo "one test: $(BIN)/pytest -n 0 FILE::TEST"; exit $$status
+
+# PLACE says what is at /run/pagetier there: ours, theirs or file.
+.PHONY: test-on-a-hostile-host
+test-on-a-hostile-host: venv $(VENV)/.demo $(VENV)/.kernels
+	@$(BIN)/python tests/harness/hostile_host.py $(or $(PLACE),theirs) -- $(MAKE) --no-print-directory pytest
 
 .PHONY: models
 models: $(VENV)/.dev

@@ -8,10 +8,13 @@ from typing import Final
 
 import pytest
 
-from own_host import have_own_host, have_own_mounts
+from own_host import have_own_host, have_own_mounts, report
 
 # The libraries that plugins import start threads, and a process with threads cannot enter a user namespace.
-_HOST: Final = have_own_mounts() if "PYTEST_XDIST_WORKER" in os.environ else have_own_host()
+if "PYTEST_XDIST_WORKER" in os.environ:
+    have_own_mounts()
+else:
+    have_own_host()
 
 pytest_plugins = ("injection.sweep", "proofs.selection", "virtual_clock")
 
@@ -31,7 +34,7 @@ with suppress(ImportError):
 
 def pytest_report_header() -> str:
     """Returns whether the tests can see what else is on this machine."""
-    return f"host: {_HOST}"
+    return f"host: {report()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

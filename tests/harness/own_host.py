@@ -22,6 +22,9 @@ _HOME: Final = ROOT / ".cache/home"
 _OF_THE_HOST: Final = ("PAGETIER", "XDG_", "LC_", "LANGUAGE", "NOTIFY_", "WATCHDOG_", "JOURNAL_", "LISTEN_", "AWS_")
 _KEPT: Final = {"GIT_CONFIG_GLOBAL": ".gitconfig", "PIP_CONFIG_FILE": ".config/pip/pip.conf"}
 """Settings of tools that the tests use, such as the package index of this host, which are in its user's home."""
+_VARIABLE: Final = "TEST_HOST"
+_HIDDEN: Final = "hidden by namespaces"
+_VISIBLE: Final = "visible, because namespaces are refused here"
 _ENOUGH: Final = 4 << 30
 """The free bytes of /tmp from which on it is used for temporary files, and else the clone's own file system."""
 _NEWNS, _NEWIPC, _NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -29,20 +32,30 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 _CAPABILITIES_3: Final = 0x20080522
 
 
-def have_own_host() -> str:
-    """Moves this process, which has one thread, to a host of its own. Returns whether the real one can be seen."""
+def have_own_host() -> None:
+    """Moves this process, which has one thread, to a host of its own."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     places = [ROOT, Path(sys.base_prefix), cache / "pagetier"]
     _clean_environment()
     temporary = _own_temporary()
-    if not _may_enter(temporary, places):
-        return "visible, because namespaces are refused here"
-    _enter(temporary, places)
-    os.environ.pop("TMPDIR", None)
-    return "hidden by namespaces"
+    os.environ[_VARIABLE] = _VISIBLE
+    if _may_enter(temporary, places):
+        _enter(temporary, places)
+        os.environ.pop("TMPDIR", None)
+        os.environ[_VARIABLE] = _HIDDEN
 
 
-def have_own_mounts() -> str:
+def is_hidden() -> bool:
+    """Returns whether namespaces hide the host's files from this process."""
+    return report() == _HIDDEN
+
+
+def report() -> str:
+    """Returns what this process can see of the host."""
+    return os.environ.get(_VARIABLE, _VISIBLE)
+
+
+def have_own_mounts() -> None:
     """Moves the calling thread, and its later threads and children, to a /dev/shm and to mounts of their own.
 
     A mount namespace is a copy of the one that it is made in, and keeps the file systems of that one in use after they
@@ -53,7 +66,6 @@ def have_own_mounts() -> str:
         _unshare(_NEWNS)
         _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
         _mount_memory("/dev/shm", 0o1777)
-    return ""
 
 
 def _clean_environment() -> None:

@@ -53,6 +53,7 @@ root_of_its_own() {
     root=$folder/root
     mkdir "$folder/upper" "$folder/work" "$root"
     mount -t overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" overlay "$root"
+    rm -rf "$root/etc/pagetier"
     seen_at "$repository" /opt/pagetier
     seen_at "$python" /opt/python
     seen_at "$site" /opt/site
