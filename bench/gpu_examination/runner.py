@@ -40,15 +40,16 @@ class ResultsFile:
             file.write(json.dumps(self.lines[-1]) + "\n")
 
 
-def run(steps: Sequence[Step], results: ResultsFile, environment: Mapping[str, str], ends: float) -> None:
+def run(steps: Sequence[Step], results: ResultsFile, environment: Mapping[str, str], seconds: float) -> None:
     """Runs all steps. A step that fails, hangs or lacks its tool does not keep the next ones from running.
 
     Args:
         steps: The steps.
         results: Receives the lines of each step and then its outcome.
         environment: The environment of all steps.
-        ends: The monotonic time at which the last step has to end.
+        seconds: After how many seconds the last step has to end.
     """
+    ends = time.monotonic() + seconds
     for step in steps:
         began, logged = time.monotonic(), _size(results.log)
         outcome = _outcome(step, results, environment, min(step.seconds, ends - began))

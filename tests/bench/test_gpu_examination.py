@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def python(name: str, program: str, seconds: int = PLENTY_S, **options: Any) -> 
 
 def results_of(folder: Path, *steps: Step, seconds: float = 10 * PLENTY_S) -> list[dict[str, Any]]:
     """Returns the lines of the results file after the steps."""
-    run(steps, ResultsFile(folder / "device/now.jsonl"), os.environ, time.monotonic() + seconds)
+    run(steps, ResultsFile(folder / "device/now.jsonl"), os.environ, seconds)
     return [json.loads(line) for line in (folder / "device/now.jsonl").read_text().splitlines()]
 
 
