@@ -7,7 +7,6 @@ import itertools
 import os
 import secrets
 import struct
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -81,12 +80,9 @@ class Engine:
 
     def answer(self) -> Fetched:
         """Returns the next response to a fetch request."""
-        ends = time.monotonic() + 2 * WAIT_S
-        while time.monotonic() < ends:
-            for answer in self.link.read(1.0):
-                assert isinstance(answer, Fetched)
-                return answer
-        raise AssertionError("a fetch is not answered")
+        answers = eventually(lambda: self.link.read(1.0), 2 * WAIT_S)
+        assert answers and isinstance(answers[0], Fetched), "a fetch is not answered"
+        return answers[0]
 
     def fetch(self, numbers: Iterable[int], timeout: float = WAIT_S) -> list[int]:
         """Fetches pages from disk into memory and returns the outcomes."""

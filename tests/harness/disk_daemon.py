@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -100,14 +99,15 @@ class DiskDaemon(RunningDaemon):
 
     def save(self) -> Saved:
         """Writes all pages to disk, and waits until they are written or cannot be."""
-        ends = time.monotonic() + WAIT_S
-        while True:
-            saved = self.ask(Save(1))
-            assert isinstance(saved, Saved)
-            if saved.synced or saved.trouble:
-                return saved
-            assert time.monotonic() < ends, f"{saved} {self.reported()}"
-            time.sleep(0.02)
+
+        def saved() -> Saved | None:
+            answer = self.ask(Save(1))
+            assert isinstance(answer, Saved)
+            return answer if answer.synced or answer.trouble else None
+
+        answer = eventually(saved, WAIT_S)
+        assert answer is not None, self.reported()
+        return answer
 
     def doctor(self) -> str:
         """Returns the output of `pagetier doctor` with this daemon's configuration."""

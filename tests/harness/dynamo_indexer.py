@@ -10,15 +10,17 @@ no other packages.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import socket
 import struct
 import subprocess
 import sys
-import time
 import urllib.request
 from typing import Any
+
+from eventually import eventually
 
 _SET_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41
 _PORT = 8091
@@ -44,15 +46,14 @@ def request(path: str, body: Any = None) -> Any:
 
 def wait_ready() -> None:
     """Waits until the indexer answers."""
-    ends = time.monotonic() + _START_S
-    while True:
-        try:
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
             request("/health")
-            return
-        except OSError:
-            if time.monotonic() > ends:
-                raise
-            time.sleep(0.1)
+            return True
+        return False
+
+    assert eventually(answers, _START_S), "the indexer does not answer"
 
 
 def reach(tokens: list[int], block_tokens: int) -> dict[str, dict[str, int]]:

@@ -1,7 +1,11 @@
-"""Waits for conditions, up to a timeout or within a second of a machine whose cores other processes use, too."""
+"""The only clock of the tests: waits for conditions, pauses, and durations for reports.
+
+A test that asks how long something took fails on a busy machine, so a limit here is only far too long.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -24,15 +28,35 @@ _REPORTED_S = 2.5  # after which the daemon, which reports about once a second, 
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
-def eventually(what: Callable[[], bool], seconds: float = _PATIENCE_S) -> bool:
-    """Returns whether a condition becomes true in time."""
-    ends, pause = time.monotonic() + seconds, _SHORTEST_S
-    while not what():
-        if time.monotonic() > ends:
-            return False
-        time.sleep(pause)
-        pause = min(_LONGEST_S, 1.05 * pause)
-    return True
+class Stopwatch:
+    """Measures the time since now, for a report or for a wait that cannot be one for a condition."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the start."""
+        return time.monotonic() - self._began
+
+
+def pause(seconds: float = _SHORTEST_S) -> None:
+    """Lets other processes run: between two checks, or to give simulated work its pace."""
+    time.sleep(seconds)
+
+
+async def turn() -> None:
+    """Lets the event loop run what is ready now."""
+    await asyncio.sleep(0)
+
+
+def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:
+    """Returns the first true result of a function, or its last one when the time has passed."""
+    watch, rest = Stopwatch(), _SHORTEST_S
+    while not (result := what()) and watch.seconds <= seconds:
+        pause(rest)
+        rest = min(_LONGEST_S, 1.05 * rest)
+    return result
 
 
 def settled(what: Callable[[], _T], seconds: float = _REPORTED_S) -> _T:
@@ -40,10 +64,10 @@ def settled(what: Callable[[], _T], seconds: float = _REPORTED_S) -> _T:
 
     It fails if the value changes for a minute.
     """
-    value, left, ends = what(), seconds, time.monotonic() + _CHANGING_S
+    value, left, watch = what(), seconds, Stopwatch()
     while left > 0:
-        assert time.monotonic() < ends, f"it does not settle: {value}"
-        time.sleep(_CHECK_S)
+        assert watch.seconds < _CHANGING_S, f"it does not settle: {value}"
+        pause(_CHECK_S)
         left = left - _CHECK_S if value == (value := what()) else seconds
     return value
 
@@ -78,12 +102,12 @@ class Second:
     def __init__(self, daemon: RunningDaemon, *others: int) -> None:
         self._waits = CoreWaits(os.getpid(), daemon.pid, *others)
         self._stalled_s = 0.0
-        self._began = time.monotonic()
+        self._watch = Stopwatch()
 
     @property
     def is_over(self) -> bool:
         """Returns whether the second has passed."""
-        left = _SECOND_S + _OWN_STEPS_S + self._began - time.monotonic()
+        left = _SECOND_S + _OWN_STEPS_S - self._watch.seconds
         return left < 0 and left + max(self._stalled_s, sum(self._waits.of_threads())) < 0
 
     def sees(self, what: Callable[[], bool]) -> bool:
@@ -96,7 +120,7 @@ class Second:
 
     def _pause(self) -> None:
         """Sleeps for a moment. A sleep that lasts far longer shows that this process could not run, for any reason."""
-        began = time.monotonic()
-        time.sleep(_SHORTEST_S)
-        late = time.monotonic() - began - _SHORTEST_S
+        watch = Stopwatch()
+        pause()
+        late = watch.seconds - _SHORTEST_S
         self._stalled_s += late if late > _STALL_S else 0.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import msgspec
 
+from eventually import pause
 from pagetier.tiers.fleet.folder_store import FolderStore
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
@@ -104,11 +104,11 @@ class FaultyStore(DictStore):
 
 
 class SlowToOpen(DictStore):
-    """A store whose opening takes an hour."""
+    """A store whose opening does not end."""
 
     def __init__(self, options: StoreSettings) -> None:
         super().__init__(options)
-        time.sleep(3600)
+        threading.Event().wait()
 
 
 class FailsToOpen(DictStore):
@@ -131,7 +131,7 @@ class HangingFolder(FolderStore):
 
     def _hang(self) -> None:
         while (self._folder / "hang").exists():
-            time.sleep(0.05)
+            pause()
 
 
 class UnreadableFolder(FolderStore):

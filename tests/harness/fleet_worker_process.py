@@ -7,11 +7,11 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TypeVar
 
 from anonymous_segments import DAY_NS
+from eventually import Stopwatch
 from index_with_disk import Place, key, u32, u64
 from pagetier.shm._core import HISTORY_BYTES, Pins, ReserveOutcome, TierFlag
 from pagetier.shm.message_codec import pack
@@ -50,12 +50,12 @@ class FleetWorkerProcess:
 
     def expect(self, kind: type[_R], seconds: float = 20.0) -> _R:
         """Returns the next report of this kind; others before it are dropped."""
-        until = time.monotonic() + seconds
+        watch = Stopwatch()
         while True:
             while self._reports:
                 if isinstance(report := self._reports.pop(0), kind):
                     return report
-            ready, _, _ = select.select([self._socket], [], [], max(0.0, until - time.monotonic()))
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, seconds - watch.seconds))
             data = self._socket.recv(1 << 18) if ready else b""
             assert data, f"no {kind.__name__} came"
             self._reports += [decode_report(body) for body in self._unpacker.feed(data)]

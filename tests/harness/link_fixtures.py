@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from eventually import eventually
 from fake_daemon import FakeDaemon, Peer
 from pagetier.shm import unix_socket
 from pagetier.shm.daemon_link import Link
@@ -24,8 +24,7 @@ HANGS_S = 60.0  # after which a peer that hangs ends its connection, so that a c
 def linked(behave: Callable[[Peer], None] | None = None) -> Iterator[tuple[FakeDaemon, Link]]:
     with FakeDaemon(behave) as daemon:
         link = Link(daemon.socket, 5)
-        while not daemon.peers:
-            time.sleep(0.001)
+        assert eventually(lambda: daemon.peers)
         try:
             yield daemon, link
         finally:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
+from eventually import eventually
 from pagetier.client import Client, Keys
 from running_daemon import RunningDaemon
 
@@ -22,14 +22,15 @@ def advice(daemon: RunningDaemon) -> dict[str, Any] | None:
 
 def advice_after(daemon: RunningDaemon, lookups: int) -> dict[str, Any]:
     """Returns the advice as soon as the daemon has counted so many lookups."""
-    ends = time.monotonic() + 30
-    while time.monotonic() < ends:
+
+    def counted() -> dict[str, Any] | None:
         values = advice(daemon)
-        if values is not None and values["lookups"] >= lookups:
-            assert values["lookups"] == lookups
-            return values
-        time.sleep(0.02)
-    raise AssertionError(f"{lookups} lookups were not counted in time")
+        return values if values is not None and values["lookups"] >= lookups else None
+
+    values = eventually(counted)
+    assert values is not None, f"{lookups} lookups were not counted"
+    assert values["lookups"] == lookups
+    return values
 
 
 def serve(client: Client, keys: Keys) -> int:

@@ -9,12 +9,12 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from eventually import eventually
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Observe
@@ -110,11 +110,14 @@ def observing(socket: Path) -> Iterator[Observer]:
 
 def until(true: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
     """Waits until a condition becomes true while the process is alive."""
-    ends = time.monotonic() + WAIT_S
-    while not true():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < ends
-        time.sleep(0.002)
+
+    def is_true() -> bool:
+        is_alive = process is None or process.poll() is None
+        result = true()
+        assert result or process is None or is_alive, process.communicate()
+        return result
+
+    assert eventually(is_true, WAIT_S)
 
 
 def until_granted(pages: int, observer: Observer, process: subprocess.Popen[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from eventually import eventually
 from pagetier.tiers.fleet.folder_store import FolderStore
 from pagetier.tiers.fleet.object_store import StoreSettings
 
@@ -46,6 +46,4 @@ class SlowFolder(FolderStore):
 
 
 def _wait_as(says: Path) -> None:
-    ends = time.monotonic() + float(says.read_text() if says.exists() else "0")
-    while time.monotonic() < ends and says.exists():
-        time.sleep(0.01)
+    eventually(lambda: not says.exists(), float(says.read_text()) if says.exists() else 0.0)

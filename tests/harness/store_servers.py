@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from eventually import eventually
 from free_ports import free_ports
 
 ACCESS_KEY, SECRET_KEY = "reader", "a secret"
@@ -70,13 +70,15 @@ class ServerProcess:
 
 def await_port(server: ServerProcess, port: int) -> None:
     """Waits until a server listens on a port."""
-    until = time.monotonic() + _STARTING_S
-    while time.monotonic() < until and server.lives():
+
+    def listens() -> bool:
         with contextlib.suppress(OSError):
-            if server.listens(port):
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"the server does not listen:\n{server.log.read_text()[-3000:]}")
+            return server.listens(port)
+        return False
+
+    assert eventually(lambda: listens() or not server.lives(), _STARTING_S) and server.lives(), (
+        f"the server does not listen:\n{server.log.read_text()[-3000:]}"
+    )
 
 
 def _program(name: str) -> Path:
@@ -109,12 +111,13 @@ class S3Server:
         """Starts the server, and makes the bucket unless it is there."""
         self.launch()
         await_port(self.process, self._ports["s3"])
-        until = time.monotonic() + _STARTING_S
-        while b"created bucket" not in (said := self._shell(f"s3.bucket.create -name {BUCKET}")):
-            assert time.monotonic() < until, said
-            if b"exist" in said:
-                break
-            time.sleep(0.3)
+        said: list[bytes] = []
+
+        def has_bucket() -> bool:
+            said.append(self._shell(f"s3.bucket.create -name {BUCKET}"))
+            return b"created bucket" in said[-1] or b"exist" in said[-1]
+
+        assert eventually(has_bucket, _STARTING_S), said[-1]
 
     def launch(self) -> None:
         """Starts the server and returns at once."""

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from pathlib import Path
 from typing import Self
 
@@ -159,6 +158,5 @@ def _remove_cgroups(top: Path) -> bool:
         for folder, _, _ in os.walk(top, topdown=False):
             Path(folder).rmdir()
     except OSError:
-        time.sleep(0.02)
         return False
     return True

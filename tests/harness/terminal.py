@@ -10,11 +10,12 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Sequence
 from typing import Self
 
 import msgspec
+
+from eventually import Stopwatch
 
 _WAIT_S = 20.0
 
@@ -64,9 +65,9 @@ class LiveTerminal:
 
     def until(self, words: str, beyond: int = 0, seconds: float = _WAIT_S) -> bool:
         """Returns whether these words appear in time, after the first `beyond` characters."""
-        ends = time.monotonic() + seconds
+        watch = Stopwatch()
         while words not in self.text[beyond:]:
-            if time.monotonic() > ends or not self._read(max(0.0, ends - time.monotonic())):
+            if (left := seconds - watch.seconds) < 0 or not self._read(left):
                 return False
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -11,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from eventually import Stopwatch
 from proofs.lock import Lock, Record, relabelled, seed_of
 from proofs.proof import Proof
 from proofs.renew import why_not
@@ -69,15 +69,13 @@ def try_sample(wanted: Sequence[Chosen], jobs: int, limit_s: float) -> Iterator[
     Yields:
         A line for each shard that was run; that of a difference begins with "DIFFERS".
     """
-    end = time.monotonic() + limit_s
+    watch = Stopwatch()
     with ThreadPoolExecutor(jobs) as pool:
-        for line in pool.map(lambda one: _try_one(one) if _ends_before(end, one) else "", wanted):
+        for line in pool.map(
+            lambda one: _try_one(one) if watch.seconds + one.record.seconds <= limit_s else "", wanted
+        ):
             if line:
                 yield line
-
-
-def _ends_before(end: float, one: Chosen) -> bool:
-    return time.monotonic() + one.record.seconds <= end
 
 
 def _try_one(one: Chosen) -> str:

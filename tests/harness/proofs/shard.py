@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+
+from eventually import Stopwatch
 
 ROOT: Final = Path(__file__).parents[3]
 MARK: Final = "proof: "
@@ -81,12 +82,12 @@ def run(shard: Shard, seed: int) -> Outcome:
     """
     if shard.lacks_environment:
         return _untried(f"the environment {shard.environment} is missing")
-    began = time.monotonic()
+    watch = Stopwatch()
     seeds = dict.fromkeys(("SEED", "SWEEP_SEED", "TEST_SEED"), str(seed))
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     environ = kept | dict.fromkeys(_THREADS, "1") | seeds | {"PYTHON": sys.executable}
     code, output = _output_of(shard.command, environ)
-    return Outcome(code, round(time.monotonic() - began, 1), summary_of(output), output)
+    return Outcome(code, round(watch.seconds, 1), summary_of(output), output)
 
 
 def _untried(reason: str) -> Outcome:
