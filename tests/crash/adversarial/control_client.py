@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Final, Self
 
-from eventually import eventually
+from eventually import eventually, pause
 from host_events.engine import PAGES, Engine, Served
 from pagetier.client import Keys
 from running_daemon import namespace
@@ -74,4 +73,4 @@ class Honest:
     def _run(self) -> None:
         while not self._ends.is_set():
             self.engine.request()
-            time.sleep(_REST_S)
+            pause(_REST_S)

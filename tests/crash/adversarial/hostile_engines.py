@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core_records import lock_words
+from eventually import pause
 from pagetier.client import Client, Keys, Match, Reservation
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
@@ -103,7 +103,7 @@ def pin_all(path: Path) -> None:
     while True:
         pins |= np.uint64(1 << slot)
         begun()
-        time.sleep(0.0005)
+        pause(0.0005)
 
 
 def scribbles(path: Path) -> None:
@@ -115,7 +115,7 @@ def scribbles(path: Path) -> None:
         for entry, name in zip(random.integers(0, len(words), 50), random.choice(names, 50), strict=True):
             words[name][entry] = random.integers(0, 1 << 64, dtype=np.uint64, endpoint=False)
         begun()
-        time.sleep(0.001)
+        pause(0.001)
 
 
 ACTS: Final[dict[str, Callable[[Path], None]]] = {

@@ -22,7 +22,6 @@ from running_daemon import RunningDaemon
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 FRAME, FRAMES = 64 << 10, 1024
 ROUNDS = 30
-SERVED_S = 30.0  # also on a busy machine; all rounds together may take 120 s
 ON_THEIR_WAY = 3 * 128  # connections that the loop has accepted and not closed yet
 FEW = 512  # descriptors
 FLUSHING = {"asking", "watching"}  # attacks that may flush a page between its store and its load
@@ -55,7 +54,6 @@ def served_beside(
     served, most = honest.served, sampled.most
     assert (served.wrong, served.refused) == (0, 0), served
     assert honest.engine.again <= (served.rounds / 3 if FLUSHING & set(acts) else 0), (served, honest.engine.again)
-    assert served.worst_s < SERVED_S, served
     assert most.descriptors < descriptors + sampled.first.descriptors
     assert most.anon - sampled.first.anon < MEMORY
     assert len(daemon.log.read_text().splitlines()) < MOST_LINES

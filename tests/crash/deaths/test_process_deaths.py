@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
@@ -114,6 +113,20 @@ def _exec(client: Client, pipe: Connection) -> None:
     os.execvp("sleep", ["sleep", "60"])
 
 
+def end_a_writer(daemon: RunningDaemon) -> None:
+    """Kills another process, and waits until the frames that it had reserved have been in quarantine."""
+    frames = daemon.header().used_frames
+
+    def reserve(client: Client, pipe: Connection) -> None:
+        reservation = client.reserve(prompt(2), PAGE)
+        pipe.send(len(reservation.granted))
+        pipe.recv()
+
+    with attached(daemon.socket, reserve) as writer:
+        assert writer.reported() == 8
+    assert eventually(lambda: daemon.header().used_frames == frames), daemon.header()
+
+
 def opened_by(pid: int) -> Iterator[str]:
     """Yields what the descriptors of a process refer to. A program that begins opens and closes some."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -129,7 +142,7 @@ def test_a_process_keeps_its_pins_after_exec_until_it_ends(daemon: RunningDaemon
             assert eventually(lambda: b"sleep" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             assert not [to for to in opened_by(child.pid) if daemon.name in to], "the new program inherits no segment"
             assert daemon.name not in Path(f"/proc/{child.pid}/maps").read_text()
-            time.sleep(0.6)  # longer than the quarantine
+            end_a_writer(daemon)
             assert {slot.pid: slot.pins for slot in daemon.slots()}[child.pid] == 8, (
                 "its GPU may still access the pages"
             )

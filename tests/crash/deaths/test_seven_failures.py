@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import signal
 import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from running_daemon import START_S, RunningDaemon
 from seeded_random import chance
 
 FRAMES = 64
-NOTICED_S = 6.0  # an event that is not noticed by then never is
+HOUR_S = 3600.0
 
 
 # --- 1: a writer dies before its commit, and its page is served ------------------------------------------------------
@@ -104,7 +103,7 @@ def test_a_fetch_gets_a_response_if_the_disk_worker_dies() -> None:
         daemon.store_through(engine, range(40))
         daemon.kill_worker(signal.SIGSTOP)
         engine.ask_fetch(range(4))
-        time.sleep(0.1)
+        assert engine.link.ask(Check(99), START_S) == Findings(99, []), "it has got the earlier request, too"
         pid = daemon.kill_worker(signal.SIGKILL)
         assert eventually(lambda: daemon.worker() != pid, START_S), "the worker needs a core to die, with nice 10"
         second = Second(daemon)
@@ -123,13 +122,11 @@ def test_a_restart_is_noticed_however_fast_it_is(daemon: RunningDaemon) -> None:
             assert store(client, keys).stored == len(keys)
             daemon.stop()
             daemon.start()
-            served = time.monotonic()
             with daemon.client() as other:
                 assert store(other, newer).stored == len(newer)
             assert eventually(lambda newer=newer: found(client, newer) == len(newer))  # type: ignore[misc]
-            assert time.monotonic() - served < NOTICED_S
             assert found(client, keys) == 0
-            assert client.wait_attached(NOTICED_S) and store(client, keys).stored == len(keys)
+            assert client.wait_attached(START_S) and store(client, keys).stored == len(keys)
 
 
 def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon) -> None:
@@ -139,11 +136,9 @@ def test_after_a_crash_and_a_fast_restart_nothing_is_lost(daemon: RunningDaemon)
         for life in range(3):
             daemon.kill()
             daemon.start()
-            served = time.monotonic()
             assert found(client, keys) == len(keys)
             fresh = prompt(10 + life)
             assert eventually(lambda fresh=fresh: store(client, fresh).stored == len(fresh))  # type: ignore[misc]
-            assert time.monotonic() - served < NOTICED_S
             assert found(client, fresh) == len(fresh)
 
 
@@ -156,17 +151,16 @@ def test_a_killed_daemon_is_noticed_at_once_also_by_a_waiting_client(daemon: Run
         ended = threading.Event()
 
         def wait_long() -> None:
-            assert store(client, prompt(1), timeout=15.0).refused == 8
+            assert store(client, prompt(1), timeout=HOUR_S).refused == 8
             ended.set()
 
         waiting = threading.Thread(target=wait_long)
         waiting.start()
-        time.sleep(0.3)
-        assert not ended.is_set()
+        assert eventually(lambda: client._attachment.requests._waiting)
         daemon.kill()
         second = Second(daemon)
         assert second.sees(lambda: not client.attached)
-        assert second.sees(ended.is_set), "not at the end of its timeout, 15 s later"
+        assert ended.wait(START_S), "not at the end of its timeout"
         waiting.join()
     daemon.start()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import select
 import sys
-import time
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,6 @@ class Served(msgspec.Struct):
     Attributes:
         missed: Pages that were reported as stored, and were neither in memory nor on disk.
         wrong: Pages with other bytes.
-        worst_s: The longest request, in seconds.
     """
 
     rounds: int = 0
@@ -41,7 +39,6 @@ class Served(msgspec.Struct):
     loaded: int = 0
     missed: int = 0
     wrong: int = 0
-    worst_s: float = 0.0
     reason: str = ""
 
 
@@ -57,10 +54,8 @@ class Engine:
 
     def request(self) -> None:
         """Serves one prompt."""
-        began = time.monotonic()
         self.serve(self.next_prompt())
         self.served.rounds += 1
-        self.served.worst_s = max(self.served.worst_s, time.monotonic() - began)
 
     def next_prompt(self) -> Keys:
         """Returns the keys of one of its prompts."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler 
 DAY_S = 86_400.0
 YEAR_S = 366 * DAY_S
 JUMPS = (3600.0, -3600.0, 10 * YEAR_S, -20 * YEAR_S, 0.5, -56 * YEAR_S, 0.0)
-LATE_S = 15.0  # on a busy machine; an engine whose timeout jumps waits for 20 s or longer
 EXPIRY_S = 60
 
 
@@ -52,7 +50,7 @@ def syncs(daemon: RunningDaemon) -> bool:
 
 def notices(daemon: RunningDaemon, jump: float) -> bool:
     """Returns whether the daemon's own clock has jumped, by the timestamp of a log line."""
-    year = datetime.fromtimestamp(time.time() + jump, UTC).year
+    year = (datetime.now(UTC) + timedelta(seconds=jump)).year
     lines = len(daemon.log.read_text().splitlines())
     daemon.signal(signal.SIGHUP)
     return eventually(
@@ -74,5 +72,5 @@ def test_a_clock_jump_delays_expires_and_loses_nothing(daemon: DiskDaemon, clock
         reservation.write(0, bytes(PAGE))
         assert reservation.publish().stored == 1, "a reservation expired early"
         served = company.leave()
-    assert all(one.worst_s < LATE_S for one in served), served
+    assert not any("in time" in one.reason for one in served), served
     assert daemon.worker() == worker, daemon.log.read_text()

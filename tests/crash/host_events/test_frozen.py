@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from disk_daemon import DiskDaemon
+from eventually import pause
 from host_events.engine_group import EngineGroup
 
 FROZEN_S = float(os.environ.get("FROZEN", "3"))  # FROZEN=60: the duration of a long live migration
-LATE_S = 15.0  # on a busy machine; an engine that is not answered waits for 20 s
 EXPIRY_S = 1.0  # shorter than the stop, so that a wrong use of time would be visible
 
 
@@ -35,9 +34,10 @@ def frozen(pids: list[int], waking: list[int]) -> Iterator[None]:
     finally:
         for pid in waking:
             os.kill(pid, signal.SIGCONT)
-            time.sleep(0.2)
+            pause(0.2)
 
 
+@pytest.mark.wall_clock
 @pytest.mark.parametrize("first", ["daemon", "worker", "engines"])
 def test_all_processes_continue_after_a_common_stop(daemon: DiskDaemon, first: str) -> None:
     with EngineGroup(daemon) as company:
@@ -52,9 +52,9 @@ def test_all_processes_continue_after_a_common_stop(daemon: DiskDaemon, first: s
         everybody = [pid for group in groups.values() for pid in group]
         waking = groups.pop(first) + [pid for group in groups.values() for pid in group]
         with frozen(everybody, waking):
-            time.sleep(FROZEN_S)
+            pause(FROZEN_S)
         company.work(rounds=20)
         served = company.leave()
-    assert max(one.worst_s for one in served) < FROZEN_S + LATE_S
+    assert not any("in time" in one.reason for one in served), served
     log = daemon.log.read_text()
     assert "process_died" not in log and "disk_down" not in log, log

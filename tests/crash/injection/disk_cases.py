@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Final
 
@@ -14,10 +15,10 @@ from injection.operation import Operation
 from injection.scene import Scene
 from injection.verdicts import (
     DONE_S,
+    SHORT_S,
     await_end,
     check_engines,
     check_index,
-    check_load_timeout,
     left_disk,
     strikes,
 )
@@ -26,8 +27,6 @@ from pagetier.shm._core import IndexHeader
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import START_S
 
-SLACK_S: Final = 5.0
-"""The delay that a busy machine may add to a store, in seconds; a disk that hangs would add up to 10 s."""
 STOP_S: Final = 1
 """The time that a stop may take to write unwritten pages; ending the worker may take as long again, and a little more.
 """
@@ -86,10 +85,10 @@ def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
         assert eventually(operation.done, 2 * STOP_S + DONE_S), "the stop of the daemon waits for the disk"
         return
     assert eventually(lambda: _is_served(scene, operation), START_S), scene.daemon.log.read_text()
-    check_engines(scene, operation, SLACK_S)
+    check_engines(scene, operation)
     if case.action is Action.HANG:
-        check_load_timeout(operation)
-        check_engines(scene, operation, SLACK_S)
+        operation.load_away(SHORT_S)
+        check_engines(scene, operation)
     check_index(scene)
 
 
@@ -119,14 +118,18 @@ def store_and_reload(scene: Scene) -> list[int]:
 
 def recover(scene: Scene) -> list[int]:
     """Returns the same as store_and_reload(), for a disk that may still detect its fault and be rebuilt."""
-    ends = time.monotonic() + _MENDED_S
-    while time.monotonic() < ends:
+
+    def come_back() -> list[int]:
         pages = _onto_disk(scene)
         if pages and _come_back(scene, pages):
             return pages
         scene.dropping()
         scene.flush("memory")  # pages that could not be saved would not fit on a small disk
-    raise AssertionError(f"the disk tier did not recover: {scene.state()}")
+        return []
+
+    pages = eventually(come_back, _MENDED_S)
+    assert pages, f"the disk tier did not recover: {scene.state()}"
+    return pages
 
 
 def _onto_disk(scene: Scene) -> list[int]:
@@ -143,15 +146,16 @@ def _come_back(scene: Scene, pages: list[int]) -> bool:
 
 
 def _saved(scene: Scene) -> Saved:
-    ends = time.monotonic() + START_S
-    saved, number = Saved(0, 0, 0, synced=False), 0
-    while not (saved.synced or saved.trouble) or number < 2:
-        saved = scene.ask(Save(number))
-        assert isinstance(saved, Saved)
-        assert time.monotonic() < ends, f"{saved} {scene.daemon.log.read_text()}"
-        number += 1
-        time.sleep(0.01)
-    return saved
+    numbers = itertools.count()
+
+    def saved() -> Saved | None:
+        answer = scene.ask(Save(number := next(numbers)))
+        assert isinstance(answer, Saved)
+        return answer if (answer.synced or answer.trouble) and number else None
+
+    answer = eventually(saved, START_S)
+    assert answer is not None, scene.daemon.log.read_text()
+    return answer
 
 
 def settle(scene: Scene, since: Begun) -> None:

@@ -107,7 +107,7 @@ class Operation(ABC):
         return []
 
     def load_away(self, seconds: float) -> None:
-        """Loads the pages that are not in memory, with this timeout."""
+        """Loads the pages that are not in memory, with this timeout. A tier that hangs must not keep it for ever."""
         self.scene.verify(self.on_disk(), seconds)
 
     def lost(self) -> int:

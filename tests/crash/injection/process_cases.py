@@ -11,7 +11,7 @@ from eventually import Second, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
-from injection.scene import Scene, timed
+from injection.scene import Scene
 from injection.verdicts import (
     DONE_S,
     QUIET_S,
@@ -20,7 +20,6 @@ from injection.verdicts import (
     check_engines,
     check_index,
     check_known_pages,
-    check_load_timeout,
     left_memory,
     strikes,
 )
@@ -28,10 +27,6 @@ from oracle.checker import Losses
 from pagetier.client import Outcome
 from running_daemon import START_S
 
-SLACK_S: Final = 10.0
-"""The delay that a busy machine may add to a store, in seconds; a call without its timeout takes 20 s or for ever."""
-_REJECTED_S: Final = 1.5
-"""What it may add where no daemon is; a store that waits for one takes 2 s or for ever."""
 _STRIKES_S: Final = 8.0
 
 
@@ -72,8 +67,8 @@ def _after_kill(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
             scene.daemon.start()
         case Role.TIER if not operation.ends_daemon:
             scene.until_attached()
-            check_engines(scene, operation, SLACK_S)
-            check_load_timeout(operation)
+            check_engines(scene, operation)
+            operation.load_away(SHORT_S)
             scene.renew()  # a daemon delays each further worker
     if operation.ends_daemon and role is not Role.DAEMON:
         await_end(scene, operation)
@@ -86,11 +81,11 @@ def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
         _check_without_daemon(scene, operation)
     elif not operation.ends_daemon:
         scene.until_attached()  # the operation may be the start of a daemon
-        check_engines(scene, operation, SLACK_S)
+        check_engines(scene, operation)
     if role is Role.ENGINE and not operation.ends_daemon:
         assert scene.engine().do("store", scene.numbers(2)) == [Outcome.STORED] * 2, "no engine can attach"
     if role is Role.TIER:
-        check_load_timeout(operation)
+        operation.load_away(SHORT_S)
     os.kill(pid, signal.SIGCONT)
     assert eventually(operation.done, DONE_S), f"the operation did not continue: {scene.daemon.log.read_text()}"
     if operation.ends_daemon and not scene.daemon.lives:
@@ -103,12 +98,10 @@ def _state_of(pid: int) -> str:
 
 
 def _check_without_daemon(scene: Scene, operation: Operation) -> None:
-    """Checks the engines without a daemon: matches and loads work, stores are rejected within the timeout."""
+    """Checks the engines without a daemon: matches and loads work, stores are rejected."""
     if operation.keeps_pages:
         check_known_pages(scene, operation)
-    stored, seconds = timed(lambda: scene.store(scene.numbers(1), SHORT_S))
-    assert stored == 0, "a store succeeded without a daemon"
-    assert seconds < SHORT_S + _REJECTED_S, f"a store took {seconds:.3f} s without a daemon"
+    assert scene.store(scene.numbers(1), SHORT_S) == 0, "a store succeeded without a daemon"
 
 
 def _check_recovery(scene: Scene, operation: Operation) -> None:
@@ -116,7 +109,7 @@ def _check_recovery(scene: Scene, operation: Operation) -> None:
     scene.until_attached()
     fresh = scene.numbers(1)
     assert eventually(lambda: scene.takes(fresh), START_S), "stores do not work again"
-    check_engines(scene, operation, SLACK_S)
+    check_engines(scene, operation)
     check_index(scene)
     for engine in operation.engines():
         engine.result()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from eventually import eventually, pause
 from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
@@ -89,12 +90,14 @@ class EngineCommands:
         for number, key in zip(numbers, keys_of(numbers), strict=True):
             changed.learn(key, PromptPage(number, key))
         announced: set[int] = set()
-        ends = time.monotonic() + LONG_S
-        while len(announced) < len(numbers) and time.monotonic() < ends:
+
+        def are_all_announced() -> bool:
             changes = changed.taken()
-            announced |= {change.page.at for change in changes if change.came}
-            announced -= {change.page.at for change in changes if change.left}
-            time.sleep(_MOMENT_S)
+            announced.update(change.page.at for change in changes if change.came)
+            announced.difference_update(change.page.at for change in changes if change.left)
+            return len(announced) == len(numbers)
+
+        eventually(are_all_announced, LONG_S)
         return announced
 
     def keep(self, numbers: Sequence[int]) -> bool:
@@ -138,7 +141,7 @@ class EngineCommands:
     def overstay(self, numbers: Sequence[int], seconds: float) -> list[int]:
         """Reserves pages, waits, and publishes them; returns their outcomes."""
         self.open(numbers)
-        time.sleep(seconds)
+        pause(seconds)
         return self.publish()
 
     def pin(self, numbers: Iterable[int]) -> bytes:
@@ -192,13 +195,13 @@ class EngineCommands:
 
     def save(self) -> bool:
         """Saves all pages to disk and returns whether that succeeded."""
-        ends = time.monotonic() + LONG_S
-        while time.monotonic() < ends:
+
+        def saved() -> Saved | None:
             reply = self._ask(Save(1))
-            if isinstance(reply, Saved) and (reply.synced or reply.trouble):
-                return reply.synced
-            time.sleep(0.01)
-        return False
+            return reply if isinstance(reply, Saved) and (reply.synced or reply.trouble) else None
+
+        reply = eventually(saved, LONG_S)
+        return reply is not None and reply.synced
 
     def close(self) -> None:
         """Detaches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -205,14 +205,3 @@ class Scene:
             engine.end()
         self.client.close()
         self.daemon.__exit__(kind, error, trace)
-
-
-def timed(what: Callable[[], Any]) -> tuple[Any, float]:
-    """Returns the result and the seconds it took, without the time in which this thread waited for a processor."""
-    began = time.monotonic() - _waited_for_a_core()
-    return what(), time.monotonic() - _waited_for_a_core() - began
-
-
-def _waited_for_a_core() -> float:
-    """Returns the seconds in which this thread was ready to run but had no processor."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

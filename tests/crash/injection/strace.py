@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from eventually import pause
 from injection.injector import CALLS, Met, Site
 
 _OTHER_NAMES: Final = {
@@ -68,7 +68,7 @@ def recorded(pids: Sequence[int], file: Path) -> Iterator[None]:
 def injected(pid: int, call: str, what: str) -> Iterator[None]:
     """Changes the result of a call of this process, in strace's syntax (error=EIO:when=2), counted for each thread."""
     with strace([pid], "--output", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}"):
-        time.sleep(0.05)
+        pause(0.05)  # strace says that it is attached before all threads are
         yield
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 import random
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from eventually import eventually
+from eventually import eventually, settled
 from injection.disk_cases import run_disk_case
 from injection.forked_processes import Stage
 from injection.injector import POINTS, Case, Role, Site
@@ -96,7 +95,7 @@ def record(scene: Scene, kind: type[Operation]) -> Recorded:
     scene.injector.forget()
     operation.act()
     assert eventually(operation.done, DONE_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
-    time.sleep(QUIET_S)
+    settled(lambda: set(scene.injector.met()), QUIET_S)
     met = scene.injector.met()
     if Role.ENGINE in kind.starts:
         of_pid[operation.pids_of_engines()[0]] = Role.ENGINE

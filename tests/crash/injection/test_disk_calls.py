@@ -19,7 +19,7 @@ import pytest
 from eventually import eventually
 from injection import disk_operations, lifecycle_operations
 from injection.call_cases import Part, call_cases
-from injection.disk_cases import SLACK_S, STOP_S, begun, recover, settle, store_and_reload
+from injection.disk_cases import STOP_S, begun, recover, settle, store_and_reload
 from injection.disk_operations import WriteBehind
 from injection.forked_processes import Stage, stage
 from injection.injector import CALLS, WRITES, Action, Case, Injector, Met, Site
@@ -182,10 +182,10 @@ def test_a_call_hangs_until_the_injector_is_disarmed(injector: Injector, start: 
 def test_the_verdicts_find_broken_promises(on: Stage, tmp_path: Path) -> None:
     with Scene(on, tmp_path, WriteBehind.flags_in(tmp_path), timeout=4.0) as scene:
         operation = WriteBehind.begun(scene)
-        check_engines(scene, operation, SLACK_S)
+        check_engines(scene, operation)
         scene.daemon.signal(signal.SIGSTOP)
         with pytest.raises(AssertionError, match="a store was rejected"):
-            check_engines(scene, operation, SLACK_S)
+            check_engines(scene, operation)
         scene.daemon.signal(signal.SIGCONT)
         scene.injector.arm(Case(Action.FAIL, WRITES, error=errno.ENOSPC, lasting=True))
         with pytest.raises(AssertionError, match="No space left"):

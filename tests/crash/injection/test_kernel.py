@@ -15,7 +15,7 @@ from lmdb.verify import verify
 
 from eventually import eventually
 from injection.colliding_pages import PAGES
-from injection.disk_cases import SLACK_S, begun, end_disk_case, recover, settle, store_and_reload
+from injection.disk_cases import begun, end_disk_case, recover, settle, store_and_reload
 from injection.disk_operations import WriteBehind
 from injection.file_changes import CHANGES, Change
 from injection.forked_processes import Stage, stage
@@ -24,7 +24,7 @@ from injection.loop_mounts import ext4, frozen, small_device
 from injection.scene import Scene
 from injection.strace import calls_in, injected, recorded
 from injection.sweep import EVERYTHING
-from injection.verdicts import check_engines, check_index, check_load_timeout
+from injection.verdicts import SHORT_S, check_engines, check_index
 from pagetier.shm.protocol import Save, Saved
 from running_daemon import START_S
 
@@ -102,8 +102,8 @@ def run_case(scene: Scene, call: str, what: str) -> bool:
     since = begun(scene)
     with injected(since.worker, call, what):
         operation.act()
-        check_engines(scene, operation, SLACK_S)
-        check_load_timeout(operation)
+        check_engines(scene, operation)
+        operation.load_away(SHORT_S)
         assert eventually(operation.engines_done, _OVER_S), scene.daemon.log.read_text()
         died = "signal=KILL" in what and eventually(lambda: scene.worker() != since.worker, _DEAD_S)
     if scene.worker() != since.worker:
@@ -146,8 +146,8 @@ def test_changed_files_of_an_open_tier_break_no_promise(on: Stage, change: Chang
 
         scene.dropping()  # the change may lose pages that are on disk only, but no byte may be wrong
         change.make(tmp_path / "disk")
-        check_engines(scene, operation, SLACK_S)
-        check_load_timeout(operation)
+        check_engines(scene, operation)
+        operation.load_away(SHORT_S)
         assert eventually(lambda: change.log_words in logged(), START_S), logged()
         pages = recover(scene)
         check_index(scene)
@@ -184,14 +184,14 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: Stage, tmp_path: Pa
             operation.act()
             worker = scene.worker()
             assert eventually(lambda: hangs(worker)), "the worker does not hang"
-            check_engines(scene, operation, SLACK_S)
-            check_load_timeout(operation)
+            check_engines(scene, operation)
+            operation.load_away(SHORT_S)
             scene.daemon.signal(signal.SIGUSR1)
             scene.daemon.process.wait(_STOPS_S)  # type: ignore[union-attr]
             assert hangs(worker)
             scene.daemon.start()
             assert eventually(lambda: scene.client.attached)
-            check_engines(scene, operation, SLACK_S)
+            check_engines(scene, operation)
             if EVERYTHING:
                 assert eventually(lambda: "still being opened" in scene.daemon.log.read_text(), _LOGGED_WITHIN_S)
         assert eventually(lambda: not hangs(worker)), "the worker that hung does not end"
@@ -208,7 +208,7 @@ def test_a_file_system_that_loses_data_is_detected(on: Stage, tmp_path: Path) ->
         device.fill()
         scene.dropping()
         lose(scene)
-        check_engines(scene, operation, SLACK_S)
+        check_engines(scene, operation)
         device.clear()
         pages = recover(scene)
         scene.daemon.stop()

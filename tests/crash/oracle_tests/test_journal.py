@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from child_process import kill, spawn
+from eventually import eventually
 from oracle.journal import Journal, Reported, read_journal, read_journals
 from pagetier.shm._core import KEY_BYTES
 
@@ -40,7 +40,7 @@ def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
             journal.write(Reported.STORING, number.to_bytes(KEY_BYTES, "little"))
 
     child = spawn(write_for_ever)
-    time.sleep(0.05)
+    assert eventually(lambda: len(read_journals(tmp_path)) > 100)
     kill(child)
     numbers = [int.from_bytes(record.keys, "little") for record in read_journals(tmp_path)]
     assert numbers == list(range(len(numbers))) and numbers

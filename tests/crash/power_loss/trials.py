@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from eventually import Stopwatch
 from oracle.checker import Kind, Violation
 from power_loss import mutants
 from power_loss.losses import Way
@@ -128,7 +128,7 @@ def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
         _work(work, its)
     os.close(its)
     try:
-        said, hung = _said(mine, time.monotonic() + seconds)
+        said, hung = _said(mine, seconds)
     finally:
         os.close(mine)
         os.kill(child, signal.SIGKILL)  # changes nothing if it is about to end: it has closed the pipe by its exit
@@ -142,10 +142,10 @@ def in_a_child(work: Callable[[], bytes], seconds: float) -> Ended:
     return Ended(said)
 
 
-def _said(pipe: int, ends: float) -> tuple[bytes, bool]:
+def _said(pipe: int, seconds: float) -> tuple[bytes, bool]:
     """Returns all bytes until the child closes the pipe, and whether it failed to do so within the timeout."""
-    said = b""
-    while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
+    said, watch = b"", Stopwatch()
+    while select.select([pipe], [], [], max(0.0, seconds - watch.seconds))[0]:
         some = os.read(pipe, _CHUNK)
         if not some:
             return said, False
