@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -13,7 +12,7 @@ from typing import Any
 
 import tiny_model
 from disk_daemon import DiskDaemon
-from eventually import CoreWaits, eventually
+from eventually import CoreWaits, Stopwatch, eventually
 from vllm_engine import VllmEngine
 
 MODELS = Path(".cache/engines/models").resolve()
@@ -77,16 +76,16 @@ class Scene:
 
     def settle(self) -> None:
         """Waits until all stores have ended. Threads that wait for a core have time to begin others."""
-        asked, checks, since, waits = -1, 0, 0.0, CoreWaits()
+        asked, checks, since, waits = -1, 0, Stopwatch(), CoreWaits()
 
         def calm() -> bool:
             nonlocal asked, checks, since, waits
             header = self.daemon.header()
             now = header.granted + header.present + header.pending + header.refused
             if now != asked or header.open_entries:
-                asked, checks, since, waits = now, 0, time.monotonic(), self._waits_for_cores()
+                asked, checks, since, waits = now, 0, Stopwatch(), self._waits_for_cores()
             checks += 1
-            return checks > _CHECKS and time.monotonic() - since > _CALM_S + max(waits.of_threads(), default=0.0)
+            return checks > _CHECKS and since.seconds > _CALM_S + max(waits.of_threads(), default=0.0)
 
         assert eventually(calm, _TIMEOUT_S), self.daemon.reported()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 
 from vllm.utils.hashing import sha256
@@ -72,17 +71,19 @@ def agree(
 
     Lets the engine do a `step` before each further look, since an idle engine announces nothing.
     """
-    ends = time.monotonic() + _BELIEVED_S
-    while True:
-        believed = indexer.reach(prompts, worker)
+    believed: list[Reach] = []
+    wrong: list[tuple[Reach, Reach]] = []
+
+    def are_right() -> bool:
+        believed[:] = indexer.reach(prompts, worker)
         expected = [truth.reach(client, one, seen["gpu"]) for one, seen in zip(prompts, believed, strict=True)]
-        if believed == expected:
-            return believed
-        if time.monotonic() > ends:
-            wrong = [pair for pair in zip(believed, expected, strict=True) if pair[0] != pair[1]]
-            raise AssertionError(f"{len(wrong)} of {len(prompts)} prompts: believed and true: {wrong[:5]}")
-        step()
-        time.sleep(0.1)
+        wrong[:] = [pair for pair in zip(believed, expected, strict=True) if pair[0] != pair[1]]
+        if wrong:
+            step()
+        return not wrong
+
+    assert eventually(are_right, _BELIEVED_S), f"{len(wrong)} of {len(prompts)}: believed and true: {wrong[:5]}"
+    return believed
 
 
 def wait_until_heard(indexer: Indexer, engine: VllmEngine, page_tokens: int, worker: str = "1") -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from vllm.distributed.kv_events import EventBatch, ZmqEventPublisher
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 from disk_daemon import FRAME, DiskDaemon
-from eventually import eventually
+from eventually import eventually, pause
 from pagetier.client import Client
 from pagetier.client.engines.location_changes import LocationChanges
 from pagetier.client.engines.vllm.kv_events import Announcer, KnownPage, fields_of_group, prefix_cache_resets
@@ -156,7 +155,7 @@ def test_a_disk_worker_that_is_replaced_leaves_no_gap(host: Host) -> None:
     host.daemon.wait_open(restarts + 1)
     for _ in range(20):
         host.tells()
-        time.sleep(0.02)
+        pause()
     assert host.believes(PAGES, PAGES) and host.removals == 0
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import pytest
 
+from eventually import eventually
 from free_ports import free_ports
 from harnessed_models import MODELS, assert_nothing_is_left, engine_of, keys_of
 from one_host import Scene, ask, ask_after_reset, exact, prompt, scene_of
@@ -44,20 +45,22 @@ def proxy(prefill: int, decode: int) -> Iterator[int]:
 
 def post(port: int, body: dict[str, Any]) -> dict[str, Any]:
     """Returns the answer to a completion request; the server may have been started a moment ago."""
-    ends = time.monotonic() + 60
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
-        try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read()
-            assert answer.status == 200, text
-            return dict(json.loads(text))
-        except ConnectionRefusedError:
-            assert time.monotonic() < ends, "the proxy does not listen"
-            time.sleep(0.1)
-        finally:
-            connection.close()
+    assert eventually(lambda: listens(port), 60), "the proxy does not listen"
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        assert answer.status == 200, text
+        return dict(json.loads(text))
+
+
+def listens(port: int) -> bool:
+    """Returns whether a server on this host accepts connections."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def role(name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 
+from eventually import eventually
 from one_host import PAGE_TOKENS, Scene, ask, prompt, scene_of
 from vllm_engine import VllmEngine
 
@@ -28,12 +28,14 @@ class Listener:
 
     def hears(self, medium: str, count: int) -> bool:
         """Waits for `count` stored blocks of a medium."""
-        ends = time.monotonic() + _HEARD_S
-        while len(self.stored(medium)) < count and time.monotonic() < ends:
-            if self._socket.poll(100):
+
+        def heard() -> bool:
+            if len(self.stored(medium)) < count and self._socket.poll(100):
                 _, _, batch = self._socket.recv_multipart()
                 self.heard += msgspec.msgpack.decode(batch)[1]
-        return len(self.stored(medium)) == count
+            return len(self.stored(medium)) >= count
+
+        return eventually(heard, _HEARD_S) and len(self.stored(medium)) == count
 
     def stored(self, medium: str) -> dict[bytes, dict[str, Any]]:
         """Returns the events of stored blocks by hash."""
@@ -106,7 +108,7 @@ def test_rejected_pages_are_not_announced(host: tuple[Scene, VllmEngine, Listene
     scene.daemon.kill()
     before = len(listener.stored("GPU"))
     ask(engine, prompt(3))
-    time.sleep(1.5)  # longer than a store waits for the daemon
+    assert eventually(lambda: not engine.attached), "a store does not wait for a daemon that is gone"
     ask(engine, prompt(4, 64))
     assert listener.hears("GPU", before + scene.hit() // PAGE)
     assert listener.stored("CPU").keys() == announced

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
-from fleet_hosts import ASK_S, LONG_S, PROMPTS, READ_S, Hosts
+from fleet_hosts import LONG_S, PROMPTS, Hosts
 from one_host import ask, ask_after_reset, chosen, exact
 
 HARNESS = Path(__file__).parents[1] / "harness"
@@ -33,7 +32,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def hanging(hosts: Hosts, what: str) -> Iterator[None]:
     """Lets calls of the store hang: `delay` all of them, `delay-get` those that read."""
     says = Path(hosts.second.daemon.snapshot().fleet.url.removeprefix(_STORE)) / what
-    says.write_text("60")
+    says.write_text("inf")
     try:
         yield
     finally:
@@ -51,32 +50,29 @@ def test_a_prompt_of_one_host_is_answered_on_the_other_bit_by_bit(hosts: Hosts) 
     assert exact(again) == exact(hosts.own) and hosts.remote_tokens == 2 * hosts.second.hit(), "from memory"
 
 
-def test_a_store_that_hangs_in_reads_delays_no_request_beyond_its_timeout(hosts: Hosts) -> None:
+def test_a_store_that_hangs_in_reads_delays_no_request_for_ever(hosts: Hosts) -> None:
     with hanging(hosts, "delay-get"):
-        result, seconds = hosts.timed(PROMPTS[0], PROMPTS[1])
+        result = hosts.ask_when_empty(PROMPTS[0], PROMPTS[1])
         assert result["external"] == 0 and hosts.is_right(result)
-        assert READ_S * 0.9 < seconds < ASK_S + READ_S + LONG_S / 2
     hosts.forget()
 
 
 def test_a_store_that_hangs_in_questions_is_not_asked_for_long(hosts: Hosts) -> None:
     with hanging(hosts, "delay"):
         for _ in range(3):
-            result, seconds = hosts.timed(*PROMPTS)
-            assert result["external"] == 0 and hosts.is_right(result) and seconds < ASK_S + LONG_S / 2
+            result = hosts.ask_when_empty(*PROMPTS)
+            assert result["external"] == 0 and hosts.is_right(result)
         assert eventually(lambda: not hosts.asks, LONG_S), "each of the two prompts counts"
         assert hosts.asks_nothing()
 
 
-def test_a_daemon_that_hangs_delays_a_request_for_the_time_of_an_answer(hosts: Hosts) -> None:
+def test_a_daemon_that_hangs_delays_no_request_for_ever(hosts: Hosts) -> None:
     hosts.forget()
     assert hosts.engine.do("reset")["reset"]
     hosts.second.daemon.signal(signal.SIGSTOP)
     try:
-        began = time.monotonic()
         result = ask(hosts.engine, *PROMPTS)
         assert result["external"] == 0 and hosts.is_right(result)
-        assert ASK_S * 0.9 < time.monotonic() - began < ASK_S + LONG_S / 2
     finally:
         hosts.second.daemon.signal(signal.SIGCONT)
     assert hosts.second.attached(hosts.engine, clients=1), "the fleet's worker is a client, too"
@@ -84,8 +80,8 @@ def test_a_daemon_that_hangs_delays_a_request_for_the_time_of_an_answer(hosts: H
 
 def test_the_fleet_is_used_again_after_all_of_this(hosts: Hosts) -> None:
     before = hosts.remote_tokens
-    assert eventually(lambda: hosts.timed(*PROMPTS)[0]["external"] == 2 * hosts.second.hit(), LONG_S)
+    assert eventually(lambda: hosts.ask_when_empty(*PROMPTS)["external"] == 2 * hosts.second.hit(), LONG_S)
     assert hosts.remote_tokens > before
-    result, _ = hosts.timed(*PROMPTS)
+    result = hosts.ask_when_empty(*PROMPTS)
     assert exact(result) == exact(hosts.own)
     assert hosts.second.is_clean()

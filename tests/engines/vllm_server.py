@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from eventually import eventually
 from free_ports import free_ports
 from one_host import Scene
 from vllm_engine import ENVIRONMENT, long_timeouts
@@ -52,10 +52,8 @@ class Server:
 
     def wait(self) -> None:
         """Waits until the server is healthy."""
-        ends = time.monotonic() + _START_S
-        while not self._is_healthy():
-            assert self.process.poll() is None and time.monotonic() < ends, self.log_tail()
-            time.sleep(0.2)
+        is_decided = eventually(lambda: self._is_healthy() or self.process.poll() is not None, _START_S)
+        assert is_decided and self.process.poll() is None, self.log_tail()
 
     def log_tail(self) -> str:
         """Returns the end of its log."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,11 +25,10 @@ _WRITTEN_S = 60.0
 
 
 class Load(msgspec.Struct, frozen=True, eq=False):
-    """A load: how many pages it copied to `out`, and how many seconds it took."""
+    """A load: how many pages it copied to `out`."""
 
     pages: int
     out: Pages
-    seconds: float
 
 
 def keys_of(name: str, pages: int) -> Keys:
@@ -94,9 +92,7 @@ class FleetHost:
     def load(self, name: str, count: int, size: int, timeout: float = 60.0) -> Load:
         out = np.zeros((count, size), np.uint8)
         with self.client.match(keys_of(name, count)) as match:
-            began = time.monotonic()
-            pages = self.client.load(match, out, timeout=timeout)
-            return Load(pages, out, time.monotonic() - began)
+            return Load(self.client.load(match, out, timeout=timeout), out)
 
 
 def key_file(folder: Path, byte: bytes = b"k") -> Path:

@@ -1,11 +1,11 @@
-"""Two daemons share pages through one store; whatever happens to the store, each call returns in time."""
+"""Two daemons share pages through one store; whatever happens to the store, each call returns."""
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,6 @@ from running_daemon import RunningDaemon, namespace
 PAGE = 100_000
 ASK_S = 0.25
 READ_S = 2.0  # the least limit of reads with which an answer to a question may take as long on a busy machine
-LATE_S = 5.0  # the delay that a busy machine may add to a limit; a call without a limit takes longer than both
 PATIENT_S = 20.0  # for what is to be answered: a busy machine may take longer than the limits above
 HARNESS = Path(__file__).parents[2] / "harness"
 
@@ -60,12 +59,11 @@ class Host:
         assert self.client.store(keys_of(name, len(pages)), pages).stored == len(pages)
         assert eventually(lambda: self.report.written == before + len(pages), PATIENT_S), self.report
 
-    def load(self, name: str, count: int, timeout: float = PATIENT_S) -> tuple[int, npt.NDArray[np.uint8], float]:
-        """Returns how many pages were loaded, the memory, and how long it took."""
+    def load(self, name: str, count: int, timeout: float = PATIENT_S) -> tuple[int, npt.NDArray[np.uint8]]:
+        """Returns how many pages were loaded, and the memory."""
         out = np.zeros((count, PAGE), np.uint8)
         with self.client.match(keys_of(name, count)) as match:
-            began = time.monotonic()
-            return self.client.load(match, out, timeout=timeout), out, time.monotonic() - began
+            return self.client.load(match, out, timeout=timeout), out
 
 
 @pytest.fixture
@@ -112,7 +110,7 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     assert second.client.prefetch(keys[:5], located=located).wait(PATIENT_S) == 5
     with second.client.match(keys) as match:
         assert len(match) == 5
-    loaded, out, _ = second.load("shared", 30, PATIENT_S)
+    loaded, out = second.load("shared", 30, PATIENT_S)
     assert loaded == 20 and np.array_equal(out[:20], pages)
     assert eventually(lambda: second.report.read == 20), second.report
     assert second.report.read_bytes == 20 * PAGE and not second.report.written
@@ -132,19 +130,14 @@ def test_fifty_questions_at_once_are_all_answered(hosts: tuple[Host, Host], stor
 
 
 @patient
-def test_the_read_rate_is_that_of_the_store_and_not_of_the_pauses(hosts: tuple[Host, Host], store: Path) -> None:
+def test_the_read_rate_is_that_of_the_store(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     for name in "abc":
         first.share(name, pages_of(1))
     (store / "delay-get").write_text("0.05")
-    longest = 0.0
-    for name in "abc":
-        loaded, _, seconds = second.load(name, 1)
-        assert loaded == 1
-        longest = max(longest, seconds)
-        time.sleep(10 * longest)
+    assert [second.load(name, 1)[0] for name in "abc"] == [1, 1, 1]
     assert eventually(lambda: second.report.read == 3, PATIENT_S), second.report
-    assert PAGE / longest < second.report.rate < PAGE / 0.05, "a page in 50 ms or, on a busy machine, in a load"
+    assert 0 < second.report.rate < PAGE / 0.05, "a page takes 50 ms or longer"
 
 
 @patient
@@ -173,25 +166,25 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     first.share("far", pages)
     assert second.client.store(keys_of("near", 4), pages).stored == 4
     assert eventually(lambda: second.report.written == 4, PATIENT_S)
-    delay(store, 60.0)
-    for _ in range(3):
-        loaded, _, seconds = second.load("far", 4)
-        assert loaded == 0 and ASK_S - 0.02 < seconds < ASK_S + LATE_S
+    delay(store, math.inf)
+    for late in range(3):
+        assert second.load("far", 4)[0] == 0
+        assert eventually(lambda: second.report.late > late, PATIENT_S), second.report  # noqa: B023
     session = second.client.session
     assert session is not None and not session.asks_fleet
     for _ in range(50):
-        loaded, _, seconds = second.load("far", 4)
-        assert loaded == 0 and seconds < LATE_S
-        loaded, out, seconds = second.load("near", 4)
-        assert loaded == 4 and np.array_equal(out, pages) and seconds < LATE_S
-    time.sleep(1.5)  # until the report has the last questions
+        assert second.load("far", 4)[0] == 0
+        loaded, out = second.load("near", 4)
+        assert loaded == 4 and np.array_equal(out, pages)
+    second.client.store(keys_of("later", 1), pages_of(1))  # the report that has it has the last questions, too
+    assert eventually(lambda: second.report.queued_bytes > 0, PATIENT_S), second.report
     assert second.report.breaker_open and second.report.openings == 1
     assert second.report.refused == 0, "nothing is asked while the breaker is open"
     assert 3 <= second.report.late < 20, "probes may be late, too, but not each of the 50 loads"
     (store / "delay").unlink()
     assert eventually(lambda: session.asks_fleet, PATIENT_S)
     assert eventually(lambda: second.load("far", 4)[0] == 4, PATIENT_S), "an answer may be late on a busy machine"
-    loaded, out, _ = second.load("far", 4)
+    loaded, out = second.load("far", 4)
     assert loaded == 4 and np.array_equal(out, pages)
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
 
@@ -200,14 +193,14 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
 def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tuple[Host, Host], store: Path) -> None:
     first, second = hosts
     first.share("hung", pages_of(1))
-    (store / "delay-get").write_text("60")
+    (store / "delay-get").write_text("inf")
     session = second.client.session
     assert session is not None
     for reads in range(3):
         assert session.asks_fleet, f"the breaker opened after {reads} reads"
-        loaded, _, seconds = second.load("hung", 1)
-        assert loaded == 0 and seconds < READ_S + LATE_S
-    assert eventually(lambda: second.report.openings == 1, READ_S + LATE_S), second.report  # a probe soon closes it
+        assert second.load("hung", 1)[0] == 0
+        assert eventually(lambda: second.report.unread > reads, PATIENT_S), second.report  # noqa: B023
+    assert eventually(lambda: second.report.openings == 1, PATIENT_S), second.report  # a probe soon closes it
     (store / "delay-get").unlink()
     assert eventually(lambda: session.asks_fleet and second.load("hung", 1)[0] == 1, PATIENT_S)
     assert not second.report.breaker_open and second.report.openings == 1
@@ -220,11 +213,9 @@ def test_a_store_that_hangs_while_it_is_read_ends_the_load_in_time(hosts: tuple[
     keys = keys_of("slow", 4)
     located = second.client.locate(keys)
     assert located.wait(PATIENT_S) == 4
-    delay(store, 60.0)
-    began = time.monotonic()
-    assert second.client.prefetch(keys, 0.3, located).wait(0.3 + LATE_S) == 0
-    assert time.monotonic() - began < 0.3 + LATE_S
-    assert eventually(lambda: second.report.unread == 4, READ_S + LATE_S), second.report
+    delay(store, math.inf)
+    assert second.client.prefetch(keys, 0.3, located).wait(PATIENT_S) == 0
+    assert eventually(lambda: second.report.unread == 4, PATIENT_S), second.report
     assert second.daemon.header().used_frames == 0
 
 
@@ -237,11 +228,11 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", PATIENT_S)
     assert eventually(lambda: second.report.written == 4, PATIENT_S), "what was stored without a worker is written"
     os.kill(second.worker, signal.SIGSTOP)
-    loaded, _, seconds = second.load("kept", 4)
-    assert loaded == 0 and seconds < ASK_S + LATE_S
+    assert second.load("kept", 4)[0] == 0
+    assert eventually(lambda: second.report.late == 1, PATIENT_S), second.report
     assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", PATIENT_S)
     assert eventually(lambda: second.load("kept", 4)[0] == 4, PATIENT_S), "a new worker may be late"
-    loaded, out, _ = second.load("kept", 4)
+    loaded, out = second.load("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
 
 
