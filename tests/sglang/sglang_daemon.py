@@ -9,12 +9,16 @@ import pytest
 from disk_daemon import DiskDaemon
 
 
-@pytest.fixture(scope="module", name="shared_daemon")
-def _shared_daemon() -> Iterator[DiskDaemon]:
+def _running() -> Iterator[DiskDaemon]:
     """Runs a daemon with a disk, which writes pages when they are evicted or saved."""
     with DiskDaemon(1024, "256MiB") as running:
         running.wait_open()
         yield running
+
+
+shared_daemon = pytest.fixture(_running, scope="module", name="shared_daemon")
+own_daemon = pytest.fixture(_running, name="own_daemon")
+"""A daemon of one test: for seconds after a save() it writes all pages at once."""
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,12 +12,14 @@ from sglang.srt.mem_cache.hicache_storage import PoolTransferResult
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 import sglang_host_copies
+from eventually import eventually
 from sglang_model import AnyPrompt, RankArguments, Restored
 from sglang_pools import SLOTS
 from sglang_rank import Rank
 from sglang_requests import key_of, request_of
 
 _WAIT_S: Final = 60.0
+_NUMBERS: Final = itertools.count()  # of requests
 _TIMEOUT_S: Final = 20.0  # for a busy machine; timeouts have tests of their own
 
 
@@ -51,7 +53,7 @@ class HostRank(Rank):
 
     def restore(self, number: AnyPrompt, pages: int, request: str = "") -> Restored:
         """Matches a prompt, reads what the host lacks from the store, loads it back, and compares."""
-        handle = CacheRequestHandle(request or f"request-{time.monotonic_ns()}", 0)
+        handle = CacheRequestHandle(request or f"request-{next(_NUMBERS)}", 0)
         self._prefetch(handle, number, pages)
         assert self._until(lambda: self.cache.check_prefetch_progress(handle)), "a prefetch did not end"
         hit = int(self.cache.pop_prefetch_loaded_tokens(handle))
@@ -165,13 +167,12 @@ class HostRank(Rank):
         return 1
 
     def _until(self, over: Callable[[], bool]) -> bool:
-        ends = time.monotonic() + _WAIT_S
-        while not over():
-            self.cache.check_hicache_events()
-            if time.monotonic() > ends:
-                return False
-            time.sleep(0.002)
-        return True
+        def is_over() -> bool:
+            if not (result := over()):
+                self.cache.check_hicache_events()
+            return result
+
+        return eventually(is_over, _WAIT_S)
 
     def _door_flags(self, extra: dict[str, Any]) -> dict[str, Any]:
         config = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,12 +25,14 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_tree_cache
 from sglang.srt.runtime_context import get_context, get_parallel
 
+from eventually import eventually
 from sglang_faults import Faults
 from sglang_model import WINDOW, AnyPrompt, RankArguments, Restored, prompt, salted
 from sglang_pools import SLOTS, Pools
 from sglang_requests import key_of, request_of
 
 _WAIT_S: Final = 60.0
+_NUMBERS: Final = itertools.count()  # of requests
 
 
 class Rank(Faults):
@@ -121,7 +123,7 @@ class Rank(Faults):
     def match(self, number: AnyPrompt, pages: int, request: str = "") -> Any:
         """Returns a request after SGLang's match."""
         tokens = pages * self.spec.page
-        request = request or f"request-{number}-{time.monotonic_ns()}"
+        request = request or f"request-{number}-{next(_NUMBERS)}"
         req = request_of(request, number)
         found = self.cache.match_prefix(MatchPrefixParams(key=key_of(number, tokens), req=req))
         req.last_node, req.prefix_len, req.found = found.last_device_node, found.device_prefix_len, found
@@ -209,9 +211,7 @@ class Rank(Faults):
 
     def pending(self) -> int:
         """Waits until no offload is in progress."""
-        ends = time.monotonic() + _WAIT_S
-        while self.poll() and time.monotonic() < ends:
-            time.sleep(0.005)
+        eventually(lambda: not self.poll(), _WAIT_S)
         return len(self.linker.pending_offloads)
 
     def close(self) -> None:

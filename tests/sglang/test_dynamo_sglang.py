@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -38,16 +37,17 @@ def agree(indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Cl
     """Waits until the indexer believes of each prompt what is true, and returns what it believes."""
     (space,) = daemon.observer().spaces()
     assert client.session is not None
-    ends = time.monotonic() + _BELIEVED_S
-    while True:
+    session, believed, expected = client.session, list[Reach](), list[Reach]()
+
+    def are_right() -> bool:
         engine.poll()
-        believed = indexer.reach(PROMPTS, "1")
-        located = [client.session.locate(mixed_into(hashes_of(one), space.digest)) for one in PROMPTS]
-        expected = [reach_of(one, seen["gpu"], SPEC.page) for one, seen in zip(located, believed, strict=True)]
-        if believed == expected:
-            return believed
-        assert time.monotonic() < ends, (believed, expected)
-        time.sleep(0.1)
+        believed[:] = indexer.reach(PROMPTS, "1")
+        located = [session.locate(mixed_into(hashes_of(one), space.digest)) for one in PROMPTS]
+        expected[:] = [reach_of(one, seen["gpu"], SPEC.page) for one, seen in zip(located, believed, strict=True)]
+        return believed == expected
+
+    assert eventually(are_right, _BELIEVED_S), (believed, expected)
+    return believed
 
 
 def is_heard(indexer: Indexer, engine: SglangEngine) -> bool:

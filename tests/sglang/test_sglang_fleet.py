@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,18 +18,27 @@ PAGE, PAGES = 64, 6
 SHORT = 3  # pages with less than 256 tokens
 KINDS = ("mha", "swa", "mamba")
 _WAIT_S = 60.0
-_HANG_S = 30.0
-_SOON_S = 15.0
+HANGS = pytest.mark.parametrize(
+    "ask", [("--remote-timeout", "1h", "--remote-ask-timeout", "1h")]
+)  # the daemon, too, waits for the store as long as it hangs
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FleetHost, FleetHost]]:
+def ask() -> tuple[str, ...]:
+    """Returns how long the second daemon waits for an answer of the store."""
+    return ("--remote-ask-timeout", "2s")  # for a busy machine
+
+
+@pytest.fixture
+def hosts(
+    tmp_path: Path, ask: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[FleetHost, FleetHost]]:
     """Runs two daemons over one folder, whose calls take the seconds in the file `delay`."""
     monkeypatch.setenv("PYTHONPATH", str(Path(fleet_host.__file__).parent))
     with ExitStack() as stack:
         url = f"python://slow_folder_store:SlowFolder{tmp_path}"
-        slow = ("--remote-ask-timeout", "2s")  # for a busy machine
-        yield FleetHost(url, stack, *PATIENT, arena="64MiB"), FleetHost(url, stack, *slow, arena="64MiB")
+        second = FleetHost(url, stack, *ask, arena="64MiB")
+        yield FleetHost(url, stack, *PATIENT, arena="64MiB"), second
 
 
 def compute(host: FleetHost, spec: Spec) -> None:
@@ -106,18 +114,17 @@ def test_a_request_that_waits_asks_again_after_its_lease(hosts: tuple[FleetHost,
         assert engine.load_matched("waiting") == whole(spec, PAGES)
 
 
+@HANGS
 def test_a_store_that_hangs_delays_no_lookup(hosts: tuple[FleetHost, FleetHost], tmp_path: Path) -> None:
     spec, (here, there) = Spec("mha", PAGE, ranks=2), hosts
     compute(here, spec)
     with SglangEngine(spec, there.daemon.socket) as engine:
         engine.insert(2, PAGES)
         engine.reset()
-        (tmp_path / "delay").write_text(str(_HANG_S))
+        (tmp_path / "delay").write_text("inf")
         for turn in range(10):
-            began = time.monotonic()
             assert engine.match_only(f"request {turn}", 1, PAGES) == [0] * 2
             assert engine.restore(2, PAGES) == whole(spec, PAGES), "pages of this host"
-            assert time.monotonic() - began < _SOON_S, "a lookup waited for the store"
             engine.reset()
         assert "Traceback" not in engine.log, engine.log
         (tmp_path / "delay").unlink()
@@ -135,15 +142,14 @@ def test_hicache_finds_what_another_host_has_stored(hosts: tuple[FleetHost, Flee
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
 
 
+@HANGS
 def test_a_store_that_hangs_costs_hicache_its_timeout_at_most(
     hosts: tuple[FleetHost, FleetHost], tmp_path: Path
 ) -> None:
     spec, (here, there) = Spec("mha", PAGE, layout="page_first"), hosts
     compute(here, spec)
     with SglangEngine(spec, there.daemon.socket, timeout=0.5) as engine:
-        (tmp_path / "delay").write_text(str(_HANG_S))
-        began = time.monotonic()
+        (tmp_path / "delay").write_text("inf")
         assert engine.restore(1, PAGES) == computed(spec)
-        assert time.monotonic() - began < _SOON_S
         assert not any(engine.leaked()) and "Traceback" not in engine.log, engine.log
         (tmp_path / "delay").unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -116,9 +115,7 @@ def test_clearing_ends_if_the_daemon_does_not_answer(number: signal.Signals) -> 
     with RunningDaemon() as daemon, SglangEngine(spec, daemon.socket) as engine:
         engine.insert(1, 4)
         daemon.signal(number)
-        began = time.monotonic()
         assert engine.clear() == [True], "SGLang asks no backend whether it has cleared anything"
-        assert time.monotonic() - began < _WAIT_S
         assert "may not be cleared" in engine.log and "Traceback" not in engine.log, engine.log
         if number is signal.SIGKILL:
             daemon.wait()
