@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, World
+
+WATCHDOG_S = 4  # systemd knows no other clock; a busy machine may keep the daemon a while
 
 
 def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None:
@@ -65,12 +65,19 @@ def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
     world.memory_is_kept()
 
 
+def notified(world: World) -> float:
+    """Returns when the daemon has notified the watchdog last, in seconds of systemd's clock."""
+    return int(world.show("WatchdogTimestampMonotonic")) / 1e6
+
+
+@pytest.mark.wall_clock
 def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
-    world.drop_in("[Service]\nWatchdogSec=4s\nTimeoutAbortSec=1s\n")  # a busy machine may keep the daemon a while
+    world.drop_in(f"[Service]\nWatchdogSec={WATCHDOG_S}s\nTimeoutAbortSec=1s\n")
     world.start()
     with world.full_engine() as engine:
-        time.sleep(6.0)
-        assert world.show("NRestarts") == "0"  # the watchdog is notified
+        began = notified(world)
+        world.soon(lambda: notified(world) > began + WATCHDOG_S, "the watchdog is not notified")
+        assert world.show("NRestarts") == "0"
         world.signal("STOP")
         stored = engine.now().stored
         world.is_restarted()
@@ -84,10 +91,8 @@ def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World)
     with world.full_engine() as engine:
         world.soon(lambda: world.stats()["disk"]["standing"] == "open", "the disk tier is not open")
         world.systemctl("stop")
-        stopped = time.monotonic()
         assert world.segments() == []
         engine.until(lambda report: not report.mapped, "the engine keeps the memory mapped")
-        assert time.monotonic() - stopped < 15
         assert world.show("Result") == "success"
         assert world.show("ActiveState", "pagetierd-memory") == "inactive"
         assert "the memory is released" in world.log()
