@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -85,12 +84,11 @@ class ChildProcess:
         """Sends a signal such as SIGSTOP or SIGCONT."""
         os.kill(self.pid, number)
 
-    def kill(self) -> float:
-        """Kills the child with SIGKILL, waits for its end, and returns its time on the monotonic clock."""
+    def kill(self) -> None:
+        """Kills the child with SIGKILL and waits for its end."""
         if not self._gone:
             self.signal(signal.SIGKILL)
             self.wait()
-        return time.monotonic()
 
     def wait(self) -> int:
         """Waits for the child. Returns its exit code, or minus the signal that ended it."""

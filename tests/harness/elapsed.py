@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from eventually import Stopwatch
+
 
 @contextmanager
 def lasts(most: float, least: float = 0.0) -> Iterator[None]:
     """Asserts that the block takes at least `least` and less than `most` seconds."""
-    began = time.monotonic()
+    watch = Stopwatch()
     yield
-    seconds = time.monotonic() - began
-    assert least <= seconds < most, f"{seconds:.2f} s, not {least} to {most} s"
+    assert least <= watch.seconds < most, f"{watch.seconds:.2f} s, not {least} to {most} s"
 
 
 def processor_s(work: Callable[[], object]) -> float:

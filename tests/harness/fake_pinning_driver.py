@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 
+from eventually import pause
 from pagetier.kernels.pinning.pinning import Pinning
 
 WAIT_S = 20.0
@@ -46,13 +46,13 @@ class PinningDriver:
 
     def decide(self, number: int, address: int) -> None:
         """Waits for the duration of a call. Raises OSError if this call is to fail."""
-        time.sleep(self.seconds)
+        pause(self.seconds)
         if number in self.fails:
             raise OSError(12, "Cannot allocate memory")
 
     def unregister(self, address: int) -> None:
         """Unpins the memory that was pinned by one call."""
-        time.sleep(self.seconds)
+        pause(self.seconds)
         with self.lock:
             if self.registered.pop(address, None) is None:
                 self.wrong.append(f"{address:#x} is not registered")

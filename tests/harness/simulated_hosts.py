@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -73,22 +72,28 @@ class FleetEngine(SimulatedEngine):
         self.half.arrived(one)
         return one
 
-    def wait(self, name: str) -> float:
-        """Asks for a request as vLLM does until it is not delayed, and runs a step. Returns how long it was delayed."""
-        began, one = time.monotonic(), self.vllm.requests[name]
-        assert eventually(lambda: self.half.matched(one, 0) is not None, LONG_S)
-        seconds = time.monotonic() - began
+    def wait(self, name: str) -> int:
+        """Asks for a request as vLLM does until it is not delayed, and runs a step. Returns how often it was."""
+        delays, one = 0, self.vllm.requests[name]
+
+        def is_matched() -> bool:
+            nonlocal delays
+            matched = self.half.matched(one, 0) is not None
+            delays += not matched
+            return matched
+
+        assert eventually(is_matched, LONG_S)
         self.step(loads_end=False)
-        return seconds
+        return delays
 
     def run_slowly(self) -> None:
         """Runs until all requests have ended, with time for other processes where all of them are delayed."""
-        ends = time.monotonic() + LONG_S
-        while self.vllm.delayed or not self.step():
-            if not self.vllm.requests or not self.vllm.delayed or time.monotonic() > ends:
-                break
-            time.sleep(0.001)
+
+        def is_undelayed() -> bool:
             self.step()
+            return not self.vllm.delayed
+
+        eventually(is_undelayed, LONG_S)
         self.run()
 
     @property

@@ -15,7 +15,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from shutil import copytree, which
 
@@ -48,7 +47,6 @@ class Verdict(Struct, frozen=True):
 
     errors: str  # the first one; "" if there is none
     states: int
-    seconds: float
 
 
 class ModelError(Exception):
@@ -85,7 +83,6 @@ def check_variant(model: Model, case: str, mutant: str = "") -> Verdict:
     Raises:
         ModelError: The model has a syntax error, or the search was not complete.
     """
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pagetier-models-") as folder:
         copy = Path(copytree(HERE, folder, dirs_exist_ok=True)) / model.path.parent.relative_to(HERE)
         macros = [f"-D{name}={int(name == mutant)}" for name in model.mutants] + [f"-D{case}"] * bool(case)
@@ -93,7 +90,7 @@ def check_variant(model: Model, case: str, mutant: str = "") -> Verdict:
         if re.search(r"\berror\b", said, re.IGNORECASE) or not (copy / "pan.c").exists():
             raise ModelError(f"{model.name}: {said[:500]}")
         run(COMPILE, copy)
-        return verdict(run(RUN, copy), time.monotonic() - began)
+        return verdict(run(RUN, copy))
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -102,15 +99,15 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def verdict(said: str, seconds: float) -> Verdict:
+def verdict(said: str) -> Verdict:
     """Reads spin's report. Raises ModelError if the search is incomplete."""
     error = re.search(r"^pan:\d+: (.*)$", said, re.MULTILINE)
     states = re.search(r"^\s*(\d+) states, stored", said, re.MULTILINE)
     if error and not any(words in error[1] for words in INCOMPLETE):
-        return Verdict(error[1][:80], int(states[1]) if states else 0, seconds)
+        return Verdict(error[1][:80], int(states[1]) if states else 0)
     if not states or "errors: 0" not in said or any(words in said for words in INCOMPLETE):
         raise ModelError(f"not complete: {said[:500]}")
-    return Verdict("", int(states[1]), seconds)
+    return Verdict("", int(states[1]))
 
 
 def variants(model: Model) -> list[str]:
@@ -124,7 +121,7 @@ def check(model: Model, variant: str) -> str:
         return refute(model, variant)
     got = check_variant(model, variant if variant != HOLDS else "")
     title = f"{model.name} {variant.removeprefix('CASE_').replace('_', ' ')}"
-    say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}", got.seconds)
+    say("model", title, f"{got.states:>9,} states, {got.errors or 'no error'}")
     return f"{title}: {got.errors}" if got.errors else ""
 
 
@@ -134,14 +131,14 @@ def refute(model: Model, mutant: str) -> str:
     for case in model.cases:
         got = check_variant(model, case, mutant)
         if got.errors:
-            say("mutant", title, f"refuted: {got.errors}", got.seconds)
+            say("mutant", title, f"refuted: {got.errors}")
             return ""
     return f"{title}: SURVIVED"
 
 
-def say(kind: str, title: str, result: str, seconds: float) -> None:
+def say(kind: str, title: str, result: str) -> None:
     """Prints the two lines of a variant."""
-    sys.stdout.write(f"{kind:<7} {title:<58} {seconds:5.1f} s  {result}\n")
+    sys.stdout.write(f"{kind:<7} {title:<58} {result}\n")
     sys.stdout.write(f"proof: {kind} {title}: {result.strip()}\n")
     sys.stdout.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -26,7 +27,6 @@ from simulated_hosts import LONG_S, Fleet, two_hosts
 PAGE = 8
 PROMPT = list(range(40 * PAGE + 1))
 ASK_S, READ_S = 0.05, 0.4  # how long requests wait where that is tested
-LATE_S = 5.0  # by which a step of the test may be late
 FULL = (FullAttention(PAGE),)
 MODELS: dict[str, tuple[Group, ...]] = {
     "full": FULL,
@@ -122,7 +122,7 @@ def test_too_few_tokens_are_not_asked_for(fleet: Fleet) -> None:
     engine = fleet.engine(FULL, least=41 * PAGE)
     engine.share(PROMPT)
     engine.arrive("one", PROMPT)
-    assert engine.wait("one") < LATE_S and not engine.vllm.requests["one"].external
+    assert engine.wait("one") == 0 and not engine.vllm.requests["one"].external
     assert engine.half._tracked["one"].fleet is None
     engine.run()
 
@@ -141,12 +141,12 @@ def test_pages_on_this_host_count_as_such(fleet: Fleet) -> None:
 def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> None:
     with two_hosts(tmp_path / "store", ASK_S) as fleet:
         engine = fleet.engine(FULL, ask=ASK_S)
-        fleet.delay(60.0)
+        fleet.delay(math.inf)
         asked: list[bool] = []
         for name in (f"r{number}" for number in range(8)):
             engine.arrive(name, own(len(asked)))
             asked.append(engine.half._tracked[name].fleet is not None)
-            assert engine.wait(name) < ASK_S + LATE_S
+            engine.wait(name)
             assert len(asked) != 3 or eventually(lambda: not fleet.second.asks), "the breaker has not opened"
         assert asked == [True] * 3 + [False] * 5
         assert not fleet.second.asks
@@ -157,10 +157,10 @@ def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> 
 def test_a_store_that_hangs_in_reads_delays_a_request_within_its_timeout(slow: Fleet) -> None:
     engine = slow.engine(FULL, timeout=READ_S)
     engine.share(PROMPT)
-    slow.delay(60.0, "delay-get")
+    slow.delay(math.inf, "delay-get")
     engine.arrive("one", PROMPT)
     assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
-    assert engine.wait("one") < READ_S + LATE_S
+    engine.wait("one")
     assert not engine.vllm.requests["one"].external
     engine.run()
 
@@ -201,7 +201,7 @@ def test_a_daemon_that_hangs_delays_the_first_requests_for_the_time_of_an_answer
         for name in (f"r{number}" for number in range(12)):
             engine.arrive(name, own(len(asked)))
             asked.append(engine.half._tracked[name].fleet is not None)
-            assert engine.wait(name) < ASK_S + LATE_S
+            engine.wait(name)
             time.sleep(0.02)
         assert asked[0] and not any(asked[4:]), "until the daemon is known to hang"
     engine.run()
