@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from eventually import eventually
@@ -14,6 +15,10 @@ from vllm_harness import harness
 HYBRID = ("window", "recurrent", "chunks", "all")
 EVERY_STATE = ("every state",) if VERSION < (0, 33) else ()  # with --mamba-cache-mode all
 MODELS: tuple[str, ...] = ("full", *HYBRID, *EVERY_STATE) if BY_REQUEST else ("full",)
+ALONE = ("windows only", "recurrent only") if BY_REQUEST else ()
+"""Two groups with a window of little more than a page, and states."""
+LONGER = ("longer pages",) if BY_REQUEST else ()
+"""A model of all kinds, whose windows have shorter pages than the rest."""
 DRAFTED = ("draft", "draft window") if BY_REQUEST else ()
 """Models with a draft model of full attention, or with a window, in the last group."""
 PIPELINE = {"pipeline_parallel_size": 2}
@@ -27,14 +32,21 @@ def groups_of(model: str, blocks: int = 1000) -> Any:
         return None
     groups = harness().make_kv_cache_config(
         BLOCK,
-        swa_enabled=model in ("window", "all", "draft window"),
-        mamba_enabled=model in ("recurrent", "every state", "all"),
-        sw_size=3 * BLOCK,
+        swa_enabled=model in ("window", "windows only", "all", "longer pages", "draft window"),
+        mamba_enabled=model in ("recurrent", "recurrent only", "every state", "all", "longer pages"),
+        sw_size=BLOCK + 1 if model == "windows only" else 3 * BLOCK,
         num_blocks=blocks,
         mamba_cache_mode="all" if model == "every state" else "align",
     )
     if model == "chunks":
         groups.kv_cache_groups.append(_chunked())
+    if model in ALONE:
+        del groups.kv_cache_groups[0]
+    if model == "windows only":
+        groups.kv_cache_groups.append(replace(groups.kv_cache_groups[0], layer_names=["layer5", "layer7"]))
+    if model in LONGER:
+        for group in groups.kv_cache_groups[::2]:
+            group.kv_cache_spec = replace(group.kv_cache_spec, block_size=2 * BLOCK)
     groups.kv_cache_groups[-1].is_eagle_group = model in DRAFTED
     return groups
 
@@ -60,7 +72,8 @@ def assert_nothing_is_left(engine: HarnessedEngine, daemon: RunningDaemon) -> No
     pool.null_block.ref_cnt = 0  # vLLM increments it and never decrements it
     harness().assert_scheduler_empty(engine.scheduler)
     assert pool.get_num_free_blocks() == engine.blocks - 1
-    assert not engine.half._tracked
+    assert not engine.half._tracked and not len(engine.half._arriving)
+    assert len(engine.half.gpu_pages or ()) < engine.blocks
     assert not any(slot.pins for slot in daemon.slots() if slot.name != "disk tier")
     engine.scheduler.shutdown()
     assert eventually(lambda: not daemon.header().open_entries)

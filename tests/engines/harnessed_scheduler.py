@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from copy import copy
+from enum import Enum
 from importlib.metadata import version
 from typing import Any
 
@@ -30,6 +31,14 @@ BY_REQUEST = hasattr(base, "KVConnectorTransferResults")
 
 PAGE = PageShape("as long as a key", 32)
 _ANSWER = 0  # every sampled token
+
+
+class Loads(Enum):
+    """How the loads in progress end at the end of a step."""
+
+    GO_ON = 1
+    SUCCEED = 2
+    FAIL = 3
 
 
 def open_half(connector: Any, *shapes: ShapesMetadata) -> None:
@@ -62,6 +71,7 @@ def _report(share: RankShare, layers: Sequence[Sequence[str]]) -> ShapesMetadata
 def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> Any:
     """Returns vLLM's configuration of an engine with the connector. The arguments are those of HarnessedEngine."""
     engine_settings: dict[str, Any] = {"max_num_batched_tokens": 64} | settings.pop("engine", {})
+    cache = settings.pop("cache", "on")
     config = harness().create_vllm_config(
         model=str(tiny_model.make("llama", MODELS)),
         block_size=BLOCK,
@@ -75,6 +85,7 @@ def _config(settings: dict[str, Any], groups: Any, parallel: dict[str, int]) -> 
     for one in groups.kv_cache_groups if groups is not None else ():
         if mode := getattr(one.kv_cache_spec, "mamba_cache_mode", ""):
             config.cache_config.mamba_cache_mode = mode
+    config.cache_config.enable_prefix_caching = cache == "on"
     for name, size in parallel.items():  # a CPU starts none of them
         setattr(config.parallel_config, name, size)
     return config
@@ -91,7 +102,12 @@ class HarnessedEngine:
         lag: Steps that are scheduled before the output of the first is processed; with 1 vLLM schedules asynchronously.
         hashed: Tokens of a block hash.
         parallel: Fields of vLLM's ParallelConfig.
-        settings: The connector's settings; "engine" has the arguments of the harness.
+        settings: The connector's settings; "engine" has the arguments of the harness, "cache" is "off" if
+            vLLM's own prefix cache is off.
+
+    Attributes:
+        begun: The requests whose load began in the last step.
+        loaded_pages: The number of pages of all load commands.
     """
 
     def __init__(
@@ -108,9 +124,10 @@ class HarnessedEngine:
     ) -> None:
         config = _config({"socket": str(daemon.socket), **settings}, groups, parallel or {})
         config.scheduler_config.async_scheduling = bool(lag)
-        config.cache_config.block_size = max(hashed, BLOCK)  # the scheduler's, in which ranks divide the tokens
+        sizes = [one.kv_cache_spec.block_size for one in groups.kv_cache_groups] if groups is not None else [BLOCK]
+        config.cache_config.block_size = max(hashed, *sizes)  # the scheduler's, in which ranks divide the tokens
         self.blocks, self.lag, self.hashed = blocks, lag, hashed
-        finer = {"hash_block_size": hashed} if hashed != BLOCK else {}  # 0.28 has no such argument
+        finer = {"hash_block_size": hashed} if {hashed, *sizes} != {BLOCK} else {}  # 0.28 has no such argument
         self.unseen: deque[tuple[Any, Any]] = deque()
         self.scheduler = harness().create_scheduler(config, blocks, kv_cache_config=groups, **finer)
         self.connector = self.scheduler.connector
@@ -129,6 +146,8 @@ class HarnessedEngine:
         self.stored: set[str] = set()
         self.loaded: dict[str, bool] = {}
         self.invalid: set[int] = set()
+        self.begun: list[str] = []
+        self.loaded_pages = 0
 
     def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
         """Submits a request whose tokens are unique except the first `common`."""
@@ -138,7 +157,25 @@ class HarnessedEngine:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> Any:
+    def submit_prompt(self, name: str, prompt: Sequence[int]) -> Any:
+        """Submits a request for these tokens."""
+        request = self.request_of(name, prompt)
+        self.scheduler.add_request(request)
+        return request
+
+    def request_of(self, name: str, prompt: Sequence[int]) -> Any:
+        """Returns a request for these tokens that is not submitted."""
+        vllm = harness()
+        parameters = vllm.create_request(request_id=1, num_tokens=1, max_tokens=6).sampling_params
+        hasher = vllm.get_request_block_hasher(self.hashed, vllm.sha256)
+        return vllm.Request(name, list(prompt), parameters, None, mm_features=None, block_hasher=hasher)
+
+    @property
+    def delayed(self) -> list[str]:
+        """The requests that wait for the load of another."""
+        return [name for name, tracked in self.half._tracked.items() if tracked.awaited]
+
+    def step(self, loads: Loads = Loads.GO_ON) -> Any:
         """Runs one step of the engine and returns vLLM's SchedulerOutput."""
         for request in self.scheduler.requests.values():
             self._know(request)
@@ -147,24 +184,29 @@ class HarnessedEngine:
         zeroed = getattr(output, "new_block_ids_to_zero", None) or ()
         copies = getattr(output, "kv_cache_block_copies", None) or ()
         pairs = [(copy.src_block_id, copy.dst_block_id) for copy in copies]
+        commands = output.kv_connector_metadata.commands
         for worker in self.workers:
-            worker.step(output.kv_connector_metadata.commands, zeroed, computed, pairs)
+            worker.step(commands, zeroed, computed, pairs)
+        self.begun = [load.request for load in commands.loads]
+        self.loaded_pages += sum(len(group.blocks) for load in commands.loads for group in load.groups)
+        if loads is not Loads.GO_ON:
+            self.end_loads(fails=loads is Loads.FAIL)
         self.unseen.append((output, self._answer(computed)))
         while len(self.unseen) > self.lag:
             self.scheduler.update_from_output(*self.unseen.popleft())
         return output
 
-    def end_loads(self, *, fails: bool = False) -> None:
-        """Ends all loads in progress."""
-        for request in list(self.worker.loading):
+    def end_loads(self, *, fails: bool = False, most: int | None = None) -> None:
+        """Ends all loads in progress, or the first `most` of them."""
+        for request in list(self.worker.loading)[:most]:
             blocks = {block for worker in self.workers for block in worker.loading[request].pages}
             whole = [worker.end_load(request, fails=fails) for worker in self.workers]
             self.loaded[request] = all(whole)
             self.invalid.update(blocks if not self.loaded[request] else ())
 
-    def end_stores(self) -> None:
-        """Ends all stores in progress."""
-        self.stored |= set.intersection(*[worker.end_stores(slice(0, None)) for worker in self.workers])
+    def end_stores(self, which: slice = slice(0, None)) -> None:
+        """Ends all stores in progress, or some of them."""
+        self.stored |= set.intersection(*[worker.end_stores(which) for worker in self.workers])
 
     def run(self, steps: int = 300) -> int:
         """Runs until all requests have ended and no block is kept. Returns the number of loaded tokens."""
@@ -191,6 +233,10 @@ class HarnessedEngine:
         hashes = request.block_hashes[group.hashes - 1 :: group.hashes]
         keys = group.keys(hashes[: tokens // group.kind.page_tokens])
         self.worker.client.store(Keys(group.namespace, keys.data), list(keys))
+
+    def store_prompt_elsewhere(self, prompt: Sequence[int]) -> None:
+        """Stores all pages of a prompt, as another process would."""
+        self.store_elsewhere(self.request_of("elsewhere", prompt), len(prompt))
 
     def _know(self, request: Any) -> None:
         for worker in self.workers:

@@ -213,39 +213,6 @@ def test_a_waiting_request_is_matched_once_in_two_seconds(model: str, daemon: Ru
     assert_nothing_is_left(engine, daemon)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_prefix_that_many_requests_share_is_loaded_once(model: str, daemon: RunningDaemon, client: Client) -> None:
-    engine = engine_of(model, daemon, client, engine={"max_num_batched_tokens": 1024, "max_num_seqs": 64})
-    requests = [engine.submit(number, 100, common=96) for number in range(1, 51)]
-    engine.store_elsewhere(requests[0], 96)
-    engine.step()
-    assert list(engine.worker.loading) == [requests[0].request_id]
-    engine.end_loads()
-    engine.step()
-    assert engine.run() == 0, "the prefix is loaded again"
-    assert all(request.num_output_tokens == 4 for request in requests)
-    assert_nothing_is_left(engine, daemon)
-
-
-@pytest.mark.parametrize("end", ["aborted", "failed"])
-@pytest.mark.parametrize("model", MODELS)
-def test_requests_do_not_wait_for_a_load_that_is_lost(
-    model: str, end: str, daemon: RunningDaemon, client: Client
-) -> None:
-    engine = engine_of(model, daemon, client, engine={"max_num_batched_tokens": 1024, "max_num_seqs": 64})
-    requests = [engine.submit(number, 100, common=96) for number in range(1, 5)]
-    engine.store_elsewhere(requests[0], 96)
-    engine.step()
-    if end == "aborted":
-        engine.scheduler.finish_requests(requests[0].request_id, aborted())
-    engine.end_loads(fails=end == "failed")
-    engine.step()
-    engine.step()
-    assert engine.worker.loading, "the other requests wait for nothing"
-    engine.run()
-    assert_nothing_is_left(engine, daemon)
-
-
 def test_a_request_that_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client: Client) -> None:
     engine = engine_of("full", daemon, client)
     request = harness().create_request(request_id=1, num_tokens=100, max_tokens=2, block_size=BLOCK)
