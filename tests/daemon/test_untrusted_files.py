@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
-from other_users import ALICE, MALLORY, as_root, environ_with, fallback_of, folder_of, output_as
+from other_users import ALICE, MALLORY, as_root, fallback_of, folder_of, output_as
 from pagetier.daemon.cli.unit import unit
+from pagetier.daemon.host import listening_socket
 from pagetier.daemon.host.listening_socket import SocketError, open_socket
 
 pytestmark = as_root
 
 _DAEMON = "import asyncio, concurrent.futures.thread\nfrom pagetier.daemon.main import main"
-_REPLACES = f"""
-import os
-os.setgroups([]); os.setgid({MALLORY}); os.setuid({MALLORY})
-while True:
-    try:
-        os.symlink(victim, socket + ".link")
-    except OSError:
-        pass
-    try:
-        os.lstat(socket)
-        os.rename(socket + ".link", socket)
-    except OSError:
-        pass
-"""
 
 
 @pytest.fixture
@@ -87,32 +70,42 @@ def test_a_daemon_does_not_serve_in_a_folder_that_clients_refuse() -> None:
         assert f"{folder} belongs to user {MALLORY}" in default_daemon(ALICE)
 
 
-@contextmanager
-def replacing(socket: Path, victim: Path) -> Iterator[None]:
-    """Lets another user replace the socket by a link to the victim, whenever the socket exists."""
-    code = f"socket, victim = {str(socket)!r}, {str(victim)!r}\n{_REPLACES}"
-    attacker = subprocess.Popen([sys.executable, "-c", code], env=environ_with())
-    try:
-        yield
-    finally:
-        attacker.send_signal(signal.SIGKILL)
-        attacker.wait()
+def replace(socket: Path, victim: Path) -> None:
+    """Lets another user replace the socket by a link to the victim."""
+    link = f"{socket}.link"
+    code = f"os.symlink({str(victim)!r}, {link!r}); os.rename({link!r}, {str(socket)!r})"
+    assert output_as(MALLORY, "import os", code) == (0, "")
 
 
-def test_a_socket_that_is_replaced_during_its_creation_changes_no_other_file(place: Path, victim: Path) -> None:
+def test_a_socket_that_is_replaced_while_it_is_created_changes_no_other_file(
+    place: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The control socket and that of the metrics are opened by the same function."""
     socket = folder_of(MALLORY, place / "theirs") / "socket"
-    with replacing(socket, victim):
-        ends, replaced = time.monotonic() + 10.0, 0
-        while replaced < 3 and time.monotonic() < ends:
-            try:
-                open_socket(socket, 0o660, (MALLORY,)).close()
-            except SocketError as error:
-                replaced += "was replaced" in str(error)
-            assert is_untouched(victim)
-            with suppress(OSError):
-                socket.unlink()
-    assert replaced, "the attack never came at the right moment"
+
+    def at(name: str) -> None:
+        if name == "server.bound":
+            replace(socket, victim)
+
+    monkeypatch.setattr(listening_socket, "point", at)
+    with pytest.raises(SocketError, match="was replaced while it was created"):
+        open_socket(socket, 0o660, (MALLORY,))
+    assert socket.is_symlink() and is_untouched(victim)
+
+
+@pytest.mark.parametrize("group", [(), (MALLORY,)])
+def test_a_socket_that_is_replaced_before_it_is_opened_to_others_changes_no_other_file(
+    place: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, group: tuple[int, ...]
+) -> None:
+    socket, give = folder_of(MALLORY, place / "theirs") / "socket", listening_socket._give
+
+    def give_late(*arguments: Any) -> None:
+        replace(socket, victim)
+        give(*arguments)
+
+    monkeypatch.setattr(listening_socket, "_give", give_late)
+    open_socket(socket, 0o660, group).close()
+    assert socket.is_symlink() and is_untouched(victim)
 
 
 @pytest.mark.parametrize("file", ["owner", "state.tmp"])

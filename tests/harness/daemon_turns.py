@@ -25,14 +25,20 @@ class Turns:
 
     def pass_by(self, count: int = 2) -> None:
         """Returns when so many turns have begun and ended."""
-        self._socket.settimeout(0)
-        with suppress(BlockingIOError):  # earlier ones
-            while True:
-                self._socket.recv(4096)
+        self.passed()
         self._socket.settimeout(_WAIT_S)
         for _ in range(1 + count):  # the first one may have begun before
             while self._socket.recv(4096) != b"WATCHDOG=1":
                 pass
+
+    def passed(self) -> int:
+        """Returns how many turns have ended since the last call, as far as the socket's queue holds them."""
+        self._socket.settimeout(0)
+        pings = 0
+        with suppress(BlockingIOError):
+            while True:
+                pings += self._socket.recv(4096) == b"WATCHDOG=1"
+        return pings
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.metrics_core import Metric
 
+from daemon_turns import Turns
 from disk_daemon import write_through
 from eventually import eventually
 from free_ports import free_ports
@@ -25,7 +25,6 @@ from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
 WORK_S = 0.02
-FAST_S = 0.03  # less than the 50 ms after which a daemon that waits for nothing checks its index
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def daemon(place: Path) -> Iterator[RunningDaemon]:
-    with RunningDaemon("1MiB", "64KiB", "--metrics-listen", str(place), "--metrics-namespaces", "2") as running:
+def daemon(place: Path, turns: Turns) -> Iterator[RunningDaemon]:
+    flags = ("--metrics-listen", str(place), "--metrics-namespaces", "2")
+    with RunningDaemon("1MiB", "64KiB", *flags, before=turns.before) as running:
         yield running
 
 
@@ -65,11 +65,11 @@ def test_the_numbers_match_the_work_done(tmp_path: Path) -> None:
     assert value(seen, "pagetier_pages", tier="memory", state="readable") == 6
     assert value(seen, "pagetier_transfer_bytes_total", source="engine", destination="memory") == 6 * PAGE
     assert value(seen, "pagetier_transfer_bytes_total", source="memory", destination="engine") == 6 * PAGE
-    assert 0 < value(seen, "pagetier_transfer_seconds_total", source="engine", destination="memory") < 5
-    assert 0 < value(seen, "pagetier_transfer_seconds_total", source="memory", destination="engine") < 5
+    assert value(seen, "pagetier_transfer_seconds_total", source="engine", destination="memory") > 0
+    assert value(seen, "pagetier_transfer_seconds_total", source="memory", destination="engine") > 0
     assert value(seen, "pagetier_reservations_total", result="granted") == 6
     assert value(seen, "pagetier_reserve_latency_seconds_count") == 1
-    assert 0 < value(seen, "pagetier_reserve_latency_seconds_sum") < 5
+    assert value(seen, "pagetier_reserve_latency_seconds_sum") > 0
     assert value(seen, "pagetier_attached_processes") == 1
     assert value(seen, "pagetier_disk_standing", standing="none") == 1
     assert value(seen, "pagetier_namespace_pages", namespace=keys.namespace.name, tier="memory") == 6
@@ -149,16 +149,20 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
     assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1, START_S)
 
 
-def test_a_scrape_is_fast(daemon: RunningDaemon, place: Path) -> None:
-    """Other processes delay scrapes: all show how long the daemon works, and the fast ones show that it never waits."""
-    schedstat, times = Path(f"/proc/{daemon.pid}/schedstat"), []
+def test_a_scrape_costs_little_and_waits_for_no_turn(daemon: RunningDaemon, place: Path, turns: Turns) -> None:
+    """Other processes delay scrapes, so that some take longer than a turn of the daemon's periodic work."""
+    schedstat = Path(f"/proc/{daemon.pid}/schedstat")
     before = int(schedstat.read_text().split()[0])
     for _ in range(20):
-        began = time.perf_counter()
         ask(place)
-        times.append(time.perf_counter() - began)
     assert (int(schedstat.read_text().split()[0]) - before) / 20e9 < WORK_S
-    assert sorted(times[1:])[3] < FAST_S, times  # the first one may come just before a check
+
+    def is_answered_between_turns() -> bool:
+        turns.passed()
+        ask(place)
+        return turns.passed() == 0
+
+    assert eventually(is_answered_between_turns)
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,7 @@ def test_more_processes_than_slots() -> None:
         assert f"all {SLOTS} slots are taken" in refusal
         os.kill(attached[0], signal.SIGKILL)
         assert eventually(lambda: is_dead(attached[0]))
-        second = Second(daemon)
-        with daemon.client():
-            assert not second.is_over
+        daemon.client().close()
 
 
 def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
