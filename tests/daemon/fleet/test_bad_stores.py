@@ -41,7 +41,7 @@ def assert_one_line(host: FleetHost, words: str, event: str = "fleet_trouble") -
 def load_until_closed(host: FleetHost, *names: str) -> None:
     for name in names:
         assert host.load(name, 1, SIZE).pages == 0
-    assert eventually(lambda: not host.asks, 5.0), host.report
+    assert eventually(lambda: not host.asks), host.report
 
 
 def share_each(host: FleetHost, *names: str) -> None:
@@ -72,7 +72,7 @@ def test_a_folder_whose_file_system_is_gone_closes_the_fleet(stack: ExitStack, t
     assert_one_line(host, f"{target}/pages has lost its folder .unfinished: mount its file system again")
     assert list(target.iterdir()) == [], "something was written below the mount point"
     mount(disk, target)
-    assert eventually(lambda: host.asks, 10.0)
+    assert eventually(lambda: host.asks)
     assert host.load("a", 1, SIZE).pages == 1
 
 
@@ -91,11 +91,11 @@ def test_a_full_store_is_read_and_takes_the_pages_when_there_is_room(stack: Exit
         share_each(host, "first")
         (disk / "filling").write_bytes(bytes(600_000))
         host.client.store(keys_of("more", 6), pages_of(6, SIZE))
-        assert eventually(lambda: host.report.waiting > 0, 15.0), host.report
+        assert eventually(lambda: host.report.waiting > 0), host.report
         assert "pages is full: delete old objects, or give it more room" in host.report.write_trouble
         text = " ".join(host.daemon.pagetier("stats").stdout.split())
         assert "to be written again (the store failed: " in text or "is full: delete old objects" in text, text
-        assert eventually(lambda: bool(host.daemon.lines("event=fleet_write_trouble")), 30.0), host.report
+        assert eventually(lambda: bool(host.daemon.lines("event=fleet_write_trouble"))), host.report
         assert host.asks and not host.report.openings and not host.daemon.lines("event=fleet_trouble")
         assert host.load("first", 1, SIZE).pages == 1, "a store that takes no pages still returns them"
         (disk / "filling").unlink()
@@ -110,7 +110,7 @@ def test_pages_that_leave_memory_unwritten_are_named(stack: ExitStack, tmp_path:
     (tmp_path / "unwritable").touch()
     host = FleetHost(f"python://faulty_store:unreadable_folder?folder={tmp_path}", stack, *PATIENT)
     host.client.store(keys_of("lost", 3), pages_of(3, SIZE))
-    assert eventually(lambda: host.report.waiting == 3, 30.0), host.report
+    assert eventually(lambda: host.report.waiting == 3), host.report
     host.daemon.drop_all_pages()
     assert eventually(lambda: host.report.failed == 3, 60.0), host.report
     (line,) = host.daemon.lines("event=fleet_given_up")
@@ -138,6 +138,6 @@ def test_objects_of_another_version_are_misses_and_stay(stack: ExitStack, tmp_pa
     data[8] += 1
     path.write_bytes(data)
     assert host.load("a", 1, SIZE).pages == 0
-    assert eventually(lambda: bool(host.daemon.lines("event=fleet_note")), 5.0)
+    assert eventually(lambda: bool(host.daemon.lines("event=fleet_note")))
     assert_one_line(host, "objects are of another version: choose another remote.prefix", "fleet_note")
     assert path.read_bytes() == data and host.report.damaged == 0

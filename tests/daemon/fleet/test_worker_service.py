@@ -69,7 +69,10 @@ def test_a_worker_comes_by_itself_and_again(daemon: RunningDaemon) -> None:
         assert eventually(lambda: daemon.snapshot().fleet.written == 3, WORKER_S)
         first = worker_pid(daemon)
         os.kill(first, signal.SIGTERM)
-        assert eventually(lambda: standing(daemon) == "down", 4.5), "the daemon gives up a silent worker after 5 s"
+        assert eventually(lambda: standing(daemon) == "down", WORKER_S), daemon.log.read_text()
+        assert daemon.snapshot().fleet.trouble == "its worker ended: see its own log", (
+            "it was not given up as a silent one"
+        )
     with worker_of(daemon):
         assert eventually(lambda: standing(daemon) == "open" and worker_pid(daemon) != first, WORKER_S)
     assert daemon.findings() == []
