@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from pagetier.daemon.disk import pending_flushes
-from pagetier.daemon.disk.pending_flushes import PendingFlushes
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.disk.pending_flushes import DROP_TIMEOUT_S, PendingFlushes
 from pagetier.shm._core import KEY_BYTES
 
 ONE, OTHER = b"1" * KEY_BYTES, b"2" * KEY_BYTES
@@ -46,15 +46,18 @@ async def test_a_flush_is_remembered_until_the_next_worker_has_dropped_it() -> N
     assert not noted.among(ONE)
 
 
-async def test_a_flush_on_a_hanging_disk_is_reported_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pending_flushes, "DROP_TIMEOUT_S", 0.0)
-    reasons: asyncio.Queue[str] = asyncio.Queue()
+@pytest.mark.usefixtures("virtual_time")
+async def test_a_flush_on_a_hanging_disk_is_reported_and_remembered() -> None:
+    reasons: list[str] = []
     noted = PendingFlushes(asyncio.get_running_loop())
-    noted.wait([ONE], 1, reasons.put_nowait)
-    assert "the disk has not answered" in await reasons.get()
+    noted.wait([ONE], 1, reasons.append)
+    await loop_clock.pause(0.99 * DROP_TIMEOUT_S)
+    assert not reasons
+    await loop_clock.pause(0.02 * DROP_TIMEOUT_S)
+    assert len(reasons) == 1 and "the disk has not answered" in reasons[0]
     assert noted.among(ONE)
     noted.done(1, "")
-    assert reasons.empty() and not noted.among(ONE)
+    assert len(reasons) == 1 and not noted.among(ONE)
 
 
 async def test_too_many_flushed_namespaces_count_as_all() -> None:

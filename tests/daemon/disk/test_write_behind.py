@@ -12,7 +12,8 @@ import pytest
 from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.disk_options import DiskOptions
-from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, STALLED_S, DeviceWrites
+from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, _IDLE_S, STALLED_S, DeviceWrites
+from pagetier.daemon.disk.flush_to_disk import _ASKED_AGAIN_S, DiskFlush
 from pagetier.daemon.disk.write_behind import _RECHECK_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
@@ -21,6 +22,7 @@ from virtual_time_loop import OwnTimeLoop
 
 YEAR_NS = 366 * 86_400 * 10**9
 FULL = "the file system is full"
+SYNC_S = 5.0
 
 
 class Scene:
@@ -29,8 +31,8 @@ class Scene:
     def __init__(self, owner: Owner, session: Session, newest: int) -> None:
         self.owner, self._session = owner, session
         self._commands: list[Command] = []
-        options = DiskOptions(path=(Path("/d"),), size=(1 << 30,), write="through")
-        self.write_behind = WriteBehind(owner, options, Budget(0))
+        self.options = DiskOptions(path=(Path("/d"),), size=(1 << 30,), write="through", sync=SYNC_S)
+        self.write_behind = WriteBehind(owner, self.options, Budget(0))
         self.device = self.write_behind.add(0, "/d")
         owner.disk_open(1000, WriteRule.THROUGH)
         self.begin(newest)
@@ -63,6 +65,15 @@ class Scene:
 
     def sync(self, reason: str = "") -> None:
         self.write_behind.sync_soon()
+        self.synced(reason)
+
+    def syncs(self) -> bool:
+        """Returns whether the worker is asked to sync now."""
+        self.write_behind.tidy()
+        return any(isinstance(command, Sync) for command in self._commands)
+
+    def synced(self, reason: str = "") -> None:
+        """Completes the sync."""
         (command,) = [command for command in self._commands if isinstance(command, Sync)]
         self._commands.clear()
         self.device.synced(Synced(command.number, reason))
@@ -115,6 +126,44 @@ def test_an_order_that_wrote_nothing_does_not_clear_a_fault(scene: Scene, result
     scene.store(2)
     scene.write(result)
     assert scene.write_behind.trouble == FULL
+
+
+def test_a_device_is_synced_when_it_is_idle_or_was_not_synced_for_long(scene: Scene, virtual_time: OwnTimeLoop) -> None:
+    scene.store(1)
+    scene.write(Stored.DONE)
+    virtual_time.passes(0.99 * _IDLE_S)
+    assert not scene.syncs()
+    virtual_time.passes(0.02 * _IDLE_S)
+    assert scene.syncs(), "it is idle"
+    scene.synced()
+    for number in range(2, 2 + round(SYNC_S)):
+        virtual_time.passes(0.99)
+        assert not scene.syncs()
+        scene.store(number)
+        scene.write(Stored.DONE)
+    virtual_time.passes(0.99)
+    assert scene.syncs(), "it is never idle"
+
+
+def test_a_device_that_does_not_answer_is_named_after_a_while(scene: Scene, virtual_time: OwnTimeLoop) -> None:
+    virtual_time.passes(2 * STALLED_S)
+    scene.store(1)
+    scene.write_behind.tidy()
+    virtual_time.passes(0.99 * STALLED_S)
+    assert not scene.write_behind.stalled() and not scene.device.paused
+    virtual_time.passes(0.01 * STALLED_S)
+    assert scene.write_behind.stalled() == "the disk has not answered for 10 s" and scene.device.paused
+    scene.write(Stored.DONE)
+    assert not scene.write_behind.stalled()
+
+
+def test_a_flush_to_disk_ends_when_no_client_polls(scene: Scene, virtual_time: OwnTimeLoop) -> None:
+    flush = DiskFlush(scene.owner, scene.options, scene.write_behind)
+    flush.ask(0)
+    for seconds, goes_on in ((0.99 * _ASKED_AGAIN_S, True), (0.02 * _ASKED_AGAIN_S, False)):
+        virtual_time.passes(seconds)
+        flush.end_when_due()
+        assert scene.write_behind.flush_all is goes_on
 
 
 def test_a_retry_clears_the_reason_but_logs_no_recovery(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,98 @@
+"""The fleet tier's worker is replaced when it is silent, opens for too long or loses a command, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from in_process_server import SMALL
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.common.fleet_status import FleetStatus
+from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.disk.reads import DiskReads
+from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
+from pagetier.shm._core import KEY_BYTES, ReserveOutcome
+from pagetier.shm.protocol import BUILD, Reserve, Reserved, Space
+from pagetier.shm.segments import SegmentRequest, Segments, take
+from pagetier.tiers.base import FleetState
+from pagetier.tiers.worker_protocol import Command, FleetOpened, FleetReport, GetState, Write
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+STATE = FleetState(url="file:///pages")
+TURN_S = 0.05
+
+
+@pytest.fixture
+def segments() -> Iterator[Segments]:
+    taken = take(SegmentRequest(f"pagetier-test-{secrets.token_hex(6)}", SMALL, BUILD))
+    yield taken
+    taken.remove()
+
+
+class Fleet:
+    """A fleet tier whose worker is this object; `answers` says whether it answers questions for its state."""
+
+    def __init__(self, segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop = asyncio.get_running_loop()
+        reads, options = DiskReads(segments.owner, 1, loop), RemoteOptions(url="file:///pages")
+        self.reports: list[FleetStatus] = []
+        self.commands: list[Command] = []
+        self.replaced: list[str] = []
+        self.answers = True
+        self.tier = FleetTier(segments, options, reads, self.reports.append, loop, Path("socket"))
+        monkeypatch.setattr(self.tier._supervisor, "replace", self.replaced.append)
+        self.timeout = options.timeout
+        self.tier.started(0, self.send)
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+        if self.answers and isinstance(command, GetState):
+            asyncio.get_running_loop().call_soon(self.tier.hear, FleetReport(STATE))
+
+    async def lives(self, seconds: float) -> None:
+        """Lets the daemon take its turns for so long."""
+        for _ in range(round(seconds / TURN_S)):
+            self.tier.tidy()
+            await loop_clock.pause(TURN_S)
+
+
+async def test_a_worker_that_answers_stays_and_a_silent_one_is_replaced(
+    segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.tier.hear(FleetOpened(STATE))
+    await fleet.lives(60.0)
+    assert not fleet.replaced and 57 <= fleet.commands.count(GetState()) <= 60, "it is asked once a second"
+    fleet.answers = False
+    await fleet.lives(_SILENT_S - 1.1)  # since its last answer
+    assert not fleet.replaced
+    await fleet.lives(1.2)
+    assert fleet.replaced == ["did not answer and was killed"]
+
+
+async def test_a_worker_has_time_to_open_its_fleet(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.answers = False
+    await fleet.lives(_OPENING_S)
+    assert not fleet.replaced
+    await fleet.lives(0.1)
+    assert fleet.replaced == ["did not answer and was killed"]
+
+
+async def test_a_worker_that_loses_a_command_is_replaced(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(segments, monkeypatch)
+    fleet.tier.hear(FleetOpened(STATE))
+    request = Reserve(1, Space(bytes(KEY_BYTES), "model", 16), 0, 1, os.urandom(KEY_BYTES), struct.pack("<Q", 4096))
+    fleet.tier.note_stored(request, Reserved(1, bytes([ReserveOutcome.GRANTED]), bytes(4), bytes(8)), 4096)
+    await fleet.lives(1.0)  # until it is written
+    assert sum(isinstance(command, Write) for command in fleet.commands) == 1
+    await fleet.lives(fleet.timeout * (_PATIENCE + 1) - 1.0)
+    assert not fleet.replaced
+    await fleet.lives(1.0)
+    assert set(fleet.replaced) == {"did not answer a command for 1 page within 22 s"}
