@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -54,6 +55,11 @@ class VirtualClock:
             else:
                 time.sleep(_PAUSE_S)
         return result
+
+
+def in_main_thread() -> bool:
+    """Returns whether the main thread calls this: as `is_stuck`, time passes in the waits of the test itself only."""
+    return threading.current_thread() is threading.main_thread()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -20,12 +19,13 @@ from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.slot_map import slot_map
+from pagetier.shm import unix_socket
 from running_daemon import RunningDaemon
+from virtual_clock import VirtualClock
 
-PATIENCE_S = 8.0  # a test waits as long; half of it is the limit of calls that do not wait
+PATIENCE_S = 8.0
 COPYING = CopySettings(chunk=1 << 20, reserve_timeout=PATIENCE_S)
 STORES, PAGES = 300, 32  # their requests take 400 KiB: twice what the socket takes
-SLACK_S = 6.0  # for a busy machine; a call that waits as long as a store takes PATIENCE_S
 
 
 @pytest.fixture
@@ -60,7 +60,9 @@ def stored_again(engine: Engine, prompt: int) -> bool:
 # ---- a daemon that hangs
 
 
-def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, client: Client) -> None:
+def test_stores_are_rejected_in_time_and_delay_no_load(
+    daemon: RunningDaemon, client: Client, standing_clock: VirtualClock
+) -> None:
     engine, gate, short = Engine(client, 1, COPYING), threading.Event(), slots_of(4)
     known = engine.keys(1, 4)
     assert engine.copier.store(known, short).wait(LONG_S).stored == 4
@@ -72,19 +74,21 @@ def test_stores_are_rejected_in_time_and_delay_no_load(daemon: RunningDaemon, cl
     daemon.signal(signal.SIGSTOP)
     stores = many_stores(engine, chains)
     gate.set()
-    assert copied.wait(PATIENCE_S / 2).stored == 4, "publishing does not wait for requests to be sent"
+    assert copied.wait(LONG_S).stored == 4, "publishing does not wait for requests to be sent"
     load = engine.load(known, short)
-    assert load.wait(LAYERS - 1, PATIENCE_S / 2) and load.pages == 4
-    assert not all_ready(stores), "the stores wait until their time is over"
-    assert eventually(lambda: all_ready(stores), PATIENCE_S + SLACK_S)
+    assert load.wait(LAYERS - 1, LONG_S) and load.pages == 4
+    standing_clock.passes(0.9 * PATIENCE_S)
+    assert not any(store.ready for store in stores), "the stores wait until their time is over"
+    standing_clock.passes(0.2 * PATIENCE_S)
+    assert eventually(lambda: all_ready(stores))
     late, silent = "the daemon did not answer in time", "the daemon does not answer"
     # A store that the socket never took ends by its own time, or by the next attempt to send it: whichever is first.
     assert late in reasons(stores) and reasons(stores) <= {late, silent}
 
     later = many_stores(engine, others)
-    assert eventually(lambda: all_ready(later), PATIENCE_S / 2)
+    assert eventually(lambda: all_ready(later))
     assert reasons(later) == {silent}
-    assert client.attached and engine.copier.close(SLACK_S)
+    assert client.attached and engine.copier.close(LONG_S)
 
     daemon.signal(signal.SIGCONT)
     other = Engine(client, 1, COPYING)
@@ -100,7 +104,9 @@ def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon,
     chains = [engine.keys(at, 1) for at in range(400)]
     slots = slots_of(1)
     stores = [engine.copier.store(keys, slots) for keys in chains]
-    time.sleep(0.2)
+    linked = client._attachment.linked
+    assert linked is not None
+    assert eventually(lambda: not unix_socket.wait_writable(linked.link._socket, 0)), "the socket takes all at once"
     assert not any(store.ready for store in stores)
     daemon.signal(signal.SIGCONT)
     assert eventually(lambda: all_ready(stores), LONG_S)

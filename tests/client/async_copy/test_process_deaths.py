@@ -16,6 +16,7 @@ from copying_engine import LAYERS, LONG_S, Engine, slots_of
 from eventually import eventually
 from pagetier.client import Client
 from running_daemon import RunningDaemon
+from virtual_clock import VirtualClock, in_main_thread
 
 ARENA = "32MiB"
 
@@ -30,14 +31,20 @@ def granted(client: Client) -> int:
     return sum(map(len, linked.granted.values())) if linked is not None else 0
 
 
-def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon) -> None:
+def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon, standing_clock: VirtualClock) -> None:
     with daemon.client() as client:
         engine, gate = Engine(client, 1), threading.Event()
         keys, slots = engine.keys(7, 6), slots_of(6)
         store = engine.copier.store(keys, slots, gate)
         assert eventually(lambda: not empty(daemon))
-        assert not engine.copier.close(0.05)
-        threading.Timer(0.2, gate.set).start()
+        assert not engine.copier.close(0.0)
+
+        def close_waits() -> bool:
+            if in_main_thread():
+                gate.set()
+            return False
+
+        standing_clock.is_stuck = close_waits
     assert store.wait(LONG_S).stored in (0, 6) and store.ended
 
 
@@ -47,8 +54,7 @@ def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: 
         mine, slots = Engine(client, 1), slots_of(24)
         for turn in range(6):
             child = spawn(partial(_store_and_load_forever, daemon.socket, turn))
-            ends = time.monotonic() + 0.15 + 0.07 * turn
-            while time.monotonic() < ends:
+            for _ in range(3 * (turn + 1)):
                 mine.store_and_load(500, slots)
             kill(child)
             mine.store_and_load(501, slots)
