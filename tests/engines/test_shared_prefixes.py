@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 from unittest import mock
@@ -45,8 +45,7 @@ class Host(NamedTuple):
 
     def end(self, engine: HarnessedEngine) -> None:
         """Runs until all requests have ended."""
-        while engine.scheduler.requests:
-            step(engine)
+        until(engine, lambda: not engine.scheduler.requests)
         engine.run()
         assert_nothing_is_left(engine, self.daemon)
 
@@ -80,6 +79,21 @@ def step(engine: HarnessedEngine, loads: Loads = Loads.SUCCEED, turn: Turn = Tur
     engine.end_stores()
     engine.step(loads)
     return engine.begun
+
+
+def until(
+    engine: HarnessedEngine,
+    reached: Callable[[], bool],
+    loads: Loads = Loads.SUCCEED,
+    turn: Turn = Turn.LOADED_FIRST,
+) -> list[str]:
+    """Runs steps until a state is reached. Returns the requests whose load began."""
+    begun: list[str] = []
+    for _ in range(1000):
+        if reached():
+            return begun
+        begun += step(engine, loads, turn)
+    raise AssertionError(f"requests do not go on: {engine.scheduler.requests}")
 
 
 def abort(engine: HarnessedEngine, name: str) -> None:
@@ -199,8 +213,7 @@ def test_of_partly_shared_prefixes_each_page_is_loaded_once(host: Host, turn: Tu
         engine.store_prompt_elsewhere(prompt)
         engine.submit_prompt(f"r{number}", prompt)
     assert step(engine) == ["r0"]
-    while engine.scheduler.waiting:
-        step(engine, turn=turn)
+    until(engine, lambda: not engine.scheduler.waiting, turn=turn)
     host.end(engine)
     assert engine.loaded_pages == len(PREFIX) // BLOCK + 10 * 8
 
@@ -252,9 +265,7 @@ def test_requests_that_wait_for_a_failed_load_find_what_is_computed(host: Host, 
     engine = host.engine(model)
     engine.store_prompt_elsewhere(PREFIX)
     names = submit_many(engine, 4)
-    begun = []
-    while not engine.scheduler.running:
-        begun += step(engine, Loads.FAIL)
+    begun = until(engine, lambda: bool(running(engine)), Loads.FAIL)
     assert begun[:2] == ["r0", "r0"]
     step(engine)
     if not any(isinstance(group.kind, Recurrent) for group in engine.groups):  # vLLM finds a state when it is computed
