@@ -85,18 +85,6 @@ def test_a_reload_changes_access(daemon: RunningDaemon) -> None:
     assert "may not attach" in as_nobody(daemon)
 
 
-def test_a_file_that_is_valid_only_after_a_restart_is_rejected_with_its_key() -> None:
-    daemon = RunningDaemon("16MiB", "1MiB")
-    file = daemon.config
-    text = f'[disk]\npath = "{file.parent}/disk"\nsize = "64MiB"\nenvironments = 4\n'
-    file.write_text(text)
-    with daemon:
-        reported = daemon.reload(text.replace("64MiB", "5MiB").replace("= 4", "= 1"), "event=reload_refused")
-        assert f"disk.size = 5MiB ({file}: disk.size) has no room for a page in each environment" in reported
-        assert "4 environments of frames of 1MiB; settings that need a restart keep their values" in reported
-        assert "changed: disk.size = 128MiB" in daemon.reload(text.replace("64MiB", "128MiB"))
-
-
 def test_observers_that_cannot_open_the_socket_are_reported(daemon: RunningDaemon) -> None:
     daemon.reload("[access]\nwatch_groups = [4711]\n", "event=socket_shut")
     assert "access.watch_groups name: set access.socket_mode" in daemon.log.read_text()
@@ -144,16 +132,12 @@ def test_the_disk_tier_shrinks_and_grows(disk: DiskDaemon) -> None:
 
 
 def test_invalid_sizes_are_rejected(disk: DiskDaemon) -> None:
-    assert disk.pagetier("resize").exit_code == 2
-    for option, text in (("disk-size", "lots"), ("disk-size", "-5"), ("evict-low", "nan"), ("evict-high", "2")):
-        wrong = disk.pagetier("resize", f"--{option}", text)
-        assert (wrong.exit_code, f"'--{option}': \"{text}\" is not a s" in wrong.output) == (2, True), wrong.output
-    assert disk.report().cap == 64 << 20
-    none = disk.pagetier("resize", "--disk-size", "0")
-    assert (none.exit_code, "only a restart of the daemon adds or removes a disk tier" in none.output) == (1, True)
+    for words, code in (([], 2), (["--disk-size", "lots"], 2), (["--evict-high", "2"], 2), (["--disk-size", "0"], 1)):
+        assert disk.pagetier("resize", *words).exit_code == code, words
     for size in ("1", "512KiB", "9PiB"):
         impossible = disk.pagetier("resize", "--disk-size", size)
-        assert (impossible.exit_code, "at least 1MiB" in impossible.output) == (1, size != "9PiB"), impossible.output
+        assert (impossible.exit_code, "disk.size" in impossible.output) == (1, True), impossible.output
+    assert disk.report().cap == 64 << 20
     disk.wait_open()
     assert disk.lines("disk_down") == []
 
@@ -192,17 +176,6 @@ def test_a_disk_tier_too_large_for_the_index_is_reported(disk: DiskDaemon, tmp_p
     disk.open("--disk-size", "128MiB")
     assert len(disk.lines("index_short")) == 1
     assert SHORT not in disk.pagetier("doctor", "--config", str(config)).output
-
-
-def test_a_reload_reports_a_disk_tier_too_large_for_the_index(tmp_path: Path) -> None:
-    daemon = RunningDaemon("1MiB", "64KiB")
-    text = f'[disk]\npath = "{tmp_path}/disk"\nsize = "SIZE"\n'
-    daemon.config.write_text(text.replace("SIZE", "64MiB"))
-    with daemon:
-        assert "index" not in daemon.reload(text.replace("SIZE", "32MiB"))
-        reported = daemon.reload(text.replace("SIZE", "128MiB"))
-        assert "level=warning" in reported
-        assert re.search(rf"disk.size = 128MiB \(room for .* frames\); {SHORT}", reported)
 
 
 def test_a_restart_with_another_disk_finds_the_memory_warm(disk: DiskDaemon) -> None:
@@ -248,13 +221,9 @@ def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
         assert (again.code, "nothing to give back" in again.text) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("size", "code", "words"), [('"1GiB"', 0, ""), ("1", 2, "arena.size"), ("9" * 5000, 2, "a number is too long")]
-)
-def test_check_validates_a_configuration_without_a_start(
-    tmp_path: Path, name: str, size: str, code: int, words: str
-) -> None:
+def test_check_validates_a_configuration_without_a_start(tmp_path: Path, name: str) -> None:
     file = tmp_path / "pagetierd.toml"
-    file.write_text(f"[arena]\nsize = {size}\n")
-    checked = pagetierd("--config", str(file), "--name", name, "--check")
-    assert (checked.code, words in checked.text, "Traceback" in checked.text) == (code, True, False)
+    for size, code in (('"1GiB"', 0), ("1", 2)):
+        file.write_text(f"[arena]\nsize = {size}\n")
+        checked = pagetierd("--config", str(file), "--name", name, "--check")
+        assert (checked.code, "Traceback" in checked.text) == (code, False), checked.text
