@@ -89,23 +89,6 @@ def test_what_the_user_wrote_is_used_and_kept(place: Path, used_settings: list[C
     assert own.read_text() == before
 
 
-def test_thresholds_can_be_written_to_another_path(
-    place: Path, used_settings: list[CopySettings], tmp_path: Path
-) -> None:
-    path = tmp_path / "deep/er.toml"
-    result = run("--write", str(path))
-    assert (result.exit_code, "engines do not read this path" in result.stderr) == (0, True)
-    assert load_settings(path).loads == Thresholds(0, 0)
-    assert not place.exists()
-
-
-def test_a_dry_run_writes_nothing(place: Path, used_settings: list[CopySettings]) -> None:
-    result = run("--dry-run")
-    assert result.exit_code == 0
-    assert "GB/s" in result.stdout
-    assert not place.exists()
-
-
 def test_json_has_speeds_and_thresholds(place: Path, used_settings: list[CopySettings]) -> None:
     result = json.loads(run("--json", "--dry-run").stdout)
     assert result["device"] == "Some GPU"
@@ -158,9 +141,3 @@ def test_a_gpu_that_fails_writes_nothing(place: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("pagetier.client.cli.calibrate.measure.measure_gpu", measure)
     assert "cuda:0: out of memory" in failed()
     assert not place.exists()
-
-
-def test_invalid_options_are_usage_errors() -> None:
-    assert run("--dry-run", "--write", "x").exit_code == 2
-    assert run("--device", "-1").exit_code == 2
-    assert run("more").exit_code == 2
