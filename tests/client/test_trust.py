@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 
 import user_namespaces
-from other_users import ALICE, MALLORY, as_root, command_as, environ_with, fallback_of, folder_of, output_as
+from other_users import (
+    ALICE,
+    MALLORY,
+    as_root,
+    command_as,
+    environ_with,
+    fallback_of,
+    folder_of,
+    output_as,
+    skip_beside_a_default_socket,
+)
 from running_daemon import START_S
 
 pytestmark = as_root
@@ -127,6 +137,7 @@ def test_an_explicit_path_is_trusted() -> None:
 @pytest.fixture
 def runtime() -> Iterator[Path]:
     """Makes a folder in which only root can create others, as in /run."""
+    skip_beside_a_default_socket()
     with tempfile.TemporaryDirectory(dir="/run", prefix="pagetier-test-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

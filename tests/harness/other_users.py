@@ -71,11 +71,16 @@ def folder_of(user: int, path: Path, mode: int = 0o755) -> Path:
     return path
 
 
+def skip_beside_a_default_socket() -> None:
+    """Skips a test of what happens without /run/pagetier, if this host has that and it cannot be hidden."""
+    if not is_hidden() and Path("/run/pagetier").exists():
+        pytest.skip("this host has /run/pagetier, and namespaces that would hide it are refused")
+
+
 @contextmanager
 def fallback_of(user: int) -> Iterator[Path]:
     """Yields the folder of a user's socket in /tmp, which does not exist yet, and removes it at the end."""
-    if not is_hidden() and Path("/run/pagetier").exists():
-        pytest.skip("this host has /run/pagetier, and namespaces that would hide it are refused")
+    skip_beside_a_default_socket()
     path = Path(f"/tmp/pagetier-{user}")
     try:
         yield path

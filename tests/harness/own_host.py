@@ -26,7 +26,7 @@ _VARIABLE: Final = "TEST_HOST"
 _HIDDEN: Final = "hidden by namespaces"
 _VISIBLE: Final = "visible, because namespaces are refused here"
 _ENOUGH: Final = 4 << 30
-"""The free bytes of /tmp from which on it is used for temporary files, and else the clone's own file system."""
+"""The free bytes from which on /tmp, or else /var/tmp, has the temporary files: less leaves the clone's file system."""
 _NEWNS, _NEWIPC, _NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 1 << 18
 _CAPABILITIES_3: Final = 0x20080522
@@ -43,6 +43,9 @@ def have_own_host() -> None:
         _enter(temporary, places)
         os.environ.pop("TMPDIR", None)
         os.environ[_VARIABLE] = _HIDDEN
+    elif not temporary.is_relative_to("/tmp"):
+        os.environ["TMPDIR"] = str(temporary)
+    tempfile.tempdir = None  # is found again
 
 
 def is_hidden() -> bool:
@@ -83,8 +86,9 @@ def _clean_environment() -> None:
 
 def _own_temporary() -> Path:
     """Makes a folder that is removed when this process ends, also if another one is mounted over it then."""
-    place = next(path for path in (Path("/tmp"), _HOME.parent) if shutil.disk_usage(path).free >= _ENOUGH)
-    folder = Path(tempfile.mkdtemp(dir=place, prefix="pagetier-suite-"))
+    places = [path for path in (Path("/tmp"), Path("/var/tmp")) if path.is_dir()]
+    place = next((path for path in places if shutil.disk_usage(path).free >= _ENOUGH), _HOME.parent)
+    folder = Path(tempfile.mkdtemp(dir=place, prefix="suite-"))
     folder.chmod(0o1777)
     beneath, process = os.open(place, os.O_RDONLY), os.getpid()
 

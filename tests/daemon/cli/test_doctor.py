@@ -79,7 +79,9 @@ def test_the_disk_is_not_missed_before_the_arena_is_populated(tmp_path: Path) ->
 
 
 def test_no_daemon_is_a_problem_with_what_to_do(tmp_path: Path) -> None:
-    result = doctor("--socket", str(tmp_path / "none.sock"))
+    config = tmp_path / "pagetier.toml"
+    config.write_text('[arena]\nsize = "1MiB"\nframe_size = "64KiB"\n')
+    result = doctor("--config", str(config), "--socket", str(tmp_path / "none.sock"))
     assert result.exit_code == Exit.WRONG
     assert "start pagetierd" in lines_of(result)["daemon"]
     assert "fits" in lines_of(result)["arena"]
