@@ -1,4 +1,4 @@
-"""Tests of real stores that are stopped, killed and restarted: every call ends in time and returns no wrong bytes."""
+"""Tests of real stores that are stopped, killed and restarted: every call ends and returns no wrong bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from elapsed import lasts
 from eventually import eventually
 from fleet_pages import OpenedFleet, names_of, opened_fleet, read_from
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
@@ -29,7 +28,6 @@ from store_servers import (
 from tier_pages import content_of, outgoing, outgoings
 
 TIMEOUT_S = 1.0
-SLACK_S = 3.0  # of a busy machine
 PAGES = outgoings(range(8), 100_000)
 NEW = outgoing(99, 100_000)
 
@@ -63,14 +61,12 @@ def opened_again(options: FleetOptions, attempts: int = 5) -> OpenedFleet:
     return OpenedFleet(options)
 
 
-def assert_misses_in_time(opened: OpenedFleet) -> None:
-    """Asserts that a read, a write and a question each end within the timeout, or at once and once more."""
-    with lasts(2 * TIMEOUT_S + SLACK_S):
-        result, _ = read_from(opened.fleet, PAGES[0])
+def assert_misses(opened: OpenedFleet) -> None:
+    """Asserts that a read, a write and a question end, as long as the store does not answer."""
+    result, _ = read_from(opened.fleet, PAGES[0])
     assert result.outcome is not ReadOutcome.EXACT
-    with lasts(3 * TIMEOUT_S + SLACK_S):
-        assert opened.fleet.write([], [NEW]).stored == (False,)
-    with lasts(2 * TIMEOUT_S + SLACK_S), pytest.raises(TierError):
+    assert opened.fleet.write([], [NEW]).stored == (False,)
+    with pytest.raises(TierError):
         opened.fleet.locate(names_of([PAGES[0]]))
 
 
@@ -81,7 +77,7 @@ def recovers(opened: OpenedFleet, page: Outgoing) -> bool:
 def test_s3_is_stopped_and_continued(own_s3: S3Server) -> None:
     opened = filled(own_s3.url)
     own_s3.process.stop()
-    assert_misses_in_time(opened)
+    assert_misses(opened)
     own_s3.process.send(signal.SIGCONT)
     assert recovers(opened, PAGES[0])
     assert eventually(lambda: opened.fleet.state().lent_bytes == 0)
@@ -90,7 +86,7 @@ def test_s3_is_stopped_and_continued(own_s3: S3Server) -> None:
 def test_s3_is_killed_and_restarted(own_s3: S3Server) -> None:
     opened = filled(own_s3.url)
     own_s3.process.kill()
-    assert_misses_in_time(opened)
+    assert_misses(opened)
     own_s3.start()
     assert recovers(opened, PAGES[0])
     assert {opened.outcome(page) for page in PAGES} == {ReadOutcome.EXACT}
@@ -129,11 +125,9 @@ def test_mooncake_is_stopped_and_continued(own_mooncake: MooncakeServers, role: 
     opened = filled(own_mooncake.url)
     process: ServerProcess = getattr(own_mooncake, role)
     process.stop()
-    with lasts(2 * TIMEOUT_S + SLACK_S):
-        outcome = opened.outcome(PAGES[0])
+    outcome = opened.outcome(PAGES[0])
     assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
-    with lasts(3 * TIMEOUT_S + SLACK_S):
-        assert opened.fleet.write([], [NEW]).stored == (False,)
+    assert opened.fleet.write([], [NEW]).stored == (False,)
     process.send(signal.SIGCONT)
     assert eventually(lambda: opened.outcome(PAGES[1]) in (ReadOutcome.EXACT, ReadOutcome.ABSENT), 30)
     assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30)
@@ -144,9 +138,7 @@ def test_mooncake_is_killed(own_mooncake: MooncakeServers, role: str) -> None:
     opened = filled(own_mooncake.url)
     process: ServerProcess = getattr(own_mooncake, role)
     process.kill()
-    with lasts(2 * TIMEOUT_S + SLACK_S):
-        outcome = opened.outcome(PAGES[0])
+    outcome = opened.outcome(PAGES[0])
     assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
-    with lasts(3 * TIMEOUT_S + SLACK_S):
-        assert opened.fleet.write([], [NEW]).stored == (False,)
+    assert opened.fleet.write([], [NEW]).stored == (False,)
     assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30), "each call returns at last"

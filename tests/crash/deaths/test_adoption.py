@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from anonymous_segments import DAY_NS, Memory, attach
 from elapsed import processor_s
@@ -51,6 +52,7 @@ def _reference_work() -> Callable[[], object]:
     return work
 
 
+@pytest.mark.wall_clock
 def test_a_million_pages_are_adopted_in_half_a_second() -> None:
     """Measures processor time, which other processes change less than the clock; bench/lookup.py has the clock's."""
     memory = Memory(Geometry(_FRAME, _ENTRIES, _ENTRIES, 16))

@@ -182,7 +182,6 @@ class FinalAudit:
 
     def _await_all_disks(self) -> None:
         def opened() -> bool:
-            time.sleep(_TICK_S)
             standings = [device.standing for device in self._daemon.snapshot().disk.devices]
             return standings == [Standing.OPEN] * self._scene.devices
 
@@ -192,13 +191,11 @@ class FinalAudit:
     def _fleet_rests(self) -> bool:
         """Returns whether no page waits to be written or is being written, and no bounce buffer is lent."""
         status = self._daemon.snapshot().fleet
-        time.sleep(_TICK_S)
         return not (status.queued_bytes or status.lent_bytes or any(slot.pins for slot in self._daemon.slots()))
 
     def _saved(self) -> bool:
         with self._daemon._observing() as (link, _):
             saved = link.ask(Save(1), _PATIENCE_S)
-        time.sleep(_TICK_S)
         return isinstance(saved, Saved) and saved.synced and not saved.trouble
 
     def _replace_daemon(self) -> None:

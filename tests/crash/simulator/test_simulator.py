@@ -24,6 +24,7 @@ from simulator.load import SHARE, Load, Shares
 from simulator.report import Report
 from simulator.scenes import SCENES, load_scene
 
+pytestmark = pytest.mark.wall_clock
 FOLDERS: Final = (ROOT / "tests" / "crash", ROOT / "tests" / "harness", ROOT / "bench")
 RUN: Final = "import runpy; runpy.run_module('simulator', run_name='__main__', alter_sys=True)"
 PATIENCE_S: Final = 900
