@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from disk_daemon import write_through
-from eventually import Stopwatch, eventually
+from eventually import eventually
 from harnessed_models import (
     CONTEXT,
     DRAFTED,
@@ -23,6 +23,7 @@ from harnessed_models import (
 from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
+from pagetier.shm import clock
 from running_daemon import RunningDaemon
 from vllm_harness import harness
 
@@ -199,15 +200,18 @@ def test_a_waiting_request_is_matched_once_in_two_seconds(model: str, daemon: Ru
     taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
     waiting = engine.submit(2, 300)
     engine.store_elsewhere(waiting, 288)
+    now = clock.now()
     with (
+        mock.patch.object(clock, "now", side_effect=lambda: now),
         mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
         mock.patch.object(engine.half, "matched", side_effect=engine.half.matched) as asked,
     ):
-        watch = Stopwatch()
-        for _ in range(50):
-            engine.step()
-    assert asked.call_count >= 50
-    assert match.call_count <= 1 + watch.seconds / 2
+        for seconds, matches in ((1.9, 1), (0.2, 2)):
+            now += seconds
+            for _ in range(50):
+                engine.step()
+            assert match.call_count == matches
+    assert asked.call_count >= 100
     pool.free_blocks(taken)
     engine.run(1000)
     assert_nothing_is_left(engine, daemon)

@@ -5,7 +5,6 @@ A test that asks how long something took fails on a busy machine, so a limit her
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -43,11 +42,6 @@ class Stopwatch:
 def pause(seconds: float = _SHORTEST_S) -> None:
     """Lets other processes run: between two checks, or to give simulated work its pace."""
     time.sleep(seconds)
-
-
-async def turn() -> None:
-    """Lets the event loop run what is ready now."""
-    await asyncio.sleep(0)
 
 
 def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from eventually import eventually
 from other_users import ALICE, command_as, folder_of
 from own_host import ROOT, have_own_host, is_hidden
 
@@ -46,9 +46,8 @@ def _daemon_of(user: int, name: str) -> Iterator[None]:
     command = command_as(user, imports, "main()", *words)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while not (_RUN / "pagetier.sock").exists():
-            assert process.poll() is None, "the daemon of the hostile host ended"
-            time.sleep(0.05)
+        eventually(lambda: (_RUN / "pagetier.sock").exists() or process.poll() is not None)
+        assert process.poll() is None, "the daemon of the hostile host ended"
         yield
     finally:
         process.kill()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from eventually import turn
+from pagetier.daemon.common.loop_clock import give_way
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
@@ -72,7 +72,7 @@ async def _serve(
 async def see_peers_off() -> None:
     """Lets the event loop notice that peers closed their connections, and close its ends."""
     for _ in range(50):
-        await turn()
+        await give_way()
 
 
 class Peer:

@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.common.loop_clock import give_way
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index import scan_queue
 from pagetier.daemon.index.service import Service
@@ -105,7 +106,7 @@ class Fuzzed:
                 if not transport.closing:
                     receive(connection, piece)
             for _ in range(3 + len(requests(rest))):  # as many turns as needed if each request is a long one
-                await asyncio.sleep(0)
+                await give_way()
             self._check(transport, rest if greeted else b"")
             transport.close()
             connection.connection_lost(None)
