@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
@@ -19,6 +18,7 @@ from typing import Final, NoReturn
 import click
 import msgspec
 
+from eventually import Stopwatch
 from measure import machine
 from pagetier.shm._core import SLOTS
 from simulator.fleet_round import FleetRound
@@ -96,11 +96,11 @@ def crash(options: Options, /, minutes: float, round_: float | None, names: tupl
     with the first round in which a promise was broken.
     """
     report = options.report("Random death")
-    ends, required = time.monotonic() + 60 * minutes, Counter(enough)
+    watch, required = Stopwatch(), Counter(enough)
     scenes = [scene for scene in SCENES if scene.name in names or not names]
     seconds = min(_ROUND_S, 60 * minutes / len(scenes)) if round_ is None else round_
     for number, scene in enumerate(cycle(scenes)):
-        is_over = number >= len(scenes) and time.monotonic() >= ends
+        is_over = number >= len(scenes) and watch.seconds >= 60 * minutes
         if report.violations or (is_over and required <= report.tally.work):
             break
         kind = FleetRound if scene.fleet else Round
@@ -156,13 +156,13 @@ def _run(simulation: Simulation | FleetRound, report: Report, journals: Path) ->
 
 def _lines(scene: str) -> Callable[[Tally], None]:
     """Returns a function that writes a line of progress every 30 seconds."""
-    began = last = time.monotonic()
+    watch, last = Stopwatch(), 0.0
 
     def show(tally: Tally) -> None:
         nonlocal last
-        if time.monotonic() >= last + _LINE_EVERY_S:
-            last = time.monotonic()
-            sys.stderr.write(f"{scene}, {last - began:.0f} s: {tally}\n")
+        if watch.seconds >= last + _LINE_EVERY_S:
+            last = watch.seconds
+            sys.stderr.write(f"{scene}, {last:.0f} s: {tally}\n")
 
     return show
 

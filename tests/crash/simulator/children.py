@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from eventually import eventually, pause
+
 _PR_SET_PDEATHSIG: Final = 1
 _PATIENCE_S: Final = 20.0
 _LONG_S: Final = 240.0
-_PAUSE_S: Final = 0.002
 
 _libc = ctypes.CDLL(None)
 
@@ -104,12 +104,15 @@ class ChildProcesses:
 
     def wait(self, child: Child, seconds: float = _PATIENCE_S) -> list[Child]:
         """Waits until a child ends, kills it after the timeout, and returns all children that ended during the wait."""
-        ends, ended = time.monotonic() + seconds, self.reap()
-        while child.lives:
-            if time.monotonic() > ends:
-                self.kill(child)
-            time.sleep(_PAUSE_S)
-            ended += self.reap()
+        ended: list[Child] = []
+
+        def is_over() -> bool:
+            ended.extend(self.reap())
+            return not child.lives
+
+        if not eventually(is_over, seconds):
+            self.kill(child)
+            eventually(is_over)
         return ended
 
     def compute(self, role: str, action: Callable[[], object]) -> Child:
@@ -143,7 +146,7 @@ class ChildProcesses:
             self.kill(child)
         while self._children:
             self.reap()
-            time.sleep(_PAUSE_S)
+            pause()
 
     def _result_of(self, pid: int) -> Path:
         return self._folder / f"{pid}.result"

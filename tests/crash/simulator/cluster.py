@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from eventually import eventually
 from oracle.checker import Kind, Violation
 from simulator.chapters import Chapters
 from simulator.children import Child, ChildProcesses
@@ -23,7 +24,6 @@ from simulator.slot_reuse import SlotReuse
 from simulator.tally import Tally
 
 _DETACHED: Final = ("daemon", "judge")
-_TICK_S: Final = 0.003
 _STOPPED_S: Final = 0.4
 _HANG_S: Final = 1.0
 _NO_DAEMON_S: Final = 0.15
@@ -157,14 +157,16 @@ class Cluster:
         self._resume_worker()
         for child in self._pool.living:
             self._kill(child)
-        ends = time.monotonic() + _CALM_S
-        while self._pool.living or self.slot_reuse.pending:
-            now = time.monotonic()
-            if now > ends:
-                raise RuntimeError(f"dead processes still have slots after {_CALM_S} s: {self.daemon.last_output()}")
-            self.maintain(now)
+
+        def is_calm() -> bool:
+            if not self._pool.living and not self.slot_reuse.pending:
+                return True
+            self.maintain(now := time.monotonic())
             self.check_slots(now)
-            time.sleep(_TICK_S)
+            return False
+
+        if not eventually(is_calm, _CALM_S):
+            raise RuntimeError(f"dead processes still have slots after {_CALM_S} s: {self.daemon.last_output()}")
         self.slot_reuse.end()
 
     def violation(self, kind: Kind, what: str, pid: int = 0) -> None:

@@ -25,7 +25,6 @@ _HARMLESS: Final = re.compile(r"\bevent=(refused|fleet_\w+)\b")
 """Log lines that are judged by the exit code of the rejected daemon instead, and those about a store that fails."""
 
 _PATIENCE_S: Final = 60.0
-_TICK_S: Final = 0.003
 
 
 class CacheDaemons(RunningDaemon):
@@ -78,12 +77,14 @@ class CacheDaemons(RunningDaemon):
 
     def await_serving(self) -> None:
         """Waits until a daemon serves. Raises RuntimeError if none does."""
-        ends = time.monotonic() + _PATIENCE_S
-        while not self.poll():
-            if time.monotonic() > ends or not self.children:
-                raise RuntimeError(f"no daemon became ready: {self.last_output()}")
+
+        def is_decided() -> bool:
             self._processes.reap()
-            time.sleep(_TICK_S)
+            return self.poll() or not self.children
+
+        eventually(is_decided, _PATIENCE_S)
+        if self.serving is None:
+            raise RuntimeError(f"no daemon became ready: {self.last_output()}")
 
     def await_disk(self, opened: int = 0) -> None:
         """Waits until devices were opened more than `opened` times. Raises RuntimeError if they are not."""

@@ -34,7 +34,6 @@ _DISK_S: Final = 5.0
 _FROM_DISK: Final = 300
 _FLEET_RESTS_S: Final = 15.0  # a page that was not complete is tried again after 8 s
 _PATIENCE_S: Final = 60.0
-_TICK_S: Final = 0.003
 _THERE: Final = (Reported.HIT, Reported.REACHED)
 _TIERS: Final = {
     Reported.HIT: (TierFlag.MEMORY, TierFlag.MEMORY),

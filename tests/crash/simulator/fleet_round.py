@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import msgspec
 
-from eventually import eventually
+from eventually import Stopwatch, eventually, pause
 from oracle.checker import Kind
 from oracle.journal import read_journals
 from pagetier.daemon.common.fleet_status import FleetStatus
@@ -87,13 +87,15 @@ class HostRound(Simulation):
         if not eventually(lambda: not take_snapshot(cluster.observer).fleet.lent_bytes, _LENT_S):
             cluster.violation(Kind.GREW, "bounce buffers are lent although nothing uses the fleet")
         self.count()
-        killed, ends = daemon.serving, time.monotonic() + _SERVING_S
+        killed = daemon.serving
         cluster.kill_daemon()
-        while daemon.serving in (killed, None):
+
+        def is_replaced() -> bool:
             cluster.maintain(time.monotonic())
-            if time.monotonic() > ends:
-                raise RuntimeError(f"no daemon serves: {daemon.last_output()}")
-            time.sleep(TICK_S)
+            return daemon.serving not in (killed, None)
+
+        if not eventually(is_replaced, _SERVING_S):
+            raise RuntimeError(f"no daemon serves: {daemon.last_output()}")
         daemon.await_fleet()
 
     def exchange(self, other: HostRound) -> None:
@@ -130,7 +132,7 @@ class FleetRound:
 
     def run(self) -> Tally:
         """Runs the scene and returns its counts."""
-        began = time.monotonic()
+        watch = Stopwatch()
         try:
             for host in self.hosts:
                 host.cluster.start()
@@ -144,7 +146,7 @@ class FleetRound:
             self.tally.add(host.sum_up())
             self.tally.pages.update({f"fleet {name}": count for name, count in host.counts.items()})
         self.tally.rounds = 1
-        self.tally.seconds = time.monotonic() - began
+        self.tally.seconds = watch.seconds
         return self.tally
 
     def results(self) -> Results:
@@ -194,7 +196,7 @@ class FleetRound:
                 next_reading = now + _READING_S
                 self._read(now - began)
             self._show(_sum(self.hosts))
-            time.sleep(TICK_S)
+            pause(TICK_S)
         self.store.maintain(float("inf"))
 
     def _damage(self) -> None:

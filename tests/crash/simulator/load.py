@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from eventually import Stopwatch, eventually
 from oracle.checker import Kind
 from oracle.journal import Reported, read_journals
 from pagetier.client import Client
@@ -24,7 +25,6 @@ from simulator.tally import Tally
 SHARE: Final = 0.1
 """The share of the mean below which an engine with fewer stored or loaded pages starves."""
 
-_TICK_S: Final = 0.02
 _PATIENCE_S: Final = 60.0
 _ANSWER_S: Final = 10.0
 _LONGEST_S: Final = 300.0
@@ -83,8 +83,8 @@ class Load(Simulation):
 
     def _wait(self, seconds: float, condition: Callable[[], bool]) -> None:
         """Waits for a condition. Raises RuntimeError if it takes too long."""
-        ends = time.monotonic() + seconds
-        self._pass_time(lambda: condition() or time.monotonic() > ends)
+        watch = Stopwatch()
+        self._pass_time(lambda: condition() or watch.seconds > seconds)
         if not condition():
             raise RuntimeError(f"after {seconds:.0f} s, the engines have served {self.cluster.heartbeats.steps}")
 
@@ -105,9 +105,12 @@ class Load(Simulation):
         """Kills one engine, whose slot another process gets; it is a violation if it does not."""
         self.cluster.kill_engine()
         latecomer = self.cluster.processes.compute("latecomer", self._attaches)
-        while latecomer.lives:
+
+        def is_over() -> bool:
             self.cluster.maintain(time.monotonic())
-            time.sleep(_TICK_S)
+            return not latecomer.lives
+
+        eventually(is_over, _LONGEST_S)
         if not msgspec.json.decode(self.cluster.processes.computed(latecomer)):
             self.cluster.violation(Kind.SLOT, "an engine died, and its slot was not reused")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
+from eventually import Stopwatch, pause
 from oracle.checker import Kind
 from oracle.samples import Sample, taken
 from simulator.chapters import Chapters
@@ -53,7 +54,7 @@ class Simulation(ABC):
 
     def run(self) -> Tally:
         """Runs the scene and returns its counts."""
-        began = time.monotonic()
+        watch = Stopwatch()
         try:
             self.cluster.start()
             self._live()
@@ -61,7 +62,7 @@ class Simulation(ABC):
             self.audit()
         except RuntimeError as error:
             self.cluster.violation(Kind.HANG, str(error))
-        self.tally.seconds = time.monotonic() - began
+        self.tally.seconds = watch.seconds
         return self.sum_up()
 
     def sum_up(self) -> Tally:
@@ -95,7 +96,7 @@ class Simulation(ABC):
         """Runs the cluster and the planned events until a condition is true."""
         while not is_over():
             self.step(time.monotonic())
-            time.sleep(TICK_S)
+            pause(TICK_S)
 
     def step(self, now: float) -> None:
         """Does all that is due. Raises RuntimeError as _live()."""

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from eventually import eventually
 from simulator.call_times import Call, latencies, read_times
 from simulator.chapters import Verdict
 from simulator.children import Child
@@ -32,7 +33,6 @@ _HANG_EVERY_S: Final = 20.0
 _CHURN_S: Final = 0.3
 _LONG_S: Final = 600.0
 _PROMPTS_A_SECOND: Final = 3.0
-_TICK_S: Final = 0.01
 _DESCRIPTORS: Final = 3
 _ALL_LIVES: Final = 0
 
@@ -245,13 +245,15 @@ class Soak(Simulation):
 
     def audit(self) -> None:
         """Judges all chapters but the last, which gets the list of begun pages from the one before; then audits."""
-        ends = time.monotonic() + _JUDGES_S
-        while self._next_to_judge < self.chapters.number:
-            if time.monotonic() > ends:
-                raise RuntimeError(f"a chapter cannot be judged within {_JUDGES_S:.0f} s")
-            self.cluster.maintain(time.monotonic())
-            self._judge_chapters(time.monotonic())
-            time.sleep(_TICK_S)
+
+        def are_judged() -> bool:
+            if self._next_to_judge < self.chapters.number:
+                self.cluster.maintain(now := time.monotonic())
+                self._judge_chapters(now)
+            return self._next_to_judge == self.chapters.number
+
+        if not eventually(are_judged, _JUDGES_S):
+            raise RuntimeError(f"a chapter cannot be judged within {_JUDGES_S:.0f} s")
         super().audit()
 
 
