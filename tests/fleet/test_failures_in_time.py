@@ -1,4 +1,4 @@
-"""Stores, networks and workers fail while an engine works: it goes on, and local pages are served.
+"""Stores, networks and workers fail while an engine works: it is served, and so are local pages.
 
 The hosts and the store are network namespaces that veth devices connect.
 """
