@@ -1,6 +1,6 @@
 """The clock of a process that is an event loop: what waits or measures there asks the loop, so that a test can set it.
 
-Threads and commands ask `pagetier.shm.clock`.
+Threads and commands ask `pagetier.shm.clock`. What asks for each request keeps the loop: now() takes 0.3 µs to find it.
 """
 
 from __future__ import annotations

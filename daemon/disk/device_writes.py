@@ -93,7 +93,7 @@ class DeviceWrites:
     @property
     def awaited(self) -> bool:
         """Whether the device has not said yet which pages it has, and soon will."""
-        return loop_clock.now() < self._awaited_until
+        return self._awaited_until > 0.0 and loop_clock.now() < self._awaited_until  # asked for each store
 
     @property
     def accepts(self) -> bool:

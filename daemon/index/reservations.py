@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from array import array
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from typing import Final
 
 import msgspec
 
-from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import Config
@@ -52,8 +52,9 @@ class Reservations:
         seconds: How long reservations took.
     """
 
-    def __init__(self, owner: Owner, config: Config, neighbours: Neighbours) -> None:
+    def __init__(self, owner: Owner, config: Config, neighbours: Neighbours, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
+        self._loop = loop
         self._reaper = neighbours.reaper
         self._tenants = neighbours.tenants
         self._evictor = neighbours.evictor
@@ -93,7 +94,7 @@ class Reservations:
         Returns:
             False for another message, and for a reservation that has to wait or be decoded. Nothing has changed then.
         """
-        began, disk = loop_clock.now(), self._disk
+        began, disk = self._loop.time(), self._disk
         if self._reaper.ends(slot) != ends or disk.budget.per_day or not disk.backpressure.idle:
             return False
         served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.room(slot), nbytes, received)
@@ -107,12 +108,12 @@ class Reservations:
         if granted and self._fleet.writes.enabled:
             self._fleet.note_stored(bytes(received[:nbytes]), response, page_bytes)
         self._make_room()
-        self.seconds.add(loop_clock.now() - began)
+        self.seconds.add(self._loop.time() - began)
         return True
 
     def ask(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
-        call = (slot, self._reaper.ends(slot), request, reply, loop_clock.now())
+        call = (slot, self._reaper.ends(slot), request, reply, self._loop.time())
         if self._disk.backpressure.idle:
             self._serve(*call)
             return
@@ -158,7 +159,7 @@ class Reservations:
     def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
         if self._reaper.ends(slot) == ends:
             reply(self.reserve(slot, request))
-            self.seconds.add(loop_clock.now() - began)
+            self.seconds.add(self._loop.time() - began)
 
     def _with_reason(self, response: bytes, message: bytes) -> bytes:
         """Returns a response to this message with the reason why pages were refused."""

@@ -109,6 +109,7 @@ class Service:
             Neighbours(
                 self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.fleet, self.idle_namespaces
             ),
+            loop,
         )
         self.in_force = LiveSettings(config)
         self.in_force.notes = self.evictor.notes()

@@ -13,14 +13,13 @@ from xml.etree import ElementTree
 import pytest
 
 from disk_daemon import FRAMES, DiskDaemon
-from eventually import eventually
+from eventually import eventually, pause
 from looked_up import PAGE, advice, advice_after, serve
 from metrics_scrape import scrape
 from pagetier.client import Client
 from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.daemon.common.advice import knee
-from pagetier.shm import clock
 from running_daemon import RunningDaemon, namespace
 
 KEYS = {
@@ -81,7 +80,7 @@ def test_a_daemon_that_evicts_by_cadence_predicts_for_cadence(tmp_path: Path) ->
             keys = namespace().keys([prompt, *range(16 * 4 - 1), *[number] * 16])
             found += serve(client, keys)
             pages += len(keys)
-            clock.sleep(0.001)  # the policy learns from times between uses, in 1/1024 s
+            pause(0.001)  # the policy learns from times between uses, in 1/1024 s
         values = advice_after(daemon, 600)
         assert {one["policy"] for one in values["total"]["memory"]} == {"cadence"}
         assert {one["policy"] for one in values["total"]["disk"]} == {"lru"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, _IDLE_S, STALLED_
 from pagetier.daemon.disk.flush_to_disk import _ASKED_AGAIN_S, DiskFlush
 from pagetier.daemon.disk.write_behind import _RECHECK_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
+from pagetier.shm import clock
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
 from virtual_time_loop import OwnTimeLoop
@@ -201,10 +201,10 @@ def test_the_end_of_a_worker_clears_its_fault(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "newest", [0, time.time_ns() + 3 * YEAR_NS], ids=["empty", "written before the clock was set back"]
+    "newest", [0, int(clock.date() * 1e9) + 3 * YEAR_NS], ids=["empty", "written before the clock was set back"]
 )
 def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
-    began = max(time.time_ns(), newest)
+    began = max(int(clock.date() * 1e9), newest)
     scene.store(1, 2)
     assert len(scene.stamps()) == 2
     assert all(began <= stamp < began + YEAR_NS for stamp in scene.stamps())
