@@ -121,7 +121,7 @@ def test_pages_of_others_are_announced_head_first(host: Host) -> None:
     host.renew()
     host.learn()
     events: list[Any] = []
-    assert eventually(lambda: len(host.collects(events)) == PAGES, 10.0)
+    assert eventually(lambda: len(host.collects(events)) == PAGES)
     assert [event.token_ids[0] for event in events] == [page * PAGE for page in range(PAGES)]
     assert [event.parent_block_hash for event in events] == [None, *(event.block_hashes[0] for event in events[:-1])]
     assert len(hashes) == len(host.believed["CPU"])
@@ -133,7 +133,7 @@ def test_a_daemon_that_is_killed_leaves_no_gap(host: Host) -> None:
     host.daemon.kill()
     host.tells()
     host.daemon.open()
-    assert eventually(lambda: host.client.attached, 30.0)
+    assert eventually(lambda: host.client.attached)
     assert host.believes(PAGES, PAGES)
     assert host.removals == 0
 
@@ -196,7 +196,7 @@ def test_a_lost_ring_is_made_up_for(host: Host) -> None:
     assert host.changes._session is not None
     assert host.changes._session.read_events().result == EventsResult.MISSED
     host.changes._pages.sweep()
-    assert eventually(lambda: host.client.flush(host.group.namespace, 10.0), 30.0)
+    assert eventually(lambda: host.client.flush(host.group.namespace, 10.0))
     assert host.believes(0, 0)
 
 
@@ -249,7 +249,7 @@ def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     host.renew()
     host.learn()
     stored: list[Any] = []
-    assert eventually(lambda: bool(host.collects(stored)), 10.0)
+    assert eventually(lambda: bool(host.collects(stored)))
     batch = msgspec.msgpack.encode(EventBatch(0.0, [*stored, *removed], 0))
     _, decoded, rank = msgspec.msgpack.decode(batch, type=tuple[float, list[schema], int])
     assert rank == 0 and {event.medium for event in decoded} == {"CPU", "STORAGE"}
@@ -297,7 +297,7 @@ def test_a_subscriber_that_hangs_delays_no_step(host: Host, tmp_path: Path) -> N
             step()
         for _ in range(_STEPS):
             step()
-        assert eventually(publisher._event_queue.empty, 30.0)
+        assert eventually(publisher._event_queue.empty)
         heard = 0
         while hanging.poll(200):
             hanging.recv_multipart()

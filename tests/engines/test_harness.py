@@ -261,7 +261,7 @@ def test_a_request_waits_for_the_disk() -> None:
             engine.step()
             return bool(engine.worker.loading)
 
-        assert eventually(loads, 20.0)
+        assert eventually(loads)
         assert request.num_computed_tokens == 96
         engine.run()
         assert_nothing_is_left(engine, daemon)

@@ -20,11 +20,11 @@ def test_hints_of_requests_reach_the_daemon() -> None:
             return engine.do("generate", prompts=[prompt(number)], tokens=4, said=said)
 
         kept = ask(1, {"keep": 300, "returns_within": 60})
-        assert eventually(lambda: counts(scene).kept_bytes > 0, 30.0), (counts(scene), engine.log_tail())
+        assert eventually(lambda: counts(scene).kept_bytes > 0), (counts(scene), engine.log_tail())
         assert counts(scene).wrong == 0
         before = counts(scene).pages
         wrong = ask(1, {"keep": -1})
         assert exact(wrong) == exact(kept)
         ask(2, None)  # at its limit of tokens: its session is over
-        assert eventually(lambda: counts(scene).pages > before, 30.0), (counts(scene), engine.log_tail())
+        assert eventually(lambda: counts(scene).pages > before), (counts(scene), engine.log_tail())
         assert "ignoring the hints of request" in engine.log_tail()

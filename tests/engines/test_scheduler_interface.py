@@ -77,7 +77,7 @@ def test_pages_on_disk_are_read_while_a_request_waits_for_its_turn() -> None:
             assert not asked.called, "its pages are on the GPU"
             engine.scheduler.add_request(waiting)
             assert asked.call_count == 1 and not waiting.num_computed_tokens
-        assert eventually(lambda: pages_in_memory(client, keys) == 6, 20.0)
+        assert eventually(lambda: pages_in_memory(client, keys) == 6)
         engine.run()
         assert waiting.num_output_tokens == 4
         assert_nothing_is_left(engine, daemon)

@@ -332,6 +332,6 @@ def test_pages_from_disk_are_loaded_once() -> None:
         daemon.push_out(client, keys_of(engine, engine.scheduler.requests["r0"], 0).keys[:6])
         with daemon.stopped_worker():  # else the pages may be there before the last request of the step asks
             assert not step(engine) and not running(engine)
-        assert eventually(lambda: bool(step(engine, Loads.GO_ON)), 20.0)
+        assert eventually(lambda: bool(step(engine, Loads.GO_ON)))
         host.end(engine)
         assert engine.loaded_pages == 6

@@ -76,7 +76,7 @@ def test_half_of_the_cores_wait_for_bytes_unless_a_call_hangs(
         opened.store_all(*pages)
         gate = opened.store._client = Gate(opened.store._client)  # type: ignore[attr-defined]
         reads = [readers.submit(opened.outcome, page) for page in pages]
-        assert eventually(lambda: gate.inside == (5 if is_late else 3), 30.0)
+        assert eventually(lambda: gate.inside == (5 if is_late else 3))
         gate.opened.set()
         assert [read.result() for read in reads] == [ReadOutcome.EXACT] * len(pages)
     assert gate.most == (5 if is_late else 3)

@@ -71,7 +71,7 @@ def assert_misses(opened: OpenedFleet) -> None:
 
 
 def recovers(opened: OpenedFleet, page: Outgoing) -> bool:
-    return eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT, 20)
+    return eventually(lambda: opened.outcome(page) is ReadOutcome.EXACT)
 
 
 def test_s3_is_stopped_and_continued(own_s3: S3Server) -> None:
@@ -129,8 +129,8 @@ def test_mooncake_is_stopped_and_continued(own_mooncake: MooncakeServers, role: 
     assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
     assert opened.fleet.write([], [NEW]).stored == (False,)
     process.send(signal.SIGCONT)
-    assert eventually(lambda: opened.outcome(PAGES[1]) in (ReadOutcome.EXACT, ReadOutcome.ABSENT), 30)
-    assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30)
+    assert eventually(lambda: opened.outcome(PAGES[1]) in (ReadOutcome.EXACT, ReadOutcome.ABSENT))
+    assert eventually(lambda: opened.fleet.state().lent_bytes == 0)
 
 
 @pytest.mark.parametrize("role", ["master", "node"])
@@ -141,4 +141,4 @@ def test_mooncake_is_killed(own_mooncake: MooncakeServers, role: str) -> None:
     outcome = opened.outcome(PAGES[0])
     assert outcome is not ReadOutcome.EXACT or role == "master", "the client may know the node without the master"
     assert opened.fleet.write([], [NEW]).stored == (False,)
-    assert eventually(lambda: opened.fleet.state().lent_bytes == 0, 30), "each call returns at last"
+    assert eventually(lambda: opened.fleet.state().lent_bytes == 0), "each call returns at last"

@@ -137,7 +137,7 @@ class Machine:
         else:
             self._outer.send_signal(signal.SIGKILL)
         self._outer.wait(COMMAND_S)
-        assert eventually(lambda: _remove_cgroups(self._cgroup), 10)
+        assert eventually(lambda: _remove_cgroups(self._cgroup))
         self.folder.rmdir()
         self._log.unlink()
 

@@ -67,7 +67,7 @@ def ends(worker: WorkerHalf) -> Finished:
         finished.append(worker.finished(True))
         return not worker._storing and not worker._loading
 
-    assert eventually(quiet, 20.0)
+    assert eventually(quiet)
     return Finished(
         frozenset().union(*(one.stored for one in finished)),
         frozenset().union(*(one.loaded for one in finished)),

@@ -34,7 +34,7 @@ def test_an_engine_that_uses_only_the_api_gets_its_share_at_most(daemon: Running
     assert (served.wrong, served.refused) == (0, 0), served
     assert served.loaded == served.rounds * 4, served
     assert honest.engine.again <= served.rounds / 3, "others rarely displace pages between a store and a load"
-    assert eventually(lambda: len(daemon.slots()) == 0, 20)
+    assert eventually(lambda: len(daemon.slots()) == 0)
     if act == "pins":
         assert daemon.log.read_text().count("event=pins_bounded") == 1
 
@@ -51,7 +51,7 @@ def test_an_engine_that_pins_every_page_is_named_in_the_log(daemon: RunningDaemo
                 assert len(match) == len(keys), "pages stored before the attack are found"
             assert eventually(lambda: "(scribbler)" in daemon.log.read_text())
             assert daemon.log.read_text().count("event=arena_pinned") == 1
-        assert eventually(lambda: len(daemon.slots()) == 1, 20)
+        assert eventually(lambda: len(daemon.slots()) == 1)
         assert client.store(namespace(salt="again").keys(range(16 * MORE)), [bytes(FRAME)] * MORE).stored == MORE
 
 
@@ -63,7 +63,7 @@ def test_an_engine_that_scribbles_on_lock_words_costs_only_pages(daemon: Running
     with Honest(daemon.socket) as honest:
         with harm("hostile_engines", "scribbles", daemon.socket):
             assert honest.wait_for(ROUNDS), honest.served
-        assert eventually(lambda: len(daemon.slots()) == 1, 20)
+        assert eventually(lambda: len(daemon.slots()) == 1)
         assert honest.wait_for(3)
         assert not [finding for finding in daemon.findings() if "slots that are not taken" in finding]
     daemon.kill()

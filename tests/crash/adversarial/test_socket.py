@@ -57,7 +57,7 @@ def served_beside(
     assert most.descriptors < descriptors + sampled.first.descriptors
     assert most.anon - sampled.first.anon < MEMORY
     assert len(daemon.log.read_text().splitlines()) < MOST_LINES
-    assert eventually(lambda: Sampled(pid).first.descriptors <= sampled.first.descriptors, 20)
+    assert eventually(lambda: Sampled(pid).first.descriptors <= sampled.first.descriptors)
 
 
 def expect_served(daemon: RunningDaemon, *acts: str, user: int | None = None) -> None:

@@ -45,7 +45,7 @@ def syncs(daemon: RunningDaemon) -> bool:
             saved = link.ask(Save(1), 20)
         return isinstance(saved, Saved) and saved.synced
 
-    return eventually(synced, 20)
+    return eventually(synced)
 
 
 def notices(daemon: RunningDaemon, jump: float) -> bool:

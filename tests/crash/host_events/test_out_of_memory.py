@@ -76,7 +76,7 @@ def test_a_process_killed_for_lack_of_memory_affects_no_other(tmp_path: Path, vi
             assert eventually(
                 lambda: "killed by signal 9, maybe because memory ran out: see dmesg" in daemon.log.read_text()
             )
-        assert eventually(daemon.disk_is_open, 20), daemon.log.read_text()
+        assert eventually(daemon.disk_is_open), daemon.log.read_text()
         company.work(rounds=20)
         company.leave()
         daemon.until_written()

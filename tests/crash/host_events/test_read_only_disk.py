@@ -56,7 +56,7 @@ def test_a_disk_may_become_read_only_and_writable_again(mount: Path, tmp_path: P
         assert daemon.until(lambda disk: "Read-only file system" in disk.trouble and "dmesg" in disk.trouble)
         assert engine.places(ON_DISK)["disk"] == 0, "no match offers pages of a disk that is not open"
         assert "Read-only file system" in daemon.doctor()
-        assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount), 20)
+        assert eventually(lambda: not daemon.worker() and mounted_again(tmp_path / "image", mount))
         within = LONGEST_PAUSE_S + WAIT_S  # the daemon pauses longer after each worker that failed
         assert daemon.until(lambda disk: disk.standing is Standing.OPEN and disk.restarts, within), daemon.reported()
         assert engine.places(ON_DISK) == {"disk": len(ON_DISK)}

@@ -233,4 +233,4 @@ def lose(scene: Scene) -> None:
         assert isinstance(saved, Saved)
         return bool(saved.trouble)
 
-    assert eventually(reported, 20.0), scene.daemon.log.read_text()
+    assert eventually(reported), scene.daemon.log.read_text()
