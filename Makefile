@@ -210,7 +210,7 @@ models: $(VENV)/.dev
 .PHONY: sweep
 sweep: venv
 	@echo "== processes killed or stopped at each failpoint"
-	@SWEEP=all $(BIN)/pytest -n $(JOBS) tests/crash/injection/test_failpoints.py
+	@SWEEP=all $(BIN)/pytest -o faulthandler_timeout=0 -n $(JOBS) tests/crash/injection/test_failpoints.py
 
 .PHONY: crash soak load
 crash soak load: export PYTHONPATH := tests/crash:tests/harness:bench
@@ -230,7 +230,7 @@ load: venv
 .PHONY: faults
 faults: venv
 	@echo "== disk faults, power loss, corruption, adversarial peers"
-	@SWEEP=all POWER=all $(BIN)/pytest -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
+	@SWEEP=all POWER=all $(BIN)/pytest -o faulthandler_timeout=0 -n $(JOBS) $(addprefix tests/crash/,injection/test_disk_calls.py injection/test_kernel.py injection/test_lost.py power_loss disk_corruption segment_corruption adversarial)
 
 # The tests with vLLM's scheduler and without an engine.
 SCHEDULED := $(addprefix tests/engines/,test_harness.py test_shared_prefixes.py test_gpu_pages.py test_any_sequence.py test_scheduler_interface.py test_cache_layouts.py)
