@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,13 @@ from child_process import in_child
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
 from keyed_pages import pages_of, prompt, store
+from link_fixtures import never_block
 from pagetier.client import Client
+from pagetier.client.futures import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from rescued_wait import HOUR_S
+from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 5000
 LONG_S = 30.0
@@ -179,13 +182,20 @@ def test_a_load_does_not_trust_the_outcomes_in_the_response(
     assert loaded(daemon, client, answer) == 3
 
 
-def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(
+    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_block(monkeypatch)
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
-        for _ in range(2):
-            assert client.load(match, out, timeout=2.0) == 3
+        standing_clock.is_stuck = in_main_thread
+        for took in (HOUR_S, 0.0):
+            began = standing_clock.now
+            assert client.load(match, out, timeout=HOUR_S) == 3
+            assert standing_clock.now - began == pytest.approx(took)
             assert daemon.fetches.qsize() == 1, "the next one asks for nothing"
-            time.sleep(0.1)  # more than a healthy daemon takes to report that the disk was too slow
+            standing_clock.passes(RESPONSE_S)  # what a healthy daemon takes to report that the disk was too slow
+        standing_clock.is_stuck = lambda: False
         assert store(client, prompt(1, 2), PAGE, timeout=10).stored == 2
         with answering(daemon, lambda peer, request: daemon.fulfil(*daemon.next_fetch())):
             assert client.load(match, out) == 10
@@ -262,9 +272,8 @@ def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) ->
     with ThreadPoolExecutor(4) as threads:
         loads = [threads.submit(work, number) for number in range(100)]
         while not all(load.done() for load in loads) or not daemon.fetches.empty():
-            if daemon.fetches.empty():
-                time.sleep(0.001)
+            try:
+                daemon.fulfil(*daemon.fetches.get(timeout=0.001))
+            except Empty:
                 daemon.write_out()
-            else:
-                daemon.fulfil(*daemon.next_fetch())
     assert max(load.result() for load in loads) == 10

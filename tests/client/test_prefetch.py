@@ -18,9 +18,11 @@ from eventually import eventually
 from fake_daemon import Peer
 from fake_disk import DiskDaemon
 from keyed_pages import in_memory, prompt, store
+from link_fixtures import never_block
 from pagetier.client import Client, Keys, Prefetch
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved
+from virtual_clock import VirtualClock, in_main_thread
 
 PAGE = 5000
 
@@ -135,14 +137,25 @@ def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, clien
     assert [prefetch.wait(10) for prefetch in prefetches] == [1, 2, 3, 4, 5]
 
 
-def test_waiting_ends_at_the_timeout_and_may_be_repeated(daemon: DiskDaemon, client: Client) -> None:
+def test_waiting_ends_at_the_timeout_and_may_be_repeated(
+    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_block(monkeypatch)
     prefetch = client.prefetch(prompt(0, 3), timeout=60)
-    for timeout in (0, -1, float("nan"), 0.2):
+    standing_clock.is_stuck = in_main_thread
+    for timeout in (0, -1, float("nan"), 0.2, 3600.0):
+        began = standing_clock.now
         assert prefetch.wait(timeout) == 0 and not prefetch.ready
-    timer = threading.Timer(0.2, answer, daemon.next_fetch())
-    timer.start()
+        assert standing_clock.now - began == pytest.approx(max(0.0, timeout))
+    asked = [daemon.next_fetch()]
+
+    def waits() -> bool:
+        if asked and in_main_thread():
+            answer(*asked.pop())
+        return False
+
+    standing_clock.is_stuck = waits
     assert prefetch.wait(float("inf")) == 3
-    timer.join()
 
 
 def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: DiskDaemon, client: Client) -> None:

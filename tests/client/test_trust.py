@@ -7,7 +7,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import user_namespaces
+from eventually import eventually
 from other_users import (
     ALICE,
     MALLORY,
@@ -62,10 +62,12 @@ def daemon_of(user: int, socket: Path, *more: str) -> Iterator[Path]:
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environ_with())
         try:
-            ends = time.monotonic() + START_S
-            while b"ready on" not in os.pread(log.fileno(), 1 << 16, 0):
-                assert process.poll() is None and time.monotonic() < ends, os.pread(log.fileno(), 1 << 16, 0)
-                time.sleep(0.01)
+
+            def is_ready() -> bool:
+                assert process.poll() is None, os.pread(log.fileno(), 1 << 16, 0)
+                return b"ready on" in os.pread(log.fileno(), 1 << 16, 0)
+
+            assert eventually(is_ready, START_S), os.pread(log.fileno(), 1 << 16, 0)
             yield socket
         finally:
             process.terminate()

@@ -28,7 +28,7 @@ class VirtualClock:
     """
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = math.ceil(clock.now()) + 0.0  # not before what was noted in real time
         self.is_stuck: Callable[[], bool] = lambda: True
 
     def passes(self, seconds: float) -> None:

@@ -20,6 +20,7 @@ from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
+from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from running_daemon import namespace
 from simulated_hosts import LONG_S, Fleet, two_hosts
@@ -81,7 +82,7 @@ def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
     engine.share(PROMPT)
     slow.delay(0.02, "delay-get")
     one = engine.arrive("one", PROMPT)
-    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], 0, time.monotonic()), LONG_S)
+    assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], 0, clock.now()), LONG_S)
     assert engine.half.matched(one, 0) == 40 * PAGE, "at the first time it is asked"
     engine.run()
 

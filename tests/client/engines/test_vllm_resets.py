@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, SlidingWindow
+from rescued_wait import HOUR_S
 from running_daemon import RunningDaemon, namespace
 
 
@@ -140,12 +140,10 @@ def test_many_resets_do_not_fill_the_table_of_namespaces() -> None:
 def test_a_reset_does_not_wait_for_the_daemon() -> None:
     """The daemon is stopped, or there is none."""
     groups = [PagedGroup(FullAttention(PAGE), namespace(PAGE), 1, True)]
-    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client() as client:
+    with RunningDaemon("1MiB", "4KiB") as daemon, daemon.client(timeout=HOUR_S) as client:
         half = SchedulerHalf(client, groups, 0.0)
         daemon.signal(signal.SIGSTOP)
-        began = time.monotonic()
         for _ in range(50):
             half.renew()
-        assert time.monotonic() - began < 5.0
         half.close()
         daemon.signal(signal.SIGCONT)
