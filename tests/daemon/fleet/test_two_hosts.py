@@ -11,14 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from eventually import eventually
-from pagetier.client import Client, Keys
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.workers.supervisor import FLEET_WORKER
-from running_daemon import RunningDaemon, namespace
+from fleet_host import FleetHost, Pages, keys_of
+from fleet_host import pages_of as random_pages
+from running_daemon import RunningDaemon
 
 PAGE = 100_000
 ASK_S = 0.25
@@ -27,43 +25,21 @@ PATIENT_S = 20.0  # for what is to be answered: a busy machine may take longer t
 HARNESS = Path(__file__).parents[2] / "harness"
 
 
-def keys_of(name: str, pages: int) -> Keys:
-    return namespace(lora=name).keys(range(16 * pages))
+def pages_of(count: int) -> Pages:
+    return random_pages(count, PAGE)
 
 
-def pages_of(count: int, seed: int = 1) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (count, PAGE), np.uint8)
+class Host(FleetHost):
+    """A host whose pages have one size."""
 
-
-class Host:
-    """A daemon and a client of it, with a fleet."""
-
-    def __init__(self, url: str, stack: ExitStack, ask: float, timeout: float) -> None:
-        limits = ("--remote-ask-timeout", f"{ask}s", "--remote-timeout", f"{timeout}s")
-        more = ("--remote-url", url, *limits)
-        self.daemon = stack.enter_context(RunningDaemon("16MiB", "64KiB", *more))
-        assert eventually(lambda: self.report.standing == "open", PATIENT_S), self.daemon.log.read_text()
-        self.client: Client = stack.enter_context(self.daemon.client(timeout=PATIENT_S))
-
-    @property
-    def report(self) -> FleetStatus:
-        return self.daemon.snapshot().fleet
-
-    @property
-    def worker(self) -> int:
-        return next(slot.pid for slot in self.daemon.slots() if slot.name == FLEET_WORKER)
-
-    def share(self, name: str, pages: npt.NDArray[np.uint8]) -> None:
-        """Stores pages and waits until the fleet has them."""
-        before = self.report.written
-        assert self.client.store(keys_of(name, len(pages)), pages).stored == len(pages)
-        assert eventually(lambda: self.report.written == before + len(pages), PATIENT_S), self.report
-
-    def load(self, name: str, count: int, timeout: float = PATIENT_S) -> tuple[int, npt.NDArray[np.uint8]]:
+    def loaded(self, name: str, count: int) -> tuple[int, Pages]:
         """Returns how many pages were loaded, and the memory."""
-        out = np.zeros((count, PAGE), np.uint8)
-        with self.client.match(keys_of(name, count)) as match:
-            return self.client.load(match, out, timeout=timeout), out
+        load = self.load(name, count, PAGE, PATIENT_S)
+        return load.pages, load.out
+
+
+def limited(ask: float, timeout: float) -> tuple[str, ...]:
+    return "--remote-ask-timeout", f"{ask}s", "--remote-timeout", f"{timeout}s"
 
 
 @pytest.fixture
@@ -84,7 +60,7 @@ def hosts(store: Path, limits: tuple[float, float], monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(HARNESS))
     with ExitStack() as stack:
         url = f"python://slow_folder_store:SlowFolder{store}"
-        yield Host(url, stack, PATIENT_S, PATIENT_S), Host(url, stack, *limits)
+        yield Host(url, stack, *limited(PATIENT_S, PATIENT_S)), Host(url, stack, *limited(*limits))
 
 
 patient = pytest.mark.parametrize("limits", [(PATIENT_S, PATIENT_S)], ids=["patient"])
@@ -111,7 +87,7 @@ def test_pages_of_one_host_are_located_and_loaded_on_the_other(hosts: tuple[Host
     assert second.client.prefetch(keys[:5], located=located).wait(PATIENT_S) == 5
     with second.client.match(keys) as match:
         assert len(match) == 5
-    loaded, out = second.load("shared", 30, PATIENT_S)
+    loaded, out = second.loaded("shared", 30)
     assert loaded == 20 and np.array_equal(out[:20], pages)
     assert eventually(lambda: second.report.read == 20), second.report
     assert second.report.read_bytes == 20 * PAGE and not second.report.written
@@ -136,7 +112,7 @@ def test_the_read_rate_is_that_of_the_store(hosts: tuple[Host, Host], store: Pat
     for name in "abc":
         first.share(name, pages_of(1))
     (store / "delay-get").write_text("0.05")
-    assert [second.load(name, 1)[0] for name in "abc"] == [1, 1, 1]
+    assert [second.loaded(name, 1)[0] for name in "abc"] == [1, 1, 1]
     assert eventually(lambda: second.report.read == 3, PATIENT_S), second.report
     assert 0 < second.report.rate < PAGE / 0.05, "a page takes 50 ms or longer"
 
@@ -169,13 +145,13 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     assert eventually(lambda: second.report.written == 4, PATIENT_S)
     delay(store, math.inf)
     for late in range(3):
-        assert second.load("far", 4)[0] == 0
+        assert second.loaded("far", 4)[0] == 0
         assert eventually(lambda: second.report.late > late, PATIENT_S), second.report  # noqa: B023
     session = second.client.session
     assert session is not None and not session.asks_fleet
     for _ in range(50):
-        assert second.load("far", 4)[0] == 0
-        loaded, out = second.load("near", 4)
+        assert second.loaded("far", 4)[0] == 0
+        loaded, out = second.loaded("near", 4)
         assert loaded == 4 and np.array_equal(out, pages)
     second.client.store(keys_of("later", 1), pages_of(1))  # the report that has it has the last questions, too
     assert eventually(lambda: second.report.queued_bytes > 0, PATIENT_S), second.report
@@ -184,8 +160,8 @@ def test_a_store_that_hangs_costs_three_short_waits_and_closes_again(hosts: tupl
     assert 3 <= second.report.late < 20, "probes may be late, too, but not each of the 50 loads"
     (store / "delay").unlink()
     assert eventually(lambda: session.asks_fleet, PATIENT_S)
-    assert eventually(lambda: second.load("far", 4)[0] == 4, PATIENT_S), "an answer may be late on a busy machine"
-    loaded, out = second.load("far", 4)
+    assert eventually(lambda: second.loaded("far", 4)[0] == 4, PATIENT_S), "an answer may be late on a busy machine"
+    loaded, out = second.loaded("far", 4)
     assert loaded == 4 and np.array_equal(out, pages)
     assert len(second.daemon.lines("the fleet cannot be used")) == 1
 
@@ -199,12 +175,12 @@ def test_a_store_that_answers_questions_but_hangs_in_reads_is_given_up(hosts: tu
     assert session is not None
     for reads in range(3):
         assert session.asks_fleet, f"the breaker opened after {reads} reads"
-        assert second.load("hung", 1)[0] == 0
+        assert second.loaded("hung", 1)[0] == 0
         assert eventually(lambda: second.report.unread > reads, PATIENT_S), second.report  # noqa: B023
     assert eventually(lambda: second.report.openings == 1, PATIENT_S), second.report  # a probe soon closes it
     assert eventually(lambda: not second.daemon.header().used_frames), "what was given up leaves no frames behind"
     (store / "delay-get").unlink()
-    assert eventually(lambda: session.asks_fleet and second.load("hung", 1)[0] == 1, PATIENT_S)
+    assert eventually(lambda: session.asks_fleet and second.loaded("hung", 1)[0] == 1, PATIENT_S)
     assert not second.report.breaker_open and second.report.openings == 1
 
 
@@ -230,11 +206,11 @@ def test_a_worker_that_dies_or_stops_is_replaced(hosts: tuple[Host, Host]) -> No
     assert eventually(lambda: second.report.restarts == 1 and second.report.standing == "open", PATIENT_S)
     assert eventually(lambda: second.report.written == 4, PATIENT_S), "what was stored without a worker is written"
     os.kill(second.worker, signal.SIGSTOP)
-    assert second.load("kept", 4)[0] == 0
+    assert second.loaded("kept", 4)[0] == 0
     assert eventually(lambda: second.report.late == 1, PATIENT_S), second.report
     assert eventually(lambda: second.report.restarts == 2 and second.report.standing == "open", PATIENT_S)
-    assert eventually(lambda: second.load("kept", 4)[0] == 4, PATIENT_S), "a new worker may be late"
-    loaded, out = second.load("kept", 4)
+    assert eventually(lambda: second.loaded("kept", 4)[0] == 4, PATIENT_S), "a new worker may be late"
+    loaded, out = second.loaded("kept", 4)
     assert loaded == 4 and np.array_equal(out, pages)
 
 
@@ -251,7 +227,7 @@ def test_objects_that_are_gone_or_damaged_are_misses(hosts: tuple[Host, Host], s
     with second.client.match(keys) as match:
         assert len(match) == 0
     shutil.rmtree(store)
-    assert second.load("lost", 4)[0] == 0 and second.daemon.findings() == []
+    assert second.loaded("lost", 4)[0] == 0 and second.daemon.findings() == []
 
 
 def test_a_wrong_store_is_named_once_and_the_rest_works(tmp_path: Path) -> None:
