@@ -197,7 +197,7 @@ def test_a_memory_that_another_user_could_have_written_is_not_believed(
     memory.write_text(memory.read_text().replace(sha256(CONTENT["a.safetensors"]).hexdigest(), "0" * 64))
     try:
         spoil(memory)
-    except PermissionError:
+    except OSError:  # EINVAL in a user namespace
         pytest.skip("only root can give a file away")
     assert bytes_to_read(sources, FileDigests(memory)) > 0
     assert identify(sources, FileDigests(memory)) == before
