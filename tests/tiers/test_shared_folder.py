@@ -6,7 +6,6 @@ import os
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,13 @@ import pytest
 
 from fleet_pages import BUFFERS, OpenedFleet, opened_fleet
 from other_users import ALICE, MALLORY, as_root, output_as
+from pagetier.shm import clock
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.fleet.open_fleet import check_options, open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import outgoing, outgoings
 
-HOURS_AGO = time.time() - 7200
+HOURS_AGO = clock.date() - 7200
 OWN = "0" * 32  # the name of a file that a host was writing
 GROUP = MALLORY
 _AS_PEER = "from pathlib import Path\nfrom shared_folder_peer import store_and_read"
@@ -110,7 +110,7 @@ def test_a_wrong_clock_removes_nothing_that_is_being_written(folder: Path, monke
     beside = folder / ".unfinished"
     beside.mkdir()
     (beside / OWN).touch()
-    monkeypatch.setattr(time, "time", lambda: HOURS_AGO + 4 * 7200)
+    monkeypatch.setattr(clock, "date", lambda: HOURS_AGO + 4 * 7200)
     with opened_fleet(options_of(folder)):
         assert (beside / OWN).exists()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +47,10 @@ def test_the_requests_of_a_killed_client_are_replayed_by_the_others(tmp_path: Pa
         assert_all_released(observer)
 
 
+def lookups(observer: Observer) -> int:
+    return sum(slot.counts.lookups for slot in observer.attachments_with_pins())
+
+
 def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chat(1500, seed=5))
     with RunningDaemon("16MiB", "16KiB") as daemon, observing(daemon.socket) as observer:
@@ -56,7 +59,8 @@ def test_a_replay_survives_a_restart_of_the_daemon(tmp_path: Path) -> None:
         ) as process:
             until_granted(300, observer, process)
             daemon.kill()
-            time.sleep(0.02)  # the clients continue without a daemon, but must find the next one
+            asked = lookups(observer)
+            until(lambda: lookups(observer) > asked + 10, process)  # the clients continue without a daemon
             clients = clients_of(observer)
             for pid in clients:
                 os.kill(pid, signal.SIGSTOP)
