@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from eventually import eventually
 from pagetier.client.engines import file_digests
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.vllm.draft_model import weights_sources
@@ -85,12 +86,17 @@ def memory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Returns a function that advances the clock until digests of files that were just written are remembered."""
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + SETTLED_NS)
 
+    def written() -> int:
+        (tmp_path / "now").touch()
+        return (tmp_path / "now").stat().st_mtime_ns
+
     def advance() -> None:
-        time.sleep(0.05)  # the times of files that are changed from now on differ
+        before = written()
+        assert eventually(lambda: written() > before), "the times of files that are changed from now on differ"
         monkeypatch.setattr(file_digests, "time", later)
 
     return advance
@@ -288,9 +294,9 @@ def test_a_folder_without_weights_is_not_identified(tmp_path: Path, memory: Path
 # --- The memory
 
 
-def test_files_are_read_once(tmp_path: Path, memory: Path) -> None:
+def test_files_are_read_once(tmp_path: Path, memory: Path, settled: Callable[[], None]) -> None:
     folder, digests = plain(tmp_path / "one"), FileDigests(memory)
-    time.sleep(SETTLED_NS / 1e9)  # the only test that waits for the clock itself
+    settled()
     sources = weights_sources(config_of(folder), "", time.time_ns())
     assert bytes_to_read(sources, digests) == sum(len(data) for name, data in CONTENT.items() if name != "README.md")
     first = identify(sources, digests)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from secrets import token_hex
@@ -13,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from eventually import pause
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
@@ -250,7 +250,7 @@ def test_a_store_waits_for_its_delay_or_for_a_step_that_computes_nothing(
     monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
     worker = worker_of(client, heads_first(), salt=token_hex(8))
     worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
-    time.sleep(0.05)
+    pause(0.05)
     assert worker.finished(False) == Finished(frozenset(), frozenset(), frozenset(), frozenset())
     assert worker._storing and not stored_pages(client, worker, 0)
     ends(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import itertools
+import os
 import pwd
 from pathlib import Path
 
