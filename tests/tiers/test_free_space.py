@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.tiers.base import Outgoing, ReadOutcome
+from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.disk import blocks as disk_blocks
 from pagetier.tiers.disk import files
 from pagetier.tiers.disk.environment import Environment
@@ -97,6 +97,20 @@ def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> Non
     assert tier.write([page.key for page in pages[20:]], []).undropped == ""
     assert stored(tier, outgoings(range(1000, 1005)))
     tier.close()
+
+
+@pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize("free", range(24))
+def test_a_new_tier_without_room_for_its_files_is_an_error(tmpfs: Callable[..., Path], free: int) -> None:
+    """A file that is mapped before it has blocks kills the process."""
+    point = tmpfs("size=4m")
+    take_what_is_left(point)
+    os.truncate(point / "foreign", (point / "foreign").stat().st_size - 4096 * free)
+    assert os.statvfs(point).f_bfree == free
+    try:
+        small_tier(point / "tier", 2 * CAP, 4).close()
+    except TierError as error:
+        assert "cannot be used by the disk tier" in str(error)
 
 
 def test_what_a_file_system_has_no_room_for_takes_nothing_of_it(tmp_path: Path) -> None:

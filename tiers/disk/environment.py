@@ -288,6 +288,7 @@ def _map_bytes(folder: Path, share: int) -> int:
 
 
 def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
+    files.allocate_lock(folder)
     return lmdb.open(
         str(folder), map_size=map_bytes, sync=False, metasync=False, readahead=False, mode=0o600, max_dbs=4
     )

@@ -57,6 +57,15 @@ def converted_errors(folder: Path) -> Iterator[None]:
         raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
 
 
+def allocate_lock(folder: Path) -> None:
+    """Gives LMDB's table of readers a block: LMDB maps the file, and without one a full disk kills the process."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, PAGE)
+    finally:
+        os.close(descriptor)
+
+
 def own(folder: Path) -> int:
     """Returns a descriptor that keeps the folder locked for this tier while it is open. Raises TierError, OSError."""
     descriptor = _open_owner(folder)
