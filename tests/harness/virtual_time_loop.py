@@ -8,12 +8,12 @@ from typing import Any
 
 
 class _Patience(selectors.DefaultSelector):
-    """A selector that never waits: if no descriptor is ready, it advances the virtual time by the timeout."""
+    """A selector that waits for no timeout: if no descriptor is ready, it advances the virtual time by it."""
 
     passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
-        ready = super().select(0)
+        ready = super().select(None if timeout is None else 0)
         if not ready and timeout is not None and timeout > 0:
             self.passed += timeout
         return ready

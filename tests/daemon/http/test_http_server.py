@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -12,11 +15,20 @@ import pytest
 from core_records import header_with
 from eventually import eventually
 from http_calls import call, http_process, request
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.config.schema import AccessOptions, Config
+from pagetier.daemon.http import http_server
+from pagetier.daemon.http.channel_messages import Settings
+from pagetier.daemon.http.daemon_channel import ANSWER_S, DaemonChannel
+from pagetier.daemon.http.http_connection import HttpError
+from pagetier.daemon.http.http_server import _LASTING_S, HttpServer
 from pagetier.daemon.index.quotas import MOST_PREFETCHES, PrefetchQuota
 from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+from pagetier.shm.unpacker import Unpacker
 from running_daemon import RunningDaemon, namespace
+from virtual_time_loop import OwnTimeLoop
 
 KEYS = namespace().keys(range(16 * 2))
 PAGES = {"namespace": "model", "tokens": list(range(32))}
@@ -40,6 +52,49 @@ def test_a_process_that_dies_is_replaced_and_requests_wait(tmp_path: Path) -> No
         assert len(daemon.lines("event=http_ended")) == 1
         with client.match(KEYS) as match:
             assert len(match) == 2
+
+
+async def test_the_pause_before_the_next_process_doubles_and_begins_again_after_one_that_lasts(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: OwnTimeLoop
+) -> None:
+    starts: list[float] = []
+
+    def refuse(*_: object) -> None:
+        starts.append(loop_clock.now())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(http_server, "_HttpProcess", refuse)
+    server = HttpServer(Config(), None)  # type: ignore[arg-type]
+    await loop_clock.pause(61.6)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert pauses == pytest.approx([0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0])
+    for lasted, pause in ((0.99 * _LASTING_S, 30.0), (1.01 * _LASTING_S, 0.5)):
+        server._again.cancel()  # type: ignore[union-attr]
+        virtual_time.passes(lasted - (loop_clock.now() - starts[-1]))
+        ended = loop_clock.now()
+        server.ended("ended")
+        await loop_clock.pause(pause)
+        await loop_clock.give_way()
+        assert starts[-1] - ended == pytest.approx(pause)
+    server.stop()
+
+
+class Answers(asyncio.Transport):
+    """A transport to a daemon that does not answer."""
+
+    def write(self, data: object) -> None:
+        pass
+
+
+async def test_a_daemon_that_does_not_answer_is_given_up(virtual_time: OwnTimeLoop) -> None:
+    channel = DaemonChannel(Settings(AccessOptions()), Unpacker())
+    channel.connection_made(Answers())
+    with pytest.raises(HttpError, match="the daemon does not answer"):
+        await channel.numbers()
+    assert virtual_time.time() == pytest.approx(ANSWER_S)
+    with pytest.raises(HttpError, match="the daemon does not answer"):
+        await channel.fetch(0, bytes(KEY_BYTES), 3.0)
+    assert virtual_time.time() == pytest.approx(2 * ANSWER_S + 3.0)
 
 
 def test_the_process_ends_with_the_daemon(tmp_path: Path) -> None:

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from bare_engine import Engine
+from core_records import header_with
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from metrics_scrape import scrape, value
 from pagetier.client import Client, Keys
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.config.schema import IndexOptions
+from pagetier.daemon.index.idle_namespaces import IdleNamespaces
+from pagetier.shm._core import IndexHeader
 from running_daemon import RunningDaemon, namespace
 
 TABLE = 8
@@ -131,3 +136,29 @@ def test_doctor_warns_of_a_table_that_is_nearly_full(full: tuple[RunningDaemon, 
         digest = keys_of(name).namespace.digest.hex()
         daemon.pagetier("flush", "--namespace", digest, "--yes")
     assert finding().startswith("ok") and "6 of 8" in finding()
+
+
+class Table:
+    """A fake owner and disk tier: a table of namespaces with room. It notes when it was checked."""
+
+    def __init__(self) -> None:
+        self.checks: list[float] = []
+
+    def header(self) -> IndexHeader:
+        return header_with(spaces=TABLE)
+
+    def spare_spaces(self) -> int:
+        self.checks.append(loop_clock.now())
+        return TABLE
+
+
+@pytest.mark.usefixtures("virtual_time")
+async def test_the_table_is_checked_once_a_second_and_at_once_after_a_rejection() -> None:
+    table = Table()
+    namespaces = IdleNamespaces(table, IndexOptions(), table)  # type: ignore[arg-type]
+    for turn in range(50):
+        namespaces.poll()
+        if turn == 30:
+            namespaces.reject()
+        await loop_clock.pause(0.06)
+    assert table.checks == pytest.approx([0.0, 1.02, 1.86, 2.88])
