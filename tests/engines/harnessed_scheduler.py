@@ -157,16 +157,16 @@ class HarnessedEngine:
         self.scheduler.add_request(request)
         return request
 
-    def submit_prompt(self, name: str, prompt: Sequence[int]) -> Any:
+    def submit_prompt(self, name: str, prompt: Sequence[int], answer: int = 6) -> Any:
         """Submits a request for these tokens."""
-        request = self.request_of(name, prompt)
+        request = self.request_of(name, prompt, answer)
         self.scheduler.add_request(request)
         return request
 
-    def request_of(self, name: str, prompt: Sequence[int]) -> Any:
+    def request_of(self, name: str, prompt: Sequence[int], answer: int = 6) -> Any:
         """Returns a request for these tokens that is not submitted."""
         vllm = harness()
-        parameters = vllm.create_request(request_id=1, num_tokens=1, max_tokens=6).sampling_params
+        parameters = vllm.create_request(request_id=1, num_tokens=1, max_tokens=answer).sampling_params
         hasher = vllm.get_request_block_hasher(self.hashed, vllm.sha256)
         return vllm.Request(name, list(prompt), parameters, None, mm_features=None, block_hasher=hasher)
 

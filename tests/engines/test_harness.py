@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from disk_daemon import write_through
@@ -12,6 +14,7 @@ from eventually import eventually
 from harnessed_models import (
     CONTEXT,
     DRAFTED,
+    LONGER,
     MODELS,
     PIPELINE,
     PROMPTS,
@@ -20,11 +23,13 @@ from harnessed_models import (
     engine_of,
     keys_of,
 )
-from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, open_half
+from harnessed_scheduler import BLOCK, BY_REQUEST, PAGE, HarnessedEngine, Loads, open_half
+from lookup_counts import counted
 from pagetier.client import Client
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from pagetier.shm import clock
 from running_daemon import RunningDaemon
+from seeded_random import chance
 from vllm_harness import harness
 
 
@@ -215,6 +220,45 @@ def test_a_waiting_request_is_matched_once_in_two_seconds(model: str, daemon: Ru
     pool.free_blocks(taken)
     engine.run(1000)
     assert_nothing_is_left(engine, daemon)
+
+
+@pytest.mark.parametrize("loads", [Loads.SUCCEED, Loads.FAIL])
+@pytest.mark.parametrize("model", (*MODELS, *LONGER))
+def test_three_counts_of_many_requests_agree(model: str, loads: Loads, daemon: RunningDaemon, client: Client) -> None:
+    """Requests share prefixes, and some are preempted. vLLM counts loads that fail as hits."""
+    daemon.drop_all_pages()
+    before, numbers = counted(daemon), chance()
+    engine = engine_of(model, daemon, client, 40, disk_timeout=0.0)
+    made, make_stats = [], engine.scheduler.make_stats
+
+    def kept(*args: Any, **more: Any) -> Any:
+        made.append(make_stats(*args, **more))
+        return made[-1]
+
+    with mock.patch.object(engine.scheduler, "make_stats", kept):
+        for number in range(40):
+            submit_and_step(engine, number, loads, numbers)
+        engine.run(3000)
+    counts = counted(daemon).since(before)
+    reported = sum((one.kv_connector_stats or {}).get("memory_tokens", 0) for one in made)
+    assert counts.lookups == 40 and 0 < counts.memory == reported and counts.disk == 0 < counts.missed
+    if loads is Loads.SUCCEED:
+        vllm = [one.connector_prefix_cache_stats for one in made]
+        assert (sum(one.requests for one in vllm), sum(one.hits for one in vllm)) == (40, counts.memory)
+    assert_nothing_is_left(engine, daemon)
+
+
+def submit_and_step(engine: HarnessedEngine, number: int, loads: Loads, numbers: np.random.Generator) -> None:
+    """Submits a request, and runs some steps. Every fourth time it ends all requests, and resets vLLM's own cache."""
+    family = 1000 * int(numbers.integers(2))
+    prompt = range(family, family + int(numbers.integers(16, 160)))
+    engine.submit_prompt(f"r{number}", prompt, answer=int(numbers.integers(1, 100)))
+    for _ in range(numbers.integers(1, 5)):
+        engine.end_stores()
+        engine.step(loads if numbers.random() < 0.1 else Loads.SUCCEED)
+    if number % 4 == 3:
+        engine.run(1000)
+        assert engine.scheduler.reset_prefix_cache()
 
 
 def test_a_request_that_skips_the_prefix_cache_loads_nothing(daemon: RunningDaemon, client: Client) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +12,13 @@ import pytest
 from disk_daemon import DiskDaemon, write_through
 from eventually import eventually
 from fake_vllm_client import PAGE, request
-from fake_vllm_scheduler import Scheduler
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
-from running_daemon import RunningDaemon, namespace
+from pagetier.client.groups import FullAttention
+from running_daemon import namespace
 from virtual_clock import VirtualClock
-from vllm_expected_blocks import TrueWorker
 
 PAGES = 10
 LONG_S = 20.0
@@ -167,54 +163,3 @@ def test_a_request_that_never_begins_is_not_counted(scene: Scene) -> None:
     assert eventually(lambda: scene.half.matched(one, 0) == 32, LONG_S)
     scene.half.finished(one, [[]])
     assert scene.counted() == Counted(0, 0, 0, 0)
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[RunningDaemon]:
-    with RunningDaemon("512KiB", "4KiB") as running:
-        yield running
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    "kinds", [(FullAttention(4),), (SlidingWindow(4, 6), FullAttention(4)), (Recurrent(4), FullAttention(4))], ids=repr
-)
-def test_three_counts_of_many_requests_agree(small: RunningDaemon, kinds: tuple[Any, ...], seed: int) -> None:
-    """Requests that share prefixes; some are preempted, and some loads fail."""
-    chance = random.Random(seed)
-    small.drop_all_pages()
-    before = counted(small)
-    with small.client() as client, small.client() as worker_client:
-        groups = [PagedGroup(kind, namespace(4, group=str(at)), 1, True) for at, kind in enumerate(kinds)]
-        half, worker = SchedulerHalf(client, groups, 0.0), TrueWorker(worker_client, groups)
-        engine = Scheduler(half, kinds, hash_tokens=4, blocks=48, budget=24, offers=False)
-        reported: Counter[str] = Counter()
-        for number in range(40):
-            prompt = [chance.randint(0, 1) * 100 + at for at in range(chance.randint(4, 40))]
-            answer = [1000 + 50 * number + at for at in range(chance.randint(1, 20))]
-            engine.add(f"r{number}", tuple(prompt + answer), len(prompt))
-            for _ in range(chance.randint(1, 4)):
-                run_step(engine, worker, chance)
-            if number % 8 == 0:
-                engine.pool.forget()
-            reported.update(half.counters.taken())
-        while engine.requests:
-            run_step(engine, worker, chance)
-        reported.update(half.counters.taken())
-        counts = counted(small).since(before)
-        assert engine.queries == 40 == counts.lookups
-        assert 0 < engine.external_hits == reported["memory_tokens"] == counts.memory
-        assert counts.disk == 0 < counts.missed
-        half.close()
-
-
-def run_step(engine: Scheduler, worker: TrueWorker, chance: random.Random) -> None:
-    for each in engine.requests.values():
-        worker.know(each.block_hashes, each.future)
-    step = engine.schedule()
-    commands = engine.half.build(step)
-    engine.advance(step)
-    worker.step(commands, (), step.computed)
-    step.stored = worker.end_stores(slice(0, None))
-    step.loaded = {name: worker.end_load(name, fails=chance.random() < 0.1) for name in sorted(worker.loading)}
-    engine.update(step)

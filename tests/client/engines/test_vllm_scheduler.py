@@ -171,6 +171,13 @@ def test_blocks_into_which_another_connector_loads_are_written_in_that_step() ->
     assert not half.finished(one, [[4, 5]]), "nothing of it was computed"
 
 
+def test_without_a_fleet_that_answers_an_arrival_costs_no_match() -> None:
+    fake = FakeClient()
+    fake.session = SimpleNamespace(disk_bytes=0, asks_fleet=False)
+    half_of(fake, 0.0).arrived(request())
+    assert not fake.matches
+
+
 def test_without_a_daemon_nothing_is_found() -> None:
     half = half_of(Client("/nowhere/pagetier.sock"))
     assert half.matched(request(), 0) == 0

@@ -38,7 +38,7 @@ def _with_older_vllm() -> list[Shard]:
     refused = "tests/engines/test_refused.py"
     return [
         _with_all("0.28", "0.28 refused", refused),
-        *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:-2]) for version in ("0.28", "0.30")),
+        *(_with_all(version, f"{version} scheduler", *_SCHEDULED[:-3]) for version in ("0.28", "0.30")),
         *(_with_all(version, f"{version} answers {model}", *_answers(model)) for version, model in _OLDER_MODELS),
     ]
 
@@ -85,7 +85,15 @@ _SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.
 
 _SCHEDULED: Final = [
     f"tests/engines/test_{name}.py"
-    for name in ("harness", "shared_prefixes", "any_sequence", "scheduler_interface", "gpu_pages", "cache_layouts")
+    for name in (
+        "harness",
+        "shared_prefixes",
+        "any_sequence",
+        "scheduler_interface",
+        "gpu_pages",
+        "fleet_waits",
+        "cache_layouts",
+    )
 ]
 
 
@@ -112,7 +120,7 @@ _DYNAMO_SGLANG: Final = "tests/sglang/test_dynamo_sglang.py"
 _SEVERAL: Final = [
     f"tests/engines/test_{name}.py"
     for name in (
-        *("convoy", "disaggregated", "fleet", "fleet_network"),
+        *("convoy", "disaggregated", "fleet", "fleet_network", "fleet_waits"),
         *("parallel_and_drafts", "server", "two_engines"),
     )
 ]
@@ -135,7 +143,7 @@ PROOFS_OF_ENGINES: Final = (
         "engines-older",
         _VLLM_OLDER,
         _with_older_vllm,
-        (_SAME_ANSWERS, "tests/engines/test_refused.py", *_SCHEDULED[:-2]),
+        (_SAME_ANSWERS, "tests/engines/test_refused.py", *_SCHEDULED[:-3]),
     ),
     proof_of_engine("engines-sglang", "sglang-0.5.23", _files("tests/sglang"), _SGLANG),
     Proof("engines-dynamo", _DYNAMO, _with_dynamo, (*_DYNAMO_VLLM, _DYNAMO_SGLANG)),

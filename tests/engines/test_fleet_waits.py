@@ -1,41 +1,28 @@
-"""A simulated vLLM loads from the fleet what another host has stored, and waits for it within its limits only."""
+"""vLLM's scheduler loads from the fleet what another host has stored, and waits for it within its limits only."""
 
 from __future__ import annotations
 
 import math
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from eventually import eventually
-from fake_vllm_client import FakeClient, request
+from harnessed_hosts import LONG_S, Fleet, two_hosts
+from harnessed_models import ALONE, LONGER, MODELS
+from harnessed_scheduler import BLOCK
 from pagetier.client.engines import fleet_reads
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.engines.vllm.request_state import PagedGroup
-from pagetier.client.engines.vllm.scheduler import SchedulerHalf
-from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
-from running_daemon import namespace
-from simulated_hosts import LONG_S, Fleet, two_hosts
 
-PAGE = 8
-PROMPT = list(range(40 * PAGE + 1))
+PROMPT = list(range(40 * BLOCK + 1))
 ASK_S, READ_S = 0.05, 0.4  # how long requests wait where that is tested
-FULL = (FullAttention(PAGE),)
-MODELS: dict[str, tuple[Group, ...]] = {
-    "full": FULL,
-    "window and full": (SlidingWindow(PAGE, 20), FullAttention(PAGE)),
-    "window only": (SlidingWindow(PAGE, 20),),
-    "recurrent and full": (Recurrent(2 * PAGE), FullAttention(PAGE)),
-    "all kinds": (Recurrent(4 * PAGE), SlidingWindow(PAGE, 9), FullAttention(2 * PAGE)),
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,89 +46,90 @@ def slow(tmp_path: Path) -> Iterator[Fleet]:
         fleet.end_delays()
 
 
-def own(number: int, tokens: int = 40 * PAGE + 1) -> list[int]:
+def own(number: int, tokens: int = 40 * BLOCK + 1) -> list[int]:
     """Returns tokens that no other prompt has."""
-    return [1000 * (number + 1) + at for at in range(tokens)]
+    return [10000 * (number + 1) + at for at in range(tokens)]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, *ALONE, *LONGER))
 def test_a_prompt_of_another_host_is_loaded(fleet: Fleet, model: str) -> None:
-    engine, before = fleet.engine(MODELS[model]), fleet.remote_tokens
+    engine, before = fleet.engine(model), fleet.remote_tokens
     engine.share(PROMPT)
     engine.arrive("one", PROMPT)
     engine.wait("one")
-    expected = len(PROMPT) // engine.vllm.grain * engine.vllm.grain
-    assert engine.vllm.requests["one"].external == expected
-    assert engine.half.by_tier(engine.vllm.requests["one"], expected).from_fleet == expected
-    engine.run()  # compares the contents of all blocks
+    expected = len(PROMPT) // engine.grain * engine.grain
+    assert engine.loads("one") == expected
+    assert engine.half.by_tier(engine.scheduler.requests["one"], expected).from_fleet == expected
+    engine.end()  # compares the contents of all blocks
     assert engine.counted["remote_tokens"] == expected and fleet.remote_tokens - before == expected
 
 
 def test_pages_are_read_while_a_request_waits_for_its_turn(slow: Fleet) -> None:
-    engine = slow.engine(FULL)
+    engine = slow.engine()
     engine.share(PROMPT)
     slow.delay(0.02, "delay-get")
     one = engine.arrive("one", PROMPT)
     assert eventually(lambda: not engine.half.reads.must_wait(engine.half._tracked["one"], 0, clock.now()), LONG_S)
-    assert engine.half.matched(one, 0) == 40 * PAGE, "at the first time it is asked"
-    engine.run()
+    assert engine.half.matched(one, 0) == 40 * BLOCK, "at the first time it is asked"
+    engine.end()
 
 
 def test_an_engine_that_announces_no_arrivals_asks_at_the_first_match(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL)
+    engine = fleet.engine()
     engine.share(PROMPT)
-    engine.submit("one", PROMPT)
+    with mock.patch.object(engine.half, "arrived"):
+        engine.submit_prompt("one", PROMPT)
     assert engine.wait("one") > 0
-    assert engine.vllm.requests["one"].external == 40 * PAGE
-    engine.run()
+    assert engine.loads("one") == 40 * BLOCK
+    engine.end()
 
 
 def test_requests_with_the_same_prefix_read_it_once(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL)
+    engine = fleet.engine()
     engine.share(PROMPT)
     read = fleet.second.fresh_report().read
     names = [f"r{number}" for number in range(8)]
     for number, name in enumerate(names):
-        engine.arrive(name, PROMPT[: 40 * PAGE] + own(number, 5))
+        engine.arrive(name, PROMPT[: 40 * BLOCK] + own(number, 5))
     assert len({engine.half._tracked[name].fleet for name in names}) == 1, "one question"
-    engine.run_slowly()
+    engine.end()
     assert eventually(lambda: fleet.second.report.read - read >= 40) and fleet.second.report.read - read == 40
     assert engine.loaded_pages == 40
 
 
 def test_a_request_that_shared_a_question_asks_for_its_other_pages(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL)
-    engine.share(PROMPT[: 20 * PAGE] + own(1))
-    engine.share(PROMPT[: 20 * PAGE] + own(2))
-    engine.arrive("one", PROMPT[: 20 * PAGE] + own(1))
-    engine.arrive("two", PROMPT[: 20 * PAGE] + own(2))
-    engine.run_slowly()
-    assert engine.counted["remote_tokens"] >= (60 + 40) * PAGE
+    engine = fleet.engine()
+    engine.share(PROMPT[: 20 * BLOCK] + own(1))
+    engine.share(PROMPT[: 20 * BLOCK] + own(2))
+    engine.arrive("one", PROMPT[: 20 * BLOCK] + own(1))
+    engine.arrive("two", PROMPT[: 20 * BLOCK] + own(2))
+    engine.end()
+    assert engine.counted["remote_tokens"] >= (60 + 40) * BLOCK
 
 
 def test_too_few_tokens_are_not_asked_for(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL, least=41 * PAGE)
+    engine = fleet.engine(least=41 * BLOCK)
     engine.share(PROMPT)
     engine.arrive("one", PROMPT)
-    assert engine.wait("one") == 0 and not engine.vllm.requests["one"].external
+    assert engine.wait("one") == 0 and not engine.loads("one")
     assert engine.half._tracked["one"].fleet is None
-    engine.run()
+    engine.end()
 
 
 def test_pages_on_this_host_count_as_such(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL)
+    engine = fleet.engine()
     engine.share(PROMPT)
-    engine.store_elsewhere(PROMPT[: 10 * PAGE])
+    engine.store_prompt_elsewhere(PROMPT[: 10 * BLOCK])
     engine.arrive("one", PROMPT)
     engine.wait("one")
-    engine.run()
+    engine.end()
     counted = engine.counted
-    assert (counted["memory_tokens"], counted["remote_tokens"]) == (10 * PAGE, 30 * PAGE)
+    assert (counted["memory_tokens"], counted["remote_tokens"]) == (10 * BLOCK, 30 * BLOCK)
 
 
 def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> None:
     with two_hosts(tmp_path / "store", ASK_S) as fleet:
-        engine = fleet.engine(FULL, ask=ASK_S)
+        engine = fleet.engine(ask=ASK_S)
         fleet.delay(math.inf)
         asked: list[bool] = []
         for name in (f"r{number}" for number in range(8)):
@@ -151,34 +139,34 @@ def test_a_store_that_hangs_in_questions_delays_few_requests(tmp_path: Path) -> 
             assert len(asked) != 3 or eventually(lambda: not fleet.second.asks), "the breaker has not opened"
         assert asked == [True] * 3 + [False] * 5
         assert not fleet.second.asks
-        engine.run()
+        engine.end()
         fleet.end_delays()
 
 
 def test_a_store_that_hangs_in_reads_delays_a_request_within_its_timeout(slow: Fleet) -> None:
-    engine = slow.engine(FULL, timeout=READ_S)
+    engine = slow.engine(timeout=READ_S)
     engine.share(PROMPT)
     slow.delay(math.inf, "delay-get")
     engine.arrive("one", PROMPT)
     assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
     engine.wait("one")
-    assert not engine.vllm.requests["one"].external
-    engine.run()
+    assert not engine.loads("one")
+    engine.end()
 
 
 def test_with_a_timeout_of_zero_no_request_waits_and_the_next_one_finds_the_pages(fleet: Fleet) -> None:
-    engine = fleet.engine(FULL, timeout=0.0)
+    engine = fleet.engine(timeout=0.0)
     engine.share(PROMPT)
     one = engine.arrive("one", PROMPT)
     assert engine.half.matched(one, 0) is not None
-    keys = engine.half._groups[0].keys(one.block_hashes[1:80:2])
+    keys = engine.half._groups[0].keys(one.block_hashes)
 
     def there() -> bool:
         with fleet.second.client.match(keys) as match:
             return len(match) == 40
 
     assert eventually(there, LONG_S), "before any of them is computed"
-    engine.run()
+    engine.end()
 
 
 @contextmanager
@@ -190,33 +178,34 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_daemon_that_hangs_delays_the_first_requests_for_the_time_of_an_answer(
+def test_a_daemon_that_hangs_delays_the_first_request_for_the_time_of_an_answer(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = fleet.engine(FULL, ask=ASK_S)
+    engine = fleet.engine(ask=ASK_S)
     process = fleet.second.daemon.process
     assert process is not None
     with stopped(process.pid), monkeypatch.context() as patch:
         patch.setattr(fleet.worker, "timeout", ASK_S)  # its stores wait for the daemon, too
-        asked: list[bool] = []
-        for name in (f"r{number}" for number in range(12)):
-            engine.arrive(name, own(len(asked)))
-            asked.append(engine.half._tracked[name].fleet is not None)
-            engine.wait(name)
-            time.sleep(0.02)
-        assert asked[0] and not any(asked[4:]), "until the daemon is known to hang"
-    engine.run()
-    engine = fleet.engine(FULL)
-    assert eventually(lambda: fleet.second.client.attached and fleet.second.asks, LONG_S)
+        engine.arrive("first", own(0))
+        read = engine.half._tracked["first"].fleet
+        engine.wait("first")
+        assert read is not None and eventually(lambda: read.is_late(clock.now()))
+        for number in range(1, 8):
+            engine.arrive(f"r{number}", own(number))
+            assert engine.half._tracked[f"r{number}"].fleet is None, "the daemon is known to hang"
+            assert engine.wait(f"r{number}") == 0
+    engine.end()
+    engine = fleet.engine()
+    assert eventually(lambda: engine.half._client.attached and fleet.second.asks, LONG_S)
     engine.share(PROMPT)
     engine.arrive("well", PROMPT)
     engine.wait("well")
-    assert engine.vllm.requests["well"].external == 40 * PAGE
-    engine.run()
+    assert engine.loads("well") == 40 * BLOCK
+    engine.end()
 
 
 def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> None:
-    engine = slow.engine(FULL)
+    engine = slow.engine()
     engine.share(PROMPT)
     engine.share(own(1))
     slow.delay(0.02, "delay-get")
@@ -224,20 +213,20 @@ def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> N
     engine.wait("one")
     assert eventually(lambda: slow.second.report.read == 40, LONG_S), "the rate is that of the whole read"
     in_ten_pages = 10 * KEY_BYTES / slow.second.report.rate
-    engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, PAGE, LONG_S)
-    two = engine.arrive("two", own(1))
+    engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, BLOCK, LONG_S)
+    engine.arrive("two", own(1))
     read = engine.half._tracked["two"].fleet
     assert eventually(lambda: read is not None and read.hit is not None, LONG_S)
-    assert read is not None and read.hit is not None and 8 * PAGE <= read.hit.tokens <= 12 * PAGE
+    assert read is not None and read.hit is not None and 8 * BLOCK <= read.hit.tokens <= 12 * BLOCK
     engine.wait("two")
-    assert two.external <= read.hit.tokens
-    engine.run()
+    assert engine.loads("two") <= read.hit.tokens
+    engine.end()
 
 
 def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     slow: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = slow.engine(FULL)
+    engine = slow.engine()
     engine.share(PROMPT)
     engine.share(own(1))
     slow.delay(0.02, "delay-get")
@@ -247,31 +236,23 @@ def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     slow.delay(3.0, "delay-get")  # so that no page comes while the requests are asked about
     for name, measured_s in (("never", 1000.0), ("again", 0.0)):
         monkeypatch.setattr(fleet_reads, "_MEASURED_S", measured_s)
-        engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * PAGE, LONG_S)
+        engine.half.reads.fleet.limits = FleetLimits(2 * KEY_BYTES / slow.second.report.rate, 20 * BLOCK, LONG_S)
         one = engine.arrive(name, own(1))
         read = engine.half._tracked[name].fleet
         assert read is not None and eventually(lambda: read.ended or read.hit is not None, LONG_S)  # noqa: B023
         assert (read.hit is not None) == (name == "again")
         assert engine.half.matched(one, 0) == 0, "it cannot come in time"
     slow.end_delays()
-    engine.run()
+    engine.end()
 
 
 def test_a_request_does_not_wait_for_pages_that_the_gpu_has(slow: Fleet) -> None:
-    engine = slow.engine(FULL, least=4 * PAGE)
+    engine = slow.engine(least=4 * BLOCK)
     engine.share(PROMPT)
     slow.delay(0.3, "delay-get")
     one = engine.arrive("one", PROMPT)
     assert eventually(lambda: (read := engine.half._tracked["one"].fleet) is not None and read.hit is not None, LONG_S)
-    assert engine.half.matched(one, 36 * PAGE) is None
-    assert engine.half.matched(one, 37 * PAGE) is not None
+    assert engine.half.matched(one, 36 * BLOCK) is None
+    assert engine.half.matched(one, 37 * BLOCK) is not None
     engine.wait("one")
-    engine.run()
-
-
-def test_without_a_fleet_that_answers_an_arrival_costs_no_match() -> None:
-    fake = FakeClient()
-    fake.session = SimpleNamespace(disk_bytes=0, asks_fleet=False)
-    half = SchedulerHalf(fake, [PagedGroup(FullAttention(4), namespace(4), 1, True)], 0.0)  # type: ignore[arg-type]
-    half.arrived(request())
-    assert not fake.matches
+    engine.end()

@@ -1,23 +1,26 @@
-"""Two hosts that share a folder, and a simulated vLLM on one of them."""
+"""Two hosts that share a folder, and an engine with vLLM's scheduler on one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 import msgspec
 import pytest
 
 from eventually import eventually
-from fake_vllm_requests import Request
 from fleet_host import PATIENT, FleetHost
+from harnessed_models import assert_engine_keeps_nothing, groups_of
+from harnessed_scheduler import HarnessedEngine, Loads
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.groups import Group
-from simulated_engine import HASHED, SimulatedEngine
+from pagetier.client.groups import grain_of
 
 LONG_S = 20.0
+HARNESS = Path(__file__).parents[1] / "harness"
 
 
 class Fleet(msgspec.Struct, frozen=True, eq=False):
@@ -28,10 +31,8 @@ class Fleet(msgspec.Struct, frozen=True, eq=False):
     worker: Client
     folder: Path
 
-    def engine(
-        self, kinds: Sequence[Group], timeout: float = LONG_S, least: int = 1, ask: float = LONG_S
-    ) -> FleetEngine:
-        return FleetEngine(self, kinds, FleetLimits(timeout, least, ask))
+    def engine(self, model: str = "full", timeout: float = LONG_S, least: int = 1, ask: float = LONG_S) -> FleetEngine:
+        return FleetEngine(self, model, FleetLimits(timeout, least, ask))
 
     def delay(self, seconds: float, what: str = "delay") -> None:
         """Delays all calls of the store, or those that `what` names, from now on."""
@@ -47,34 +48,43 @@ class Fleet(msgspec.Struct, frozen=True, eq=False):
         return self.second.daemon._observer().counts().remote_tokens
 
 
-class FleetEngine(SimulatedEngine):
+class FleetEngine(HarnessedEngine):
     """An engine on the second host."""
 
-    def __init__(self, fleet: Fleet, kinds: Sequence[Group], limits: FleetLimits) -> None:
-        super().__init__(fleet.second.daemon, (fleet.second.client, fleet.worker), kinds)
+    def __init__(self, fleet: Fleet, model: str, limits: FleetLimits) -> None:
+        large = {"max_num_batched_tokens": 4096}
+        super().__init__(
+            fleet.second.daemon, fleet.worker, groups_of(model), engine=large, disk_timeout=0.0, salt=token_hex(8)
+        )
         self.fleet = fleet
         self.half.reads.fleet.limits = limits
+        self.half.counters.taken = dict  # else vLLM takes what is counted
+
+    @property
+    def grain(self) -> int:
+        return grain_of([group.kind for group in self.groups])
 
     def share(self, prompt: Sequence[int]) -> None:
         """Stores the pages of a prompt on the first host, as the engine there would."""
-        one = Request("elsewhere", self._future(prompt), len(prompt), HASHED, len(self.worker.groups))
-        self.worker.know(one.block_hashes, one.future)
-        pages = 0
-        for group in self.worker.groups:
+        one, pages = self.request_of("elsewhere", prompt), 0
+        self._know(one)
+        for group in self.groups:
             keys = group.keys(one.block_hashes[group.hashes - 1 :: group.hashes])
             result = self.fleet.first.client.store(keys, list(keys))
             assert result.stored + result.present == len(keys)
             pages += result.stored
         self.fleet.first.wait_shared(pages)
 
-    def arrive(self, name: str, prompt: Sequence[int]) -> Request:
-        one = self.submit(name, prompt)
-        self.half.arrived(one)
+    def arrive(self, name: str, prompt: Sequence[int]) -> Any:
+        """Submits a request, which vLLM announces from 0.33 on."""
+        one = self.submit_prompt(name, prompt)
+        if name not in self.half._tracked:
+            self.half.arrived(one)
         return one
 
     def wait(self, name: str) -> int:
         """Asks for a request as vLLM does until it is not delayed, and runs a step. Returns how often it was."""
-        delays, one = 0, self.vllm.requests[name]
+        delays, one = 0, self.scheduler.requests[name]
 
         def is_matched() -> bool:
             nonlocal delays
@@ -83,22 +93,27 @@ class FleetEngine(SimulatedEngine):
             return matched
 
         assert eventually(is_matched, LONG_S)
-        self.step(loads_end=False)
+        self.step()
         return delays
 
-    def run_slowly(self) -> None:
-        """Runs until all requests have ended, with time for other processes where all of them are delayed."""
+    def loads(self, name: str) -> int:
+        """Returns how many tokens a request loads."""
+        return self._length(name) if name in self.worker.loading else 0
 
-        def is_undelayed() -> bool:
-            self.step()
-            return not self.vllm.delayed
-
-        eventually(is_undelayed, LONG_S)
+    def end(self) -> None:
+        """Runs until all requests have ended."""
+        assert eventually(self._step_to_the_end, LONG_S), self.scheduler.requests
         self.run()
+        assert_engine_keeps_nothing(self, self.fleet.second.daemon)
+
+    def _step_to_the_end(self) -> bool:
+        self.end_stores()
+        self.step(Loads.SUCCEED)
+        return not self.scheduler.requests
 
     @property
     def counted(self) -> dict[str, int]:
-        return self.half.counters.taken()
+        return dict(self.half.counters._counts)
 
 
 @contextmanager
@@ -106,7 +121,7 @@ def two_hosts(folder: Path, ask: float = LONG_S) -> Iterator[Fleet]:
     folder.mkdir()
     url = f"python://slow_folder_store:SlowFolder{folder}"
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(HARNESS))
         first = FleetHost(url, stack, *PATIENT)
         asked = ("--remote-ask-timeout", f"{ask}s", "--remote-timeout", "20s")
         second = FleetHost(url, stack, "--remote-write", "never", *asked)
