@@ -93,7 +93,7 @@ class Watch:
 
 sys.meta_path.insert(0, Watch())
 globals()[sys.argv[3]]()
-print(*Watch.found)
+print(*Watch.found, flush=True)
 os._exit(0)
 """
 )
@@ -122,7 +122,7 @@ while not over.is_set() and len(children) < 60:
 thread.join()
 for child in children:
     assert os.waitpid(child, 0)[1] == 0
-print(len(children))
+print(len(children), flush=True)
 os._exit(0)
 """
 )

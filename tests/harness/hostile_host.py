@@ -32,6 +32,7 @@ _ENVIRON: Final = {
     "PAGETIER_CONFIG": "/etc/pagetier/pagetierd.toml",
     "PAGETIER_NAME": "pagetier",
     "PAGETIER_SOCKET": "/run/pagetier/pagetier.sock",
+    "PYTHONUNBUFFERED": "1",
     "XDG_CACHE_HOME": "/proc",
     "XDG_CONFIG_HOME": "/etc",
     "XDG_RUNTIME_DIR": "/run",

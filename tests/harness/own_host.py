@@ -19,7 +19,10 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _HOME: Final = ROOT / ".cache/home"
-_OF_THE_HOST: Final = ("PAGETIER", "XDG_", "LC_", "LANGUAGE", "NOTIFY_", "WATCHDOG_", "JOURNAL_", "LISTEN_", "AWS_")
+_OF_THE_HOST: Final = (
+    *("PAGETIER", "XDG_", "LC_", "LANGUAGE", "NOTIFY_", "WATCHDOG_", "JOURNAL_", "LISTEN_", "AWS_"),
+    *("PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONWARNINGS"),
+)
 _KEPT: Final = {"GIT_CONFIG_GLOBAL": ".gitconfig", "PIP_CONFIG_FILE": ".config/pip/pip.conf"}
 """Settings of tools that the tests use, such as the package index of this host, which are in its user's home."""
 _VARIABLE: Final = "TEST_HOST"
