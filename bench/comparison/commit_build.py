@@ -104,7 +104,8 @@ def _build_in(folder: Path, commit: str) -> None:
     """Unpacks and builds a commit. The folder gets its name last, so an interrupted build is not kept."""
     partial = folder.with_suffix(f".{os.getpid()}")
     with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as files:
-        files.extractall(partial, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4
+        files.extractall(partial)
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     if subprocess.run(command, cwd=partial, check=False).returncode:
         raise CannotCompareError(f"{commit[:8]}: cannot build its C core in {partial}")

@@ -42,7 +42,8 @@ def record(file: Path) -> None:
 def unpack(file: Path, folder: Path) -> None:
     """Unpacks what was recorded into a folder: the files `index`, `locks` and `arena`, and the folder `disk`."""
     with tarfile.open(file) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4
+        packed.extractall(folder)
 
 
 def place_segments(folder: Path, name: str) -> None:

@@ -14,6 +14,7 @@ from pagetier.daemon.cli.doctor.result import Level, Result
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.shm.exit_codes import Exit
+from pagetier.tiers.fleet.object_store import UNFINISHED
 from running_daemon import RunningDaemon
 
 HARNESS = Path(__file__).resolve().parents[2] / "harness"
@@ -56,6 +57,7 @@ def test_a_store_that_works_is_measured_and_left_as_it_was(store: Path) -> None:
 
 
 def test_a_fleet_that_is_only_read_is_not_written(store: Path) -> None:
+    (store / UNFINISHED).mkdir()  # by a host that may write
     store.chmod(0o555)
     result = only(patient(f"file://{store}", write="never"))
     assert result.level is Level.OK and result.text.endswith("; not written to (remote.write)"), result
