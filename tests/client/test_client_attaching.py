@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,12 +17,13 @@ from types import FrameType
 import pytest
 
 from child_process import in_child
-from elapsed import lasts
-from eventually import eventually
+from eventually import eventually, pause
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm.daemon_link import LinkError
+from rescued_wait import HOUR_S
 from running_daemon import START_S, RunningDaemon
+from virtual_clock import VirtualClock, in_main_thread
 
 KEYS, MORE = prompt(0, 10), prompt(1, 10)
 AT_ONCE_S = 5.0
@@ -50,7 +50,7 @@ def at_once(_: random.Random) -> None:
 
 
 def some_time(chance: random.Random) -> None:
-    time.sleep(chance.uniform(0, LONGEST_MOMENT_S))
+    pause(chance.uniform(0, LONGEST_MOMENT_S))
 
 
 @pytest.mark.parametrize("moment", [at_once, some_time])
@@ -104,13 +104,12 @@ def test_a_crowd_that_leaves_a_stopped_daemon_leaves_no_slot(daemon: RunningDaem
 def test_a_client_that_is_closed_without_a_daemon_gives_its_slot_to_the_next_one(closed_while: str) -> None:
     """The segments keep the slot while its process lives, and only the client can report that the slot is free."""
     with RunningDaemon() as daemon, daemon.client() as other:
-        client = daemon.client(timeout=30)
+        client = daemon.client(timeout=HOUR_S)
         assert store(client, KEYS).stored == 10
         match = client.match(KEYS)
         daemon.signal(signal.SIGKILL if closed_while == "it is dead" else signal.SIGSTOP)
         assert closed_while == "it is stopped" or eventually(lambda: not client.attached)
-        with lasts(AT_ONCE_S):  # close() does not wait for the daemon
-            client.close()
+        client.close()  # it does not wait for the daemon
         assert not match.pinned or client.load(match, bytearray(10 * PAGE)) == 0
         daemon.signal(signal.SIGKILL)
         daemon.wait()
@@ -192,7 +191,7 @@ def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
             with Client(daemon.socket) as client:
                 client.wait_attached(START_S)
-                time.sleep(1.0)
+                pause(1.0)  # until the interrupt comes
         except (KeyboardInterrupt, RuntimeError) as error:  # Python's own locks may answer an interrupt with the latter
             assert isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
         finally:
@@ -263,25 +262,33 @@ def test_a_first_store_waits_for_the_attachment(daemon: RunningDaemon) -> None:
 
 def test_match_prefetch_and_reserve_async_do_not_wait_for_the_attachment(daemon: RunningDaemon) -> None:
     daemon.signal(signal.SIGSTOP)
-    with Client(daemon.socket, timeout=30) as client, lasts(AT_ONCE_S):
+    with Client(daemon.socket, timeout=HOUR_S) as client:
         assert in_memory(client, KEYS) == 0
         assert client.prefetch(KEYS).ready and client.reserve_async(KEYS, 8).ready
         assert store(client, KEYS, timeout=0).refused == 10
     daemon.signal(signal.SIGCONT)
 
 
-def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches(daemon: RunningDaemon) -> None:
+def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches(
+    daemon: RunningDaemon, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = prompt(2, 10)
     daemon.signal(signal.SIGSTOP)
-    began, ended = time.monotonic(), list[float]()  # the first call waits for an attempt that begins with the client
-    with Client(daemon.socket, timeout=2) as client:
-        for most in (7.0, 1.0, 1.0):
-            with lasts(most):
-                assert client.store(keys, [bytes(8)] * 10).refused == 10
-            ended.append(time.monotonic())
-        assert ended[0] - began > 1.5, "the first call waits"
+    with Client(daemon.socket, timeout=HOUR_S) as client:
+        standing_clock.is_stuck = in_main_thread
+        for took in (HOUR_S, 0.0, 0.0):
+            began = standing_clock.now
+            assert client.store(keys, [bytes(8)] * 10).refused == 10
+            assert standing_clock.now - began == pytest.approx(took)
+        standing_clock.is_stuck = lambda: False
+        monkeypatch.undo()  # real time again, except for a wait that the client's thread has begun
         daemon.signal(signal.SIGCONT)
-        assert client.wait_attached(START_S)
+
+        def attached() -> bool:
+            standing_clock.passes(HOUR_S)
+            return client.attached
+
+        assert eventually(attached, START_S)
         assert store(client, keys).stored == 10
 
 
@@ -291,17 +298,15 @@ def test_without_a_daemon_the_first_store_is_rejected_at_once(there: str, tmp_pa
     if there != "nothing":
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(os.fspath(path))
-    with Client(path, timeout=30) as client:
-        for _ in range(20):
-            with lasts(AT_ONCE_S):
-                assert store(client, KEYS, timeout=30).refused == 10
-            time.sleep(0.01)
+    for _ in range(20):
+        with Client(path, timeout=HOUR_S) as client:
+            assert store(client, KEYS, timeout=HOUR_S).refused == 10
 
 
 def test_a_store_of_a_rejected_client_fails_at_once(daemon: RunningDaemon) -> None:
     clients = [daemon.client() for _ in range(14)]
-    with Client(daemon.socket, timeout=30) as client, lasts(5):
-        assert store(client, KEYS, timeout=30).refused == 10
+    with Client(daemon.socket, timeout=HOUR_S) as client:
+        assert store(client, KEYS, timeout=HOUR_S).refused == 10
     for one in clients:
         one.close()
     assert attaches_at_once(daemon)

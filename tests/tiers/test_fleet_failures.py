@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from fleet_pages import OpenedFleet, names_of, read_from
 from pagetier.tiers.base import SKIPPED, Incoming, ReadOutcome, TierError
 from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
+from pagetier.tiers.worker.fleet_worker import _WATCH_S, SILENT_S, FleetWorker
 from pagetier.tiers.worker_protocol import FleetOptions
 from tier_pages import FRAME, aligned, outgoing, outgoings
 from virtual_clock import VirtualClock
@@ -276,6 +278,16 @@ def test_the_time_without_any_return_is_known(opened: OpenedFleet, clock: Virtua
     assert opened.fleet.locate(names_of([outgoing(8)]))
     assert eventually(lambda: opened.fleet.silent_s() == 0), "another call has returned"
     assert opened.fleet.state().calls == 1
+
+
+def test_a_worker_ends_when_its_store_has_been_silent_for_long(opened: OpenedFleet, clock: VirtualClock) -> None:
+    opened.store_all(outgoing(8))
+    assert eventually(lambda: opened.fleet.state().calls == 0)
+    ends, FaultyStore.hangs, began = list[float](), {"get"}, clock.now
+    channel = SimpleNamespace(send=bool, end=lambda: ends.append(clock.now))
+    read_from(opened.fleet, outgoing(8))
+    FleetWorker(opened.fleet, None, channel, TIMEOUT_S)._watch()  # type: ignore[arg-type]
+    assert len(ends) == 1 and SILENT_S < ends[0] - began <= SILENT_S + _WATCH_S
 
 
 def test_a_page_larger_than_all_buffers_is_refused_at_once(opened: OpenedFleet, clock: VirtualClock) -> None:
