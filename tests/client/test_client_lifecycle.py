@@ -6,7 +6,6 @@ import logging
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from child_process import in_child
-from eventually import Second, eventually
+from eventually import Second, Stopwatch, eventually
 from keyed_pages import assert_exact, found, in_memory, page_of, prompt, store
 from pagetier.client import Client, Match, Outcome, Part
 from rescued_wait import HOUR_S, rescued_by
@@ -250,6 +249,7 @@ def test_the_memory_of_a_killed_client_is_released_within_a_second(daemon: Runni
         assert daemon.findings() == []
 
 
+@pytest.mark.wall_clock
 def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> None:
     """The GPU of the process may still write, also if the daemon that saw it attach is dead too."""
     with RunningDaemon("16MiB", "64KiB", "--store-quarantine", "1.5s") as daemon, daemon.client() as client:
@@ -260,13 +260,13 @@ def test_the_memory_of_a_dead_client_is_not_granted_during_the_quarantine() -> N
                 used = daemon.header().used_frames
                 if with_the_daemon:
                     daemon.kill()
-                died = time.monotonic()  # not after kill(): this process may wait for a core in between
+                since_death = Stopwatch()  # not after kill(): this process may wait for a core in between
                 holder.kill()
             if with_the_daemon:
                 restart(daemon, client)
             if store(client, HELD).pending == 10:
                 assert eventually(lambda before=used: daemon.header().used_frames < before), "the memory is released"  # type: ignore[misc]
-            assert time.monotonic() > died + 1.4
+            assert since_death.seconds > 1.4
 
 
 def test_a_process_that_exits_without_close_leaves_nothing(daemon: RunningDaemon, filled: Client) -> None:
