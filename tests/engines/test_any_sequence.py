@@ -9,9 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from secrets import token_hex
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -33,6 +30,9 @@ from pagetier.client.engines.vllm import scheduler as scheduler_module
 from running_daemon import RunningDaemon, namespace
 from seeded_random import chance
 
+SMALL = ("full", "on eviction", "recurrent only")
+"""Models that run a request in 40 blocks, so that a load often gets blocks of which stores still read."""
+
 ANY_MODEL = (*MODELS, *ALONE, *LONGER, *DRAFTED, *(["on eviction"] if BY_REQUEST else []))
 
 
@@ -49,19 +49,27 @@ def small_client(small: RunningDaemon) -> Iterator[Client]:
         yield attached
 
 
+class Clock:
+    """Stands in for the clock of the scheduler's half alone: other threads wait in real time."""
+
+    at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+
 @pytest.fixture
-def clock() -> Iterator[Any]:
-    clock = SimpleNamespace(now=100.0)
-    clock.monotonic = lambda: clock.now
-    with mock.patch.object(scheduler_module, "time", clock):
-        yield clock
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(scheduler_module, "clock", clock)
+    return clock
 
 
 @pytest.mark.skipif(not BY_REQUEST, reason="tested from 0.30 on")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("model", "parallel"), [("window", PIPELINE), ("attention", CONTEXT)])
 def test_any_sequence_leaves_nothing_on_ranks_with_other_layers_or_tokens(
-    model: str, parallel: dict[str, int], seed: int, small: RunningDaemon, small_client: Client, clock: Any
+    model: str, parallel: dict[str, int], seed: int, small: RunningDaemon, small_client: Client, clock: Clock
 ) -> None:
     numbers = chance_of(seed)
     blocks, page = numbers.choice([60, 200]), BLOCK * parallel.get("decode_context_parallel_size", 1)
@@ -73,14 +81,14 @@ def test_any_sequence_leaves_nothing_on_ranks_with_other_layers_or_tokens(
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("model", ANY_MODEL)
 def test_any_sequence_of_requests_leaves_nothing(
-    model: str, lag: int, seed: int, small: RunningDaemon, small_client: Client, clock: Any
+    model: str, lag: int, seed: int, small: RunningDaemon, small_client: Client, clock: Clock
 ) -> None:
     numbers, waits = chance_of(seed), model == "on eviction"
     engine = engine_of(
         "full" if waits else model,
         small,
         small_client,
-        numbers.choice([40, 60] if waits else [60, 90, 200]),
+        numbers.choice([40, 60, 200] if model in SMALL else [65, 90, 200]),
         lag=lag,
         hashed=BLOCK // 2 if model in HYBRID and seed % 2 else BLOCK,
         engine={"max_num_batched_tokens": numbers.choice([32, 64, 96])},
@@ -96,7 +104,7 @@ def chance_of(seed: int) -> random.Random:
     return random.Random(f"{chance().integers(1 << 32)} {seed}")
 
 
-def run_any_sequence(engine: HarnessedEngine, numbers: random.Random, daemon: RunningDaemon, clock: Any) -> None:
+def run_any_sequence(engine: HarnessedEngine, numbers: random.Random, daemon: RunningDaemon, clock: Clock) -> None:
     for turn in range(120):
         change_requests(engine, numbers)
         end_copies(engine, numbers)
@@ -105,7 +113,7 @@ def run_any_sequence(engine: HarnessedEngine, numbers: random.Random, daemon: Ru
             engine.worker.client.store(others, [b"x"] * len(others))
         if turn % 40 == 39:
             engine.scheduler.reset_prefix_cache()
-        clock.now += numbers.choice([0.01, 0.01, 0.01, 0.1, 1.0, 3.0])
+        clock.at += numbers.choice([0.01, 0.01, 0.01, 0.1, 1.0, 3.0])
         engine.step()
         assert all(engine.half._tracked[name].found is None for name in engine.delayed), "it pins pages while it waits"
     engine.run(2000)
@@ -128,6 +136,6 @@ def end_copies(engine: HarnessedEngine, numbers: random.Random) -> None:
     """Ends some of the loads and stores in progress, or none."""
     if numbers.random() < 0.3:
         engine.end_loads(fails=numbers.random() < 0.3, most=numbers.choice([1, None]))
-    if numbers.random() < 0.3:
+    if numbers.random() < 0.2:
         first = numbers.randint(0, 8)
         engine.end_stores(numbers.choice([slice(0, None), slice(first, first + numbers.randint(1, 8))]))
