@@ -147,8 +147,8 @@ def stored_until_trouble(daemon: DiskDaemon, engine: Engine) -> int:
 
 
 def test_a_file_system_that_fills_up() -> None:
-    daemon = DiskDaemon(FRAMES)
     with small_file_system("8m") as folder:
+        daemon = DiskDaemon(FRAMES)
         daemon.disk = folder / "disk"
         with daemon, Engine(daemon) as engine:
             pages = stored_until_trouble(daemon, engine)
@@ -166,8 +166,8 @@ def test_a_file_system_that_fills_up() -> None:
 
 
 def test_a_file_system_without_room_for_anything() -> None:
-    daemon = TroubledDaemon(FRAMES)
     with small_file_system("64k") as folder:
+        daemon = TroubledDaemon(FRAMES)
         (folder / "ballast").write_bytes(bytes(60_000))
         daemon.disk = folder / "disk"
         with daemon, Engine(daemon) as engine:
