@@ -211,12 +211,12 @@ def test_a_waiting_request_is_matched_once_in_two_seconds(model: str, daemon: Ru
         mock.patch.object(Client, "find_groups", autospec=True, side_effect=Client.find_groups) as match,
         mock.patch.object(engine.half, "matched", side_effect=engine.half.matched) as asked,
     ):
-        for seconds, matches in ((1.9, 1), (0.2, 2)):
+        for seconds, matches in ((0.0, 1), (1.9, 1), (0.2, 2)):
             now += seconds
-            for _ in range(50):
+            for _ in range(20):
                 engine.step()
             assert match.call_count == matches
-    assert asked.call_count >= 100
+    assert asked.call_count >= 60
     pool.free_blocks(taken)
     engine.run(1000)
     assert_nothing_is_left(engine, daemon)
