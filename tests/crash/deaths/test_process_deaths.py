@@ -226,7 +226,7 @@ def _sleep_over(client: Client, pipe: Connection) -> None:
     assert_exact(prompt(0), out[:loaded])
     pipe.send((reservation.publish().stored, loaded))
     pipe.recv()
-    again = client.wait_attached(10) and store(client, prompt(2)).stored
+    again = eventually(lambda: store(client, prompt(2)).stored)  # its thread may not yet know that the daemon is gone
     pipe.send((again, found(client, prompt(2))))
     pipe.recv()
 
