@@ -1,20 +1,9 @@
-"""Durations of calls: limits on the clock, and processor time."""
+"""Processor time of calls."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from eventually import Stopwatch
-
-
-@contextmanager
-def lasts(most: float, least: float = 0.0) -> Iterator[None]:
-    """Asserts that the block takes at least `least` and less than `most` seconds."""
-    watch = Stopwatch()
-    yield
-    assert least <= watch.seconds < most, f"{watch.seconds:.2f} s, not {least} to {most} s"
+from collections.abc import Callable
 
 
 def processor_s(work: Callable[[], object]) -> float:
