@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,10 @@ class Rehearsal:
 
 
 @pytest.fixture(scope="module")
-def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
-    folder = tmp_path_factory.mktemp("gpu")
-    yield Rehearsal(folder)
-    shutil.rmtree(folder)
+def rehearsal() -> Iterator[Rehearsal]:
+    """Yields a rehearsal outside of /tmp, which its tests have for themselves."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pagetier-gpu-") as folder:
+        yield Rehearsal(Path(folder))
 
 
 def test_each_step_ends_well(rehearsal: Rehearsal) -> None:
