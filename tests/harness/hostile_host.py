@@ -80,7 +80,7 @@ def _configure() -> None:
     options = "lowerdir=/etc,upperdir=/dev/shm/etc/upper,workdir=/dev/shm/etc/work"
     subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", "/etc"], check=True)
     for folder in ("/etc/pagetier", "/etc/.config/pagetier"):
-        Path(folder).mkdir(parents=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for name, text in _SETTINGS.items():
             Path(folder, name).write_text(text)
 
