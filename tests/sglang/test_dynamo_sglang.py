@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -33,8 +35,13 @@ def hashes_of(tokens: list[int]) -> bytes:
     return b"".join(hashes)
 
 
-def agree(indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Client) -> list[Reach]:
-    """Waits until the indexer believes of each prompt what is true, and returns what it believes."""
+def agree(
+    indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Client, gpu: Sequence[int]
+) -> list[Reach]:
+    """Waits until the indexer believes of each prompt what is true, and returns what it believes.
+
+    `gpu` are the tokens of each prompt in the engine's own cache.
+    """
     (space,) = daemon.observer().spaces()
     assert client.session is not None
     session, believed, expected = client.session, list[Reach](), list[Reach]()
@@ -43,7 +50,7 @@ def agree(indexer: Indexer, engine: SglangEngine, daemon: DiskDaemon, client: Cl
         engine.poll()
         believed[:] = indexer.reach(PROMPTS, "1")
         located = [session.locate(mixed_into(hashes_of(one), space.digest)) for one in PROMPTS]
-        expected[:] = [reach_of(one, seen["gpu"], SPEC.page) for one, seen in zip(located, believed, strict=True)]
+        expected[:] = [reach_of(one, tokens, SPEC.page) for one, tokens in zip(located, gpu, strict=True)]
         return believed == expected
 
     assert eventually(are_right, _BELIEVED_S), (believed, expected)
@@ -66,23 +73,25 @@ def test_stores_moves_and_removals_are_believed(tmp_path: Path) -> None:
         SglangEngine(SPEC, daemon.socket, publish=endpoint) as engine,
     ):
         daemon.wait_open()
-        whole = PAGES * SPEC.page
+        whole, count = PAGES * SPEC.page, len(PROMPTS)
+        everywhere, nowhere = [whole] * count, [0] * count
+        agreed = partial(agree, indexer, engine, daemon, client)
         engine.insert(NUMBERS[0], PAGES)
         assert eventually(lambda: is_heard(indexer, engine), _START_S)
         for number in NUMBERS:
             engine.insert(number, PAGES)
-        assert agree(indexer, engine, daemon, client) == [{"gpu": whole, "cpu": whole, "disk": whole}] * len(PROMPTS)
+        assert agreed(everywhere) == [{"gpu": whole, "cpu": whole, "disk": whole}] * count
         engine.evict(1024)
-        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": whole, "disk": whole}] * len(PROMPTS)
+        assert agreed(nowhere) == [{"gpu": 0, "cpu": whole, "disk": whole}] * count
         daemon.save()
         daemon.flush("memory")
-        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": 0, "disk": whole}] * len(PROMPTS)
+        assert agreed(nowhere) == [{"gpu": 0, "cpu": 0, "disk": whole}] * count
         engine.insert(NUMBERS[0], PAGES)
-        assert agree(indexer, engine, daemon, client)[0] == {"gpu": whole, "cpu": whole, "disk": whole}
+        assert agreed([whole, *nowhere[1:]])[0] == {"gpu": whole, "cpu": whole, "disk": whole}
         engine.reset()
-        assert agree(indexer, engine, daemon, client)[1] == {"gpu": 0, "cpu": 0, "disk": whole}
+        assert agreed(nowhere)[1] == {"gpu": 0, "cpu": 0, "disk": whole}
         daemon.kill_worker()
         daemon.wait_open(restarts=1)
-        assert agree(indexer, engine, daemon, client)[1]["disk"] == whole
+        assert agreed(nowhere)[1]["disk"] == whole
         daemon.flush()
-        assert agree(indexer, engine, daemon, client) == [{"gpu": 0, "cpu": 0, "disk": 0}] * len(PROMPTS)
+        assert agreed(nowhere) == [{"gpu": 0, "cpu": 0, "disk": 0}] * count
