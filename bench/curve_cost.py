@@ -2,7 +2,7 @@
 
 An engine looks up 60 prompts of 100 pages a second and stores what is missing. Two daemons serve the same prompts, and
 one of them does not read lookups: the difference of their CPU times is the cost. The arena is so small that every page
-is sampled. With `cadence`, small caches are simulated too.
+is sampled.
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def measure() -> Iterator[Result]:
-    """Measures both policies."""
-    for policy in ("lru", "cadence"):
-        pairs = [(cost(Stage, policy, seed), cost(WithoutCurve, policy, seed)) for seed in range(ROUNDS)]
-        differences = [with_curve.core - without.core for with_curve, without in pairs]
-        found = statistics.mean(each.found for pair in pairs for each in pair)
-        stored = statistics.mean(each.stored for pair in pairs for each in pair)
-        base, most = statistics.mean(without.core for _, without in pairs), max(differences)
-        against = f"{base:.2f} % without; at most {most:.2f} %; {found:.0f} pages/s found, {stored:.0f} stored"
-        yield Result(f"the curve, {policy}, of a core", statistics.mean(differences), "%", against, at_most(1.0))
+    """Measures the difference between pairs of daemons."""
+    pairs = [(cost(Stage, seed), cost(WithoutCurve, seed)) for seed in range(ROUNDS)]
+    differences = [with_curve.core - without.core for with_curve, without in pairs]
+    found = statistics.mean(each.found for pair in pairs for each in pair)
+    stored = statistics.mean(each.stored for pair in pairs for each in pair)
+    base, most = statistics.mean(without.core for _, without in pairs), max(differences)
+    against = f"{base:.2f} % without; at most {most:.2f} %; {found:.0f} pages/s found, {stored:.0f} stored"
+    yield Result("the curve, of a core", statistics.mean(differences), "%", against, at_most(1.0))
 
 
-def cost(kind: type[Stage], policy: str, seed: int) -> Cost:
+def cost(kind: type[Stage], seed: int) -> Cost:
     """Returns what a daemon costs."""
-    size = ("--arena-size", str(PROMPTS * PAGES * FRAME), "--arena-frame-size", str(FRAME), "--evict-policy", policy)
+    size = ("--arena-size", str(PROMPTS * PAGES * FRAME), "--arena-frame-size", str(FRAME))
     with kind(*size) as stage, stage.client() as client:
         prompts = drawn(seed)
         for keys in prompts[: 2 * PROMPTS]:  # the arena is full before

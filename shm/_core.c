@@ -54,7 +54,7 @@ PyMODINIT_FUNC PyInit__core(void)
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
         add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module) &&
-        add_factors(module) && add_layouts(module))
+        add_layouts(module))
         return module;
     Py_DECREF(module);
     return NULL;

@@ -26,7 +26,6 @@ DISK_DEVICES: int  # of the disk tier, at most
 TENANTS: int  # at most, with the one that has no quota
 HISTORY_BYTES: int  # of what is known of the uses of a page on disk
 LOCKS_OFFSET: int  # of the first lock word in its segment
-SIMULATED_FACTORS: tuple[float, ...]  # sizes of simulated caches, as multiples of the arena
 NO_ENTRY: int  # in place of an entry's number: the page was not granted
 
 class ReserveOutcome(IntEnum):
@@ -348,8 +347,6 @@ class LookupCurve(NamedTuple):
         ratios: For each of the sizes, the share of tokens that an LRU cache of that size has.
         endless: The same for an endless cache.
         absent: Tokens of sampled lookups that were not found, by Absence.
-        simulated: For each of SIMULATED_FACTORS times the arena, the share of tokens that the policy "cadence" has.
-            Empty if the daemon evicts by another policy.
     """
 
     digest: bytes
@@ -358,7 +355,6 @@ class LookupCurve(NamedTuple):
     ratios: tuple[float, ...]
     endless: float
     absent: tuple[float, ...]
-    simulated: tuple[float, ...]
 
 @final
 class Eviction(NamedTuple):

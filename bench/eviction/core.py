@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eviction.traces import Trace
-from pagetier.shm._core import SIMULATED_FACTORS, Absence
+from pagetier.shm._core import Absence
 
 SOURCES: Final = Path(__file__).parent
 ROOT: Final = SOURCES.parents[1]
@@ -61,8 +61,6 @@ class Curve(ctypes.Structure):
         ("share", ctypes.c_double),
         ("endless", ctypes.c_double),
         ("absent", ctypes.c_double * len(Absence)),
-        ("simulated", ctypes.c_double * len(SIMULATED_FACTORS)),
-        ("simulated_share", ctypes.c_double),
         ("record_seconds", ctypes.c_double),
         ("store_seconds", ctypes.c_double),
         ("hits", ctypes.c_int64),

@@ -9,8 +9,6 @@ typedef struct {
     double share; /* of the keys that are sampled */
     double endless; /* predicted for a cache without a limit */
     double absent[PT_ABSENCES]; /* shares of the tokens that were missed */
-    double simulated[PT_SIMULATED_SIZES]; /* predicted for cadence; 0: the daemon evicts by LRU */
-    double simulated_share; /* of the keys */
     double record_seconds, store_seconds; /* CPU time of the daemon for the records of lookups; for all stores */
     int64_t hits, findings;
 } curve_outcome;
@@ -48,9 +46,6 @@ static void describe(const served *v, const double *sizes, uint32_t count, doubl
         absent += c->all.absences[i];
     for (uint32_t i = 0; i < PT_ABSENCES; i++)
         out->absent[i] = absent > 0 ? c->all.absences[i] / absent : 0;
-    for (uint32_t size = 0; c->simulated.active && size < PT_SIMULATED_SIZES; size++)
-        out->simulated[size] = pt_curve_simulated_ratio(&c->all, &c->all, size, v->owner.view.frame_count);
-    out->simulated_share = c->simulated.threshold / 4294967296.0;
     out->record_seconds = v->seconds;
     out->store_seconds = v->stored.store_seconds;
     out->share = 1 / pt_order_scale(&v->owner.lookups->order);
@@ -64,7 +59,6 @@ static bool open_served(served *v, uint32_t pages, int learns)
         return false;
     o->view.spaces[0].page_tokens = 1;
     o->lookups = pt_lookups_create(&o->view, WINDOW_NS);
-    pt_begin_simulation(o);
     v->session = (pt_session){.view = o->view, .lock = PTHREAD_MUTEX_INITIALIZER};
     return o->lookups != NULL;
 }

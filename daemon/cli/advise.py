@@ -23,6 +23,7 @@ _TINY = 0.005
 _NARROWEST = 60  # columns
 _LEAST_NAME, _DIGITS = 14, 8  # characters of a namespace, and of the digest at its end
 _NOTHING = "no lookups were counted yet: run engines against this daemon, then ask again"
+_AT_LEAST = "At least: LRU would find that much. The daemon evicts by cadence, which finds about as much or more."
 _NO_STORES = "found nothing, and no page was stored after them: there is nothing to predict from"
 
 
@@ -52,14 +53,14 @@ def _finite(_context: click.Context, _parameter: click.Parameter, rate: float | 
 def advise(socket: Path, show: str | None, picture: Path | None, prefill_rate: float | None) -> None:
     """Show what other sizes of memory and disk would hit, and why pages were missed.
 
-    The daemon samples real lookups. Each prediction names the policy that it is for. While the daemon evicts by
-    "cadence", it simulates small caches of the sizes of memory. The plot, the knee and disks are those of LRU.
+    The daemon samples real lookups. The row "now" is what they found; all others are predictions for LRU. While the
+    daemon evicts by "cadence", those of memory are the least to expect.
 
     Exit codes: 0: success; 1: the picture cannot be drawn or written; 3: no daemon.
     """
     with daemon_at(socket) as daemon:
         config = config_of(daemon)
-        advice = read_advice(daemon.observer, config.advise.window)
+        advice = read_advice(daemon.observer, config.advise.window, config.evict.policy)
         known = daemon.observer.lookups()
     if picture is not None:
         _draw(picture, advice, known)
@@ -105,7 +106,9 @@ def advice_lines(advice: SizeAdvice, window: str, prefill_rate: float | None, wi
     if advice.warning:
         yield from textwrap.wrap(f"warning: {advice.warning}", width, break_on_hyphens=False)
     yield ""
-    yield from _aligned(list(_sizes(advice, prefill_rate)), "<><>>>", width)
+    yield from _aligned(list(_sizes(advice, prefill_rate)), "<>>>>", width)
+    if total.memory[0].lower_bound:
+        yield from textwrap.wrap(_AT_LEAST, width)
     if advice.knee_bytes:
         ratio = advice.knee_bytes / advice.arena_bytes
         knee = f"The knee of LRU is at {format_size(advice.knee_bytes)} ({ratio:.2g}x): beyond it, memory helps less."
@@ -126,20 +129,24 @@ def _aligned(rows: Sequence[Sequence[str]], sides: str, width: int) -> Iterator[
 
 
 def _sizes(advice: SizeAdvice, prefill_rate: float | None) -> Iterator[tuple[str, ...]]:
-    more = 6 if prefill_rate else 5
-    yield ("A cache of", "", "policy", "hit", "tokens/s", "engines")[:more]
-    yield ("", "", "", "ratio", "saved", "saved")[:more]
-    for kind, rows in (("memory", advice.total.memory), ("disk", advice.total.disk)):
+    total, columns = advice.total, 5 if prefill_rate else 4
+    yield ("A cache of", "", "hit", "tokens/s", "engines")[:columns]
+    yield ("", "", "ratio", "saved", "saved")[:columns]
+    yield ("now", format_size(advice.arena_bytes), *_saved(advice, "", total.hit_ratio, prefill_rate))
+    if advice.disk_bytes:
+        yield ("  and disk", format_size(advice.disk_bytes), "", "", "")[:columns]
+    for kind, rows in (("memory", total.memory), ("disk", total.disk)):
         for row in rows:
-            saved = _saved(row.hit_ratio, row.saved_tokens_per_second, prefill_rate)
-            yield (f"{kind:<6} {row.size}", format_size(row.bytes), row.policy, *saved)
-    ceiling = advice.total.endless_hit_ratio
-    yield ("endless", "", "", *_saved(ceiling, ceiling * advice.tokens_per_second, prefill_rate))
+            least = "at least " if row.lower_bound else ""
+            saved = _saved(advice, least, row.hit_ratio, prefill_rate)
+            yield (f"{kind:<6} {row.size}", format_size(row.bytes), *saved)
+    yield ("endless", "", *_saved(advice, "", total.endless_hit_ratio, prefill_rate))
 
 
-def _saved(hit_ratio: float, tokens: float, prefill_rate: float | None) -> tuple[str, ...]:
+def _saved(advice: SizeAdvice, least: str, hit_ratio: float, prefill_rate: float | None) -> tuple[str, ...]:
+    tokens = hit_ratio * advice.tokens_per_second
     engines = (f"{tokens / prefill_rate:.2f}",) if prefill_rate else ()
-    return f"{hit_ratio:.1%}", f"{tokens:,.0f}", *engines
+    return f"{least}{hit_ratio:.1%}", f"{tokens:,.0f}", *engines
 
 
 def _plot(advice: SizeAdvice, width: int) -> Iterator[str]:

@@ -13,44 +13,33 @@ _WIDTH: Final = 640
 _HEIGHT: Final = 360
 _LEFT, _TOP, _RIGHT, _BOTTOM = 52, 36, 20, 52
 _LINE, _CEILING, _GRID, _TEXT = "#b45309", "#6b7280", "#e5e7eb", "#374151"
-_CADENCE: Final = "#1d4ed8"
+_FOUND: Final = "#1d4ed8"
 
 
 def picture(advice: SizeAdvice) -> str:
-    """Returns the SVG: the curve, the ceiling of an endless cache, and marks at the arena and the knee."""
+    """Returns the SVG: the curve, the ceiling of an endless cache, the arena with what it finds, and the knee."""
     sizes = [size for size, _ in advice.curve]
     points = " ".join(f"{_x(size, sizes):.1f},{_y(ratio):.1f}" for size, ratio in advice.curve)
-    ceiling = _y(advice.total.endless_hit_ratio)
+    least = "at least " if advice.total.memory[0].lower_bound else ""
+    found, ceiling = _y(advice.total.hit_ratio), _y(advice.total.endless_hit_ratio)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
         ' font-family="sans-serif" font-size="12" role="img" aria-label="Predicted hit ratio over the size">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="20" font-weight="bold" fill="{_TEXT}">Predicted hit ratio</text>',
-        *_legend(advice),
+        f'<text x="{_WIDTH - _RIGHT}" y="20" text-anchor="end" fill="{_LINE}">{least}LRU</text>',
+        f'<text x="{_WIDTH - _RIGHT - 90}" y="20" text-anchor="end" fill="{_FOUND}">found now</text>',
         *_grid(sizes),
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{ceiling:.1f}" y2="{ceiling:.1f}" stroke="{_CEILING}"'
         ' stroke-dasharray="5 4"/>',
         f'<text x="{_WIDTH - _RIGHT}" y="{ceiling - 4:.1f}" text-anchor="end" fill="{_CEILING}">endless cache</text>',
         f'<polyline points="{points}" fill="none" stroke="{_LINE}" stroke-width="2"/>',
-        *_cadence(advice, sizes),
         *_mark(advice.arena_bytes, sizes, "now"),
+        f'<circle cx="{_x(advice.arena_bytes, sizes):.1f}" cy="{found:.1f}" r="4" fill="{_FOUND}"/>',
         *(_mark(advice.knee_bytes, sizes, "knee") if advice.knee_bytes else ()),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _legend(advice: SizeAdvice) -> Iterator[str]:
-    yield f'<text x="{_WIDTH - _RIGHT}" y="20" text-anchor="end" fill="{_LINE}">LRU</text>'
-    if advice.total.memory[0].policy == "cadence":
-        yield f'<text x="{_WIDTH - _RIGHT - 40}" y="20" text-anchor="end" fill="{_CADENCE}">cadence</text>'
-
-
-def _cadence(advice: SizeAdvice, sizes: Sequence[int]) -> Iterator[str]:
-    """Yields a point for each size that is predicted for cadence."""
-    for row in advice.total.memory:
-        if row.policy == "cadence":
-            yield f'<circle cx="{_x(row.bytes, sizes):.1f}" cy="{_y(row.hit_ratio):.1f}" r="4" fill="{_CADENCE}"/>'
 
 
 def _grid(sizes: Sequence[int]) -> Iterator[str]:

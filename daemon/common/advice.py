@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from pagetier.shm._core import SIMULATED_FACTORS, Absence, IndexHeader, LookupCurve, Observer, SampledLookups
+from pagetier.shm._core import Absence, IndexHeader, LookupCurve, Observer, SampledLookups
 
-MEMORY_FACTORS: Final = SIMULATED_FACTORS
+MEMORY_FACTORS: Final = (0.5, 1.0, 2.0, 4.0)
 DISK_FACTORS: Final = (2.0, 5.0, 10.0)
 _PLOT_STEPS: Final = 4  # points for each doubling
 _PLOT_RANGE: Final = (-5, 6)  # powers of two of the arena
@@ -61,17 +61,20 @@ class AbsentTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cache of a size would find.
+    """What an LRU cache of a size would find.
 
     Attributes:
-        policy: How it evicts: "lru" or "cadence".
+        policy: "lru", whatever the daemon evicts by.
+        lower_bound: The daemon evicts by "cadence", which finds about as much or more. False for a disk: not all pages
+            may be written to it.
         size: As a multiple of the arena: "2x".
         bytes: The size.
         hit_ratio: The share of the looked-up tokens that it has.
         saved_tokens_per_second: Tokens that need not be computed.
     """
 
-    policy: str
+    policy: str = "lru"
+    lower_bound: bool
     size: str
     bytes: int
     hit_ratio: float
@@ -84,10 +87,10 @@ class NamespaceAdvice(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         namespace: Its label; "" for all.
         tokens: Looked-up tokens; older ones count less.
-        hit_ratio: The share of them that was found.
+        hit_ratio: The share of them that was found, in memory or on disk.
         endless_hit_ratio: What a cache without a limit would find.
-        memory: Predictions for other sizes of the arena, without a disk, with the policy that the daemon evicts by.
-        disk: Predictions for disks, which evict by LRU; their sizes are multiples of the arena.
+        memory: Predictions for sizes of the arena, without a disk.
+        disk: Predictions for disks; their sizes are multiples of the arena.
         absent: Why tokens were not found; older ones count less.
     """
 
@@ -107,6 +110,7 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
         total: All lookups.
         namespaces: The namespaces with the most looked-up tokens.
         arena_bytes: The size of the arena.
+        disk_bytes: The room on the disk; 0: there is no disk, or it is not ready.
         seconds: The time since the first lookup.
         tokens_per_second: Looked-up tokens.
         knee_bytes: The size beyond which more memory is worth less than on average to an LRU cache; 0: not known.
@@ -122,6 +126,7 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     total: NamespaceAdvice
     namespaces: tuple[NamespaceAdvice, ...]
     arena_bytes: int
+    disk_bytes: int
     seconds: float
     tokens_per_second: float
     knee_bytes: int
@@ -133,12 +138,13 @@ class SizeAdvice(msgspec.Struct, frozen=True, kw_only=True):
     warning: str
 
 
-def read_advice(observer: Observer, window: float) -> SizeAdvice | None:
+def read_advice(observer: Observer, window: float, policy: str) -> SizeAdvice | None:
     """Returns the advice, or None before the first lookup.
 
     Args:
         observer: Reads the cache.
         window: `advise.window` in seconds.
+        policy: `evict.policy`.
     """
     header, known = observer.header(), observer.lookups()
     low, high = _PLOT_RANGE
@@ -149,7 +155,10 @@ def read_advice(observer: Observer, window: float) -> SizeAdvice | None:
         return None
     labels = {space.digest[:8]: space.name for space in observer.spaces()}
     rates = [_rate(curve, known.seconds, window) for curve in curves]
-    advised = [_advice_of(header, *pair, labels.get(pair[0].digest, "")) for pair in zip(curves, rates, strict=True)]
+    advised = [
+        _advice_of(header, curve, rate, policy, labels.get(curve.digest, ""))
+        for curve, rate in zip(curves, rates, strict=True)
+    ]
     points = [
         (round(factor * header.arena_bytes), ratio) for factor, ratio in zip(factors, curves[0].ratios, strict=True)
     ]
@@ -158,6 +167,7 @@ def read_advice(observer: Observer, window: float) -> SizeAdvice | None:
         total=advised[0],
         namespaces=tuple(sorted((one for one in advised[1:] if one.namespace), key=lambda one: -one.tokens)),
         arena_bytes=header.arena_bytes,
+        disk_bytes=header.disk_frames * header.frame_bytes,
         seconds=known.seconds,
         tokens_per_second=rates[0],
         knee_bytes=knee(curve, curves[0].endless),
@@ -192,31 +202,27 @@ def _rate(curve: LookupCurve, seconds: float, window: float) -> float:
     return (curve.found + curve.missed) / effective if effective > 0 else 0.0
 
 
-def _advice_of(header: IndexHeader, curve: LookupCurve, rate: float, label: str) -> NamespaceAdvice:
-    lru = zip((*MEMORY_FACTORS, *DISK_FACTORS), curve.ratios, strict=False)
-    predicted = [_prediction(header, "lru", factor, ratio, rate) for factor, ratio in lru]
-    if curve.simulated:
-        cadence = zip(MEMORY_FACTORS, curve.simulated, strict=True)
-        predicted[: len(MEMORY_FACTORS)] = [_prediction(header, "cadence", *point, rate) for point in cadence]
+def _advice_of(header: IndexHeader, curve: LookupCurve, rate: float, policy: str, label: str) -> NamespaceAdvice:
+    bounds = [policy != "lru"] * len(MEMORY_FACTORS) + [False] * len(DISK_FACTORS)
+    predicted = tuple(
+        Prediction(
+            lower_bound=bound,
+            size=f"{factor:g}x",
+            bytes=round(factor * header.arena_bytes),
+            hit_ratio=ratio,
+            saved_tokens_per_second=ratio * rate,
+        )
+        for factor, ratio, bound in zip((*MEMORY_FACTORS, *DISK_FACTORS), curve.ratios, bounds, strict=False)
+    )
     tokens = curve.found + curve.missed
     return NamespaceAdvice(
         namespace=label,
         tokens=round(tokens),
         hit_ratio=curve.found / tokens,
         endless_hit_ratio=curve.endless,
-        memory=tuple(predicted[: len(MEMORY_FACTORS)]),
-        disk=tuple(predicted[len(MEMORY_FACTORS) :]),
+        memory=predicted[: len(MEMORY_FACTORS)],
+        disk=predicted[len(MEMORY_FACTORS) :],
         absent=AbsentTokens.of(curve.absent),
-    )
-
-
-def _prediction(header: IndexHeader, policy: str, factor: float, ratio: float, rate: float) -> Prediction:
-    return Prediction(
-        policy=policy,
-        size=f"{factor:g}x",
-        bytes=round(factor * header.arena_bytes),
-        hit_ratio=ratio,
-        saved_tokens_per_second=ratio * rate,
     )
 
 

@@ -47,9 +47,8 @@ def prediction_families(sample: Sample) -> Iterator[Metric]:
     if advice is None:
         return
     total = advice.total
-    about = "Share of tokens that a cache would find in memory of this multiple of the arena, without a disk."
-    memory = {(one.size, one.policy): one.hit_ratio for one in total.memory}
-    yield gauges("predicted_hit_ratio", about, ["size", "policy"], memory)
+    about = "Share of tokens that an LRU cache would find in memory of this multiple of the arena, without a disk."
+    yield gauges("predicted_hit_ratio", about, ["size"], {one.size: one.hit_ratio for one in total.memory})
     about = "Share of tokens that an LRU cache would find with a disk of this multiple of the arena."
     yield gauges("predicted_disk_hit_ratio", about, ["size"], {one.size: one.hit_ratio for one in total.disk})
     yield gauge(

@@ -33,6 +33,6 @@ def take_sample(observer: Observer, numbers: DaemonNumbers) -> Sample:
         counts=observer.counts(),
         spaces=observer.spaces(),
         lookups=observer.lookups(),
-        advice=read_advice(observer, numbers.advise_window),
+        advice=read_advice(observer, numbers.advise_window, numbers.eviction.policy),
         **known,
     )

@@ -26,15 +26,6 @@ static PyObject *floats_of(const double *numbers, Py_ssize_t count)
     return tuple;
 }
 
-/* Adds the sizes that are simulated, as multiples of the arena. Returns false with an exception set. */
-static bool add_factors(PyObject *module)
-{
-    double factors[PT_SIMULATED_SIZES];
-    for (uint32_t size = 0; size < PT_SIMULATED_SIZES; size++)
-        factors[size] = pt_simulated_factor(size);
-    return add_new(module, "SIMULATED_FACTORS", floats_of(factors, PT_SIMULATED_SIZES));
-}
-
 static PyObject *describe_lookups(const pt_view *v)
 {
     const pt_curve *c = curve_of(v);
@@ -47,17 +38,7 @@ static PyObject *describe_lookups(const pt_view *v)
                                                    floats_of(c->absent_ever, PT_ABSENCES)));
 }
 
-/* Returns the ratios of the simulated caches; empty if none is. */
-static PyObject *describe_simulated(const pt_view *v, const pt_curve_sums *s)
-{
-    double ratios[PT_SIMULATED_SIZES];
-    bool active = curve_of(v)->simulated.active && s->simulated > 0;
-    for (uint32_t size = 0; size < PT_SIMULATED_SIZES; size++)
-        ratios[size] = pt_curve_simulated_ratio(&curve_of(v)->all, s, size, v->frame_count);
-    return floats_of(ratios, active ? PT_SIMULATED_SIZES : 0);
-}
-
-static PyObject *describe_curve(const pt_view *v, const pt_curve_sums *s, const double *sizes, Py_ssize_t count)
+static PyObject *describe_curve(const pt_curve_sums *s, const double *sizes, Py_ssize_t count)
 {
     double *ratios = malloc((size_t)count * sizeof *ratios + 1);
     if (!ratios)
@@ -65,9 +46,8 @@ static PyObject *describe_curve(const pt_view *v, const pt_curve_sums *s, const 
     for (Py_ssize_t i = 0; i < count; i++)
         ratios[i] = pt_curve_ratio(s, sizes[i]);
     PyObject *curve = record_of(
-        LookupCurve, Py_BuildValue("(y#ddNdNN)", (const char *)s->digest, (Py_ssize_t)sizeof s->digest, s->found, s->missed,
-                                   floats_of(ratios, count), pt_curve_ratio(s, HUGE_VAL), floats_of(s->absences, PT_ABSENCES),
-                                   describe_simulated(v, s)));
+        LookupCurve, Py_BuildValue("(y#ddNdN)", (const char *)s->digest, (Py_ssize_t)sizeof s->digest, s->found, s->missed,
+                                   floats_of(ratios, count), pt_curve_ratio(s, HUGE_VAL), floats_of(s->absences, PT_ABSENCES)));
     free(ratios);
     return curve;
 }
@@ -81,7 +61,7 @@ static PyObject *describe_curves(const pt_view *v, PyObject *given)
     PyObject *list = PyList_New(0);
     for (uint32_t i = 0; c && list && i <= PT_CURVE_SPACES; i++) {
         const pt_curve_sums *s = i ? &c->spaces[i - 1] : &c->all;
-        if ((!i || s->found + s->missed > 0) && !append_new(list, describe_curve(v, s, sizes.view.buf, sizes.count)))
+        if ((!i || s->found + s->missed > 0) && !append_new(list, describe_curve(s, sizes.view.buf, sizes.count)))
             Py_CLEAR(list);
     }
     PyBuffer_Release(&sizes.view);

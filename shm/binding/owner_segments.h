@@ -188,7 +188,6 @@ static PyObject *owner_read_lookups(Owner *self, PyObject *args)
         return PyErr_NoMemory();
     if (o->lookups)
         o->lookups->window_ns = window_ns;
-    pt_begin_simulation(o);
     pt_lookups_drain(o->lookups, &o->view, pt_now_ns());
     Py_RETURN_NONE;
 }

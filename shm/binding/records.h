@@ -37,7 +37,7 @@ static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};
 static const char *const lookups_fields[] = {"share", "seconds", "records", "lost",
                                             "hit_pages", "miss_pages", "stored_pages", "absent_ever", NULL};
-static const char *const curve_fields[] = {"digest", "found", "missed", "ratios", "endless", "absent", "simulated", NULL};
+static const char *const curve_fields[] = {"digest", "found", "missed", "ratios", "endless", "absent", NULL};
 static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
 static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", "at_events", "events_bytes", NULL};

@@ -1,4 +1,4 @@
-"""Tests that the hit ratios which the daemon predicts are those of LRU, with any arena."""
+"""Tests that the hit ratios which the daemon predicts are those of LRU, with any arena and policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import curve
-from eviction.core import compiled_core, predict, replay
+from eviction.core import compiled_core, predict
 from eviction.traces import Trace
 from pagetier.shm._core import Absence
 
@@ -53,15 +53,13 @@ def test_the_predictions_are_what_lru_hits_with_any_arena(
     assert rows[0].measured[-1] - rows[0].measured[0] > 0.1, "a curve that is flat proves nothing"
 
 
-def test_simulated_caches_hit_what_cadence_hits_at_their_sizes(core: ctypes.CDLL) -> None:
+def test_a_daemon_that_evicts_by_cadence_predicts_the_least_that_it_hits(core: ctypes.CDLL) -> None:
     trace = sessions(6500, 6500, 0.8)
-    rows = [*curve.rows_of(core, "sessions", trace, "cadence", (1.0, 2.0), ())]
-    for row in rows:
-        assert max(row.errors) <= 0.01, row
-    assert rows[-1].sampled < 0.7, "all pages are simulated"
-    largest = rows[-1].sizes[-1]
-    lru = replay(core, trace, trace.room(largest), "lru").hits / len(trace.pages)
-    assert rows[-1].predicted[-1] > lru + 0.005, "what LRU hits is no prediction for cadence"
+    (lru,) = curve.rows_of(core, "sessions", trace, "lru", (5.0,), SIZES)
+    for row in curve.rows_of(core, "sessions", trace, "cadence", (1.0, 5.0), SIZES):
+        assert row.predicted == pytest.approx(lru.measured, abs=curve.MOST), row
+        assert max(row.errors) <= curve.MEAN, row
+        assert max(hit - least for hit, least in zip(row.measured, row.predicted, strict=True)) > 0.01, "as LRU hits"
 
 
 def test_an_absent_page_was_evicted_or_never_stored(core: ctypes.CDLL) -> None:

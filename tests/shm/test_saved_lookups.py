@@ -76,9 +76,9 @@ def test_the_curve_that_knows_more_stays(saved: bytes) -> None:
 
 def test_damaged_bytes_are_rejected(saved: bytes) -> None:
     draw, cache = random.Random(11), Cache()
-    wrong = [saved[:length] for length in (0, 7, 48, len(saved) - 16, len(saved) - 1)]
+    wrong = [saved[:length] for length in (0, 7, 40, len(saved) - 16, len(saved) - 1)]
     wrong += [saved + bytes(16), bytes(len(saved)), draw.randbytes(len(saved))]
-    for at in (*range(48), *(draw.randrange(len(saved)) for _ in range(300))):
+    for at in (*range(40), *(draw.randrange(len(saved)) for _ in range(300))):
         wrong.append(saved[:at] + bytes([saved[at] ^ 1 << draw.randrange(8)]) + saved[at + 1 :])
     for data in wrong:
         assert not cache.owner.restore_lookups(data)

@@ -212,31 +212,9 @@ static inline uint64_t pt_guard_switches(const pt_owner *o)
     return o->switches + (o->cadence ? o->cadence->shadow.switches : 0);
 }
 
-static inline void pt_end_simulation(pt_lookups *l)
-{
-    if (!l || !l->simulation)
-        return;
-    pt_simulated_reset(l->simulation->kept);
-    free(l->simulation);
-    l->simulation = NULL;
-}
-
-/* Simulates the policy at other sizes if it learns and lookups are read. Without memory for it nothing is simulated. */
-static inline void pt_begin_simulation(pt_owner *o)
-{
-    if (!o->lookups || o->lookups->simulation)
-        return;
-    pt_simulated *kept = &o->lookups->order.curve->simulated;
-    if (o->cadence)
-        o->lookups->simulation = pt_simulation_create(kept, o->cadence, o->view.frame_count);
-    else if (kept->active) /* by a daemon with another policy */
-        pt_simulated_reset(kept);
-}
-
 static inline void pt_forget_returns(pt_owner *o)
 {
     o->switches = pt_guard_switches(o);
-    pt_end_simulation(o->lookups);
     pt_cadence_destroy(o->cadence);
     o->cadence = NULL;
 }
@@ -250,7 +228,6 @@ static inline bool pt_learn_returns(pt_owner *o, uint64_t seed)
     o->cadence = pt_cadence_create(&o->view, seed, pt_now_ns());
     if (o->cadence)
         pt_cadence_derive(o->cadence, o->view.entries);
-    pt_begin_simulation(o);
     return o->cadence != NULL;
 }
 
@@ -296,10 +273,8 @@ static inline pt_sampled *pt_page_is_absent(pt_owner *o, const uint8_t *key, enu
 static inline void pt_page_left(pt_owner *o, const uint8_t *key)
 {
     pt_sampled *k = pt_page_is_absent(o, key, o->absence);
-    if (!k || o->absence != PT_DROPPED)
-        return;
-    pt_order_remove(&o->lookups->order, k);
-    pt_simulation_drop(o->lookups->simulation, k->hash);
+    if (k && o->absence == PT_DROPPED)
+        pt_order_remove(&o->lookups->order, k);
 }
 
 /* Frees everything that an entry owns. The caller has already changed the state, so a reader that still finds the entry

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "../cadence/simulated_keys.h"
+#include "../../common/samples.h"
 
 #define PT_CURVE_STEPS 16u /* bins from one power of 2 to the next */
 #define PT_CURVE_BINS (32u * PT_CURVE_STEPS)
@@ -35,8 +35,6 @@ typedef struct {
     double cold; /* of sampled lookups: used for the first time */
     double bins[PT_CURVE_BINS]; /* of sampled lookups: by reuse distance */
     double absences[PT_ABSENCES]; /* of sampled lookups that did not find the page */
-    double simulated; /* of all lookups while caches were simulated (cadence/simulation.h) */
-    double leads[PT_SIMULATED_SIZES]; /* of these: what each simulated cache has and the LRU cache of its size has not, less the reverse */
 } pt_curve_sums;
 
 /* What is known of a sampled key. */
@@ -58,7 +56,6 @@ typedef struct {
     double absent_ever[PT_ABSENCES]; /* tokens, does not fade: for counters */
     pt_curve_sums all, spaces[PT_CURVE_SPACES];
     pt_sampled sampled[PT_SAMPLED];
-    pt_simulated simulated;
 } pt_curve;
 #define PT_CURVE_LAYOUT (1ull << 32 | sizeof(pt_curve))
 #define PT_CURVE_BYTES ((sizeof(pt_curve) + PT_PAGE - 1) / PT_PAGE * PT_PAGE)
@@ -106,16 +103,6 @@ static inline double pt_curve_ratio(const pt_curve_sums *s, double frames)
     return all > 0 && within > 0 ? within / all : 0;
 }
 
-/* Returns the share of tokens that cadence has at one of the simulated sizes, of all namespaces or of one. What it finds more
- * or less than LRU is counted on the same few keys, and so is nearly free of their chance. At a size where all together find
- * less, it would follow LRU most of the time (cadence/shadow_lru.h), which is not simulated: then it is the share of LRU. */
-static inline double pt_curve_simulated_ratio(const pt_curve_sums *all, const pt_curve_sums *s, uint32_t size, double arena_frames)
-{
-    double endless = pt_curve_ratio(s, HUGE_VAL), ratio = pt_curve_ratio(s, pt_simulated_factor(size) * arena_frames);
-    ratio += all->leads[size] > 0 && s->simulated > 0 ? s->leads[size] / s->simulated : 0;
-    return ratio < 0 ? 0 : ratio > endless ? endless : ratio;
-}
-
 #define PT_CURVE_MOMENTS 64u /* in a window; the number of a moment wraps after four windows */
 
 static inline uint8_t pt_curve_moment(uint64_t now, uint64_t window_ns) { return (uint8_t)(now / (window_ns / PT_CURVE_MOMENTS + 1)); }
@@ -124,13 +111,11 @@ static inline bool pt_is_old(const pt_sampled *k, uint8_t moment) { return (uint
 
 static inline void pt_curve_fade_sums(pt_curve_sums *s, double by)
 {
-    s->found *= by, s->missed *= by, s->cold *= by, s->simulated *= by;
+    s->found *= by, s->missed *= by, s->cold *= by;
     for (uint32_t bin = 0; bin < PT_CURVE_BINS; bin++)
         s->bins[bin] *= by;
     for (uint32_t i = 0; i < PT_ABSENCES; i++)
         s->absences[i] *= by;
-    for (uint32_t size = 0; size < PT_SIMULATED_SIZES; size++)
-        s->leads[size] *= by;
 }
 
 static inline void pt_curve_fade_by(pt_curve *c, double by)

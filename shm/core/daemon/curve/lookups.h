@@ -9,7 +9,6 @@
  * LRU cache that never evicts the beginning of a prompt before its end. */
 #pragma once
 
-#include "../cadence/simulation.h"
 #include "use_order.h"
 
 #define PT_EXPECTED 1024u /* stores that may be expected at once */
@@ -19,7 +18,6 @@
 typedef struct {
     uint64_t hash; /* of the first page, or of the last page before it */
     uint32_t pages; /* missed from there on */
-    uint64_t above; /* hash of the simulated key before it; 0: none */
 } pt_expected;
 
 typedef struct {
@@ -29,18 +27,16 @@ typedef struct {
     uint64_t lost; /* records, when it was checked last */
     uint64_t minute_ns; /* when the present minute began */
     uint32_t minute_keys;
-    pt_simulation *simulation; /* of the policy in force; NULL: it is LRU */
     pt_expected expected[PT_EXPECTED];
 } pt_lookups;
-_Static_assert(PT_CURVE_BYTES + PT_SAMPLES_BYTES + PT_PLACES * 8 + PT_SAMPLED_BUCKETS * 4 + sizeof(pt_lookups) + sizeof(pt_simulation) <
-                   4u << 20, "all that lookups need is within 4 MiB");
+_Static_assert(PT_CURVE_BYTES + PT_SAMPLES_BYTES + PT_PLACES * 8 + PT_SAMPLED_BUCKETS * 4 + sizeof(pt_lookups) < 4u << 20,
+               "all that lookups need is within 4 MiB");
 
 static inline void pt_lookups_destroy(pt_lookups *l)
 {
     if (!l)
         return;
     pt_order_end(&l->order);
-    free(l->simulation);
     free(l);
 }
 
@@ -105,18 +101,6 @@ static inline pt_counted pt_counted_in(pt_lookups *l, const pt_view *v, uint32_t
     return (pt_counted){&v->spaces[space], {&c->all, pt_sums_of(c, &v->spaces[space])}, space};
 }
 
-/* Counts what the simulated caches have, if they know the key. */
-static inline void pt_count_simulated(const pt_lookups *l, const pt_counted *in, const pt_sampled *k, uint64_t distance)
-{
-    int leads[PT_SIMULATED_SIZES];
-    if (!l->simulation || !pt_simulation_compare(l->simulation, k->hash, (double)distance, leads))
-        return;
-    double tokens = pt_simulated_scale(l->simulation) * in->space->page_tokens;
-    for (int i = 0; i < 2 && in->sums[i]; i++)
-        for (uint32_t size = 0; size < PT_SIMULATED_SIZES; size++)
-            in->sums[i]->leads[size] += leads[size] * tokens;
-}
-
 /* Counts the reuse distance of a sampled key. */
 static inline void pt_count_distance(pt_lookups *l, const pt_counted *in, const pt_sampled *k)
 {
@@ -125,15 +109,6 @@ static inline void pt_count_distance(pt_lookups *l, const pt_counted *in, const 
     uint64_t frames = cold ? 0 : (uint64_t)((double)pt_order_after(&l->order, k->place) * scale) + k->frames;
     for (int i = 0; i < 2 && in->sums[i]; i++)
         *(cold ? &in->sums[i]->cold : &in->sums[i]->bins[pt_curve_bin(frames)]) += tokens;
-    if (!cold)
-        pt_count_simulated(l, in, k, frames);
-}
-
-/* Counts the tokens of all lookups while caches are simulated. */
-static inline void pt_count_for_simulation(const pt_lookups *l, const pt_counted *in, double pages)
-{
-    for (int i = 0; l->simulation && i < 2 && in->sums[i]; i++)
-        in->sums[i]->simulated += pages * in->space->page_tokens;
 }
 
 /* Uses a sampled key. `frames` is the size of its page. */
@@ -155,49 +130,31 @@ static inline void pt_use_sampled(pt_lookups *l, uint64_t hash, uint32_t frames,
 
 static inline pt_expected *pt_expected_at(pt_lookups *l, uint64_t hash) { return &l->expected[hash % PT_EXPECTED]; }
 
-/* Expects that so many missed pages are stored, the first of which has this hash. `above` is known of what comes before. */
-static inline void pt_expect(pt_lookups *l, uint64_t hash, uint32_t pages, uint64_t above)
+/* Expects that so many missed pages are stored, the first of which has this hash. */
+static inline void pt_expect(pt_lookups *l, uint64_t hash, uint32_t pages)
 {
-    if (pages || above)
-        *pt_expected_at(l, hash) = (pt_expected){hash, pages, above};
+    if (pages)
+        *pt_expected_at(l, hash) = (pt_expected){hash, pages};
 }
 
-/* Returns what was expected from here on, and expects it no more. */
-static inline pt_expected pt_take_expected(pt_lookups *l, uint64_t hash)
+/* Returns how many pages were expected from here on, and expects them no more. */
+static inline uint32_t pt_take_expected(pt_lookups *l, uint64_t hash)
 {
     pt_expected *at = pt_expected_at(l, hash), e = *at;
     if (e.hash != hash)
-        return (pt_expected){0};
+        return 0;
     *at = (pt_expected){0};
-    return e;
+    return e.pages;
 }
 
 /* A page that is stored first in a request may continue what an earlier request began: it is expected after this one. */
 static inline uint64_t pt_after_hash(const uint8_t *key) { return ~pt_sample_hash(key); }
-static inline uint64_t pt_from_hash(const uint8_t *key) { return pt_sample_hash(key) | 1; }
 
 /* ---- the rings ---- */
 
 static inline uint64_t pt_ring_word(pt_samples *ring, uint64_t at)
 {
     return atomic_load_explicit(&ring->words[at % PT_SAMPLE_WORDS], memory_order_relaxed);
-}
-
-/* Lets the simulated caches use the pages that a lookup found. Returns the hash of the last one that they know, or 0. */
-static inline uint64_t pt_simulate_found(pt_lookups *l, pt_samples *ring, uint64_t at, uint64_t sampled, uint64_t now)
-{
-    pt_simulation *m = l->simulation;
-    if (!m)
-        return 0;
-    pt_simulate_begin(m, 0, (pt_said){.growth = pt_growth_of((uint32_t)(pt_ring_word(ring, at + 1) >> 32))}, now);
-    for (uint64_t i = sampled; i-- > 0;) {
-        uint64_t hash = pt_ring_word(ring, at + PT_SAMPLE_HEAD + i);
-        const pt_sampled *k = pt_is_sampled(hash, m->kept->threshold) ? pt_order_find(&l->order, hash) : NULL;
-        if (k)
-            pt_simulate_page(m, hash, k->frames);
-    }
-    pt_simulate_added(m);
-    return m->above;
 }
 
 /* Counts the pages that a lookup found. */
@@ -209,7 +166,6 @@ static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *
     uint32_t frames = pt_frames_for(v, s->pages ? s->bytes / s->pages : v->frame_bytes);
     for (int i = 0; i < 2 && in.sums[i]; i++)
         in.sums[i]->found += (double)found * s->page_tokens;
-    pt_count_for_simulation(l, &in, found);
     for (uint64_t i = 0; i < sampled; i++) {
         pt_sampled *k = pt_order_find(&l->order, pt_ring_word(ring, at + PT_SAMPLE_HEAD + i));
         if (k)
@@ -225,16 +181,14 @@ static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *
 /* Counts one lookup. `at` is the place of its record, which has `sampled` keys. */
 static inline void pt_lookup_record(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t at, uint64_t sampled, uint64_t now)
 {
-    uint64_t space = pt_ring_word(ring, at) >> 32, pages = pt_ring_word(ring, at + 1), missed = pt_ring_word(ring, at + 2), above = 0;
+    uint64_t space = pt_ring_word(ring, at) >> 32, pages = pt_ring_word(ring, at + 1), missed = pt_ring_word(ring, at + 2);
     l->order.curve->lookups++;
     l->order.curve->hit_pages += (double)(uint32_t)pages;
     l->order.curve->miss_pages += (double)(pages >> 32);
-    if ((uint32_t)pages && space < v->header->spaces && v->spaces[space].used) {
+    if ((uint32_t)pages && space < v->header->spaces && v->spaces[space].used)
         pt_lookup_found(l, v, ring, at, sampled, now);
-        above = pt_simulate_found(l, ring, at, sampled, now);
-    }
     if (missed)
-        pt_expect(l, missed, (uint32_t)(pages >> 32), above);
+        pt_expect(l, missed, (uint32_t)(pages >> 32));
 }
 
 static inline void pt_lookups_read(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t now)
@@ -271,8 +225,6 @@ static inline void pt_lookups_limit(pt_lookups *l, const pt_view *v, uint64_t no
     }
     if (less)
         pt_order_sample_less(&l->order);
-    if (l->simulation)
-        pt_simulation_limit(l->simulation, l->order.curve->threshold, now);
     pt_publish_threshold(l, v);
 }
 

@@ -41,25 +41,6 @@ static inline void pt_count_missed(pt_owner *o, const pt_counted *in, const uint
     pt_count_distance(o->lookups, in, k);
 }
 
-/* Lets the simulated caches store the pages of one prompt, after the page with the hash `above`. Returns the hash of the last
- * page that they know, or 0. */
-static inline uint64_t pt_simulate_store(pt_owner *o, const pt_request *r, const pt_prompt *prompt, uint64_t above,
-                                         const uint8_t *keys, const uint64_t *sizes, uint32_t count)
-{
-    pt_simulation *m = o->lookups->simulation;
-    if (!m)
-        return 0;
-    pt_simulation_choose(m, pt_frames_for(&o->view, sizes[0]), o->lookups->order.curve->threshold);
-    pt_simulate_begin(m, above, prompt->place.said, r->now);
-    m->stores = true;
-    m->chained = r->chain_kind != PT_CHAIN_NONE;
-    m->leaves_out = r->chain_kind == PT_CHAIN_PROMPT && r->parts == 1 && !o->disk.open && !r->keep;
-    for (uint32_t i = 0; i < count; i++)
-        pt_simulate_page(m, pt_sample_hash(keys + i * (uint64_t)PT_KEY_BYTES), pt_frames_for(&o->view, sizes[i]));
-    pt_simulate_added(m);
-    return m->above;
-}
-
 /* Counts the pages of one prompt of a store that a lookup missed, and uses all its sampled pages. Called before any of them
  * is granted, for the first part of a page only: the other parts are stores of the same prompt. */
 static inline void pt_note_missed(pt_owner *o, const pt_request *r, const pt_prompt *prompt, const uint8_t *keys,
@@ -68,26 +49,23 @@ static inline void pt_note_missed(pt_owner *o, const pt_request *r, const pt_pro
     pt_lookups *l = o->lookups;
     if (!l || r->part || !count)
         return;
-    pt_expected e = prompt->parent ? pt_take_expected(l, pt_after_hash(prompt->parent)) : (pt_expected){0};
-    uint64_t all = 0, above = e.above;
+    uint32_t expected = prompt->parent ? pt_take_expected(l, pt_after_hash(prompt->parent)) : 0;
+    uint64_t all = 0;
     pt_counted in = pt_counted_in(l, &o->view, r->space);
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *key = keys + i * (uint64_t)PT_KEY_BYTES;
         uint64_t hash = pt_sample_hash(key);
-        pt_expected from = pt_take_expected(l, hash | 1);
-        e.pages = from.pages ? from.pages : e.pages;
-        above = i || !from.above ? above : from.above;
-        if (e.pages && pt_is_sampled(hash, l->order.curve->threshold))
+        uint32_t from = pt_take_expected(l, hash | 1);
+        expected = from ? from : expected;
+        if (expected && pt_is_sampled(hash, l->order.curve->threshold))
             pt_count_missed(o, &in, key, pt_order_find(&l->order, hash));
-        all += e.pages ? 1 : 0;
-        e.pages -= e.pages ? 1 : 0;
+        all += expected ? 1 : 0;
+        expected -= expected ? 1 : 0;
     }
     for (int i = 0; i < 2 && in.sums[i]; i++)
         in.sums[i]->missed += (double)all * in.space->page_tokens;
     l->order.curve->stored_pages += (double)all;
-    pt_count_for_simulation(l, &in, (double)all);
-    above = pt_simulate_store(o, r, prompt, above, keys, sizes, count);
-    pt_expect(l, pt_after_hash(keys + (count - 1) * (uint64_t)PT_KEY_BYTES), e.pages, above);
+    pt_expect(l, pt_after_hash(keys + (count - 1) * (uint64_t)PT_KEY_BYTES), expected);
     for (uint32_t i = count; i-- > 0;) {
         uint64_t hash = pt_sample_hash(keys + i * (uint64_t)PT_KEY_BYTES);
         if (pt_is_sampled(hash, l->order.curve->threshold))

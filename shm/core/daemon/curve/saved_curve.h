@@ -1,9 +1,8 @@
 /* saved_curve.h - the curve as bytes: the disk tier keeps them while there are no segments, from a stop that releases the memory
  * to the next start.
  *
- * Ages pass while the daemon is down: the sums fade, and keys get older. What the caches of cadence/simulation.h have is not
- * saved, as a new daemon has none of these pages. The bytes may be damaged, or come from another build: they have a checksum,
- * and are checked as a curve that a dead daemon left. */
+ * Ages pass while the daemon is down: the sums fade, and keys get older. The bytes may be damaged, or come from another build:
+ * they have a checksum, and are checked as a curve that a dead daemon left. */
 #pragma once
 
 #include "../../common/entry_checksum.h"
@@ -13,7 +12,7 @@ typedef struct {
     uint64_t layout; /* PT_SAVED_LAYOUT */
     uint64_t checksum; /* of everything after it */
     uint64_t saved_ns; /* of the realtime clock */
-    uint64_t window_ns, frame_bytes, frame_count;
+    uint64_t window_ns, frame_bytes;
 } pt_saved_head;
 
 #define PT_SAVED_VERSION 1ull /* raised when the meaning of the bytes changes, and not the size of the curve */
@@ -44,7 +43,7 @@ static inline uint64_t pt_saved_checksum(const uint8_t *saved, size_t bytes)
 static inline size_t pt_curve_save(const pt_lookups *l, const pt_view *v, uint64_t now, uint8_t *saved)
 {
     const pt_curve *c = l->order.curve;
-    pt_saved_head head = {PT_SAVED_LAYOUT, 0, pt_realtime_ns(), l->window_ns, v->frame_bytes, v->frame_count};
+    pt_saved_head head = {PT_SAVED_LAYOUT, 0, pt_realtime_ns(), l->window_ns, v->frame_bytes};
     size_t bytes = sizeof head + PT_SAVED_SUMS + sizeof(pt_sampled) * c->keys;
     uint8_t moment = pt_curve_moment(now, l->window_ns);
     memcpy(saved + sizeof head, c, bytes - sizeof head);
@@ -84,18 +83,8 @@ static inline void pt_curve_age(pt_curve *c, const pt_saved_head *head, uint64_t
     c->faded_ns = now;
 }
 
-/* The difference between cadence and LRU is that at multiples of an arena, and holds for no other one. */
-static inline void pt_curve_forget_leads(pt_curve *c)
-{
-    for (uint32_t i = 0; i <= PT_CURVE_SPACES; i++) {
-        pt_curve_sums *s = i ? &c->spaces[i - 1] : &c->all;
-        s->simulated = 0;
-        memset(s->leads, 0, sizeof s->leads);
-    }
-}
-
-/* Puts a curve into the index, except for what is simulated and what is counted since the segments were made. A daemon that dies
- * in between leaves a curve without a layout. */
+/* Puts a curve into the index, except for what is counted since the segments were made. A daemon that dies in between leaves
+ * a curve without a layout. */
 static inline void pt_curve_install(pt_curve *c, const pt_curve *from)
 {
     double absent_ever[PT_ABSENCES];
@@ -103,7 +92,7 @@ static inline void pt_curve_install(pt_curve *c, const pt_curve *from)
     memcpy(absent_ever, c->absent_ever, sizeof absent_ever);
     c->layout = 0;
     atomic_signal_fence(memory_order_seq_cst);
-    memcpy((uint8_t *)c + sizeof c->layout, (const uint8_t *)from + sizeof c->layout, offsetof(pt_curve, simulated) - sizeof c->layout);
+    memcpy((uint8_t *)c + sizeof c->layout, (const uint8_t *)from + sizeof c->layout, sizeof *c - sizeof c->layout);
     memcpy(c->absent_ever, absent_ever, sizeof absent_ever);
     c->lost = lost;
     atomic_signal_fence(memory_order_seq_cst);
@@ -119,8 +108,6 @@ static inline bool pt_curve_restore(const pt_view *v, const uint8_t *saved, size
     if (!pt_curve_decode(v, saved, bytes, &head, scratch))
         return false;
     pt_curve_age(scratch, &head, now);
-    if (head.frame_count != v->frame_count)
-        pt_curve_forget_leads(scratch);
     if (present->layout != PT_CURVE_LAYOUT || scratch->hit_pages + scratch->miss_pages > present->hit_pages + present->miss_pages)
         pt_curve_install(present, scratch);
     return true;
