@@ -16,7 +16,7 @@ from pagetier.client import Client, Keys
 from pagetier.daemon.disk.disk_report import DiskReport, Standing
 from pagetier.daemon.disk.status import unpack
 from pagetier.shm._core import ReserveOutcome
-from pagetier.shm.protocol import Answer, Request, Save, Saved
+from pagetier.shm.protocol import Save, Saved
 from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
@@ -91,11 +91,6 @@ class DiskDaemon(RunningDaemon):
     def report(self) -> DiskReport:
         """Returns the report of the disk tier."""
         return self.snapshot().disk
-
-    def ask(self, request: Request) -> Answer:
-        """Sends a request as an observer and returns the response."""
-        with self._observing() as (link, _):
-            return link.ask(request, WAIT_S)
 
     def save(self) -> Saved:
         """Writes all pages to disk, and waits until they are written or cannot be."""

@@ -24,7 +24,18 @@ from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import BUILD, Check, Findings, Flush, Flushed, Observe, Save, Saved
+from pagetier.shm.protocol import (
+    BUILD,
+    Answer,
+    Check,
+    Findings,
+    Flush,
+    Flushed,
+    Observe,
+    Request,
+    Save,
+    Saved,
+)
 from pagetier.shm.segment_files import observe_and_close
 
 START_S = 20.0
@@ -113,10 +124,14 @@ class RunningDaemon:
 
     def findings(self) -> list[str]:
         """Returns the findings of check_integrity() in the running daemon."""
-        with self._observing() as (link, _):
-            answer = link.ask(Check(1), START_S)
+        answer = self.ask(Check(1))
         assert isinstance(answer, Findings)
         return answer.findings
+
+    def ask(self, request: Request) -> Answer:
+        """Sends a request as an observer and returns the response."""
+        with self._observing() as (link, _):
+            return link.ask(request, START_S)
 
     def observer(self) -> Observer:
         """Opens an observer without the daemon, which may be busy, stopped or dead."""
@@ -146,8 +161,7 @@ class RunningDaemon:
 
     def flush(self, tier: str | None = None) -> Flushed:
         """Drops all unused pages from one tier, or from both for None."""
-        with self._observing() as (link, _):
-            flushed = link.ask(Flush(1, None, tier), START_S)
+        flushed = self.ask(Flush(1, None, tier))
         assert isinstance(flushed, Flushed)
         return flushed
 
@@ -169,8 +183,7 @@ class RunningDaemon:
         """Waits until all pages in memory are on disk, too, and no write is in progress."""
 
         def written() -> bool:
-            with self._observing() as (link, _):
-                saved = link.ask(Save(1), START_S)
+            saved = self.ask(Save(1))
             return isinstance(saved, Saved) and saved.synced and not self.header().open_entries
 
         assert eventually(written, _WRITTEN_S), self.header()

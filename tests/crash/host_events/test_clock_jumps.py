@@ -15,7 +15,6 @@ from eventually import eventually
 from host_events.clock import Clock
 from host_events.engine import PAGE
 from host_events.engine_group import EngineGroup
-from pagetier.shm.protocol import Save, Saved
 from running_daemon import RunningDaemon, namespace
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler is installed")
@@ -35,17 +34,6 @@ def daemon(clock: Clock) -> Iterator[DiskDaemon]:
     expiry = f"--store-reservation-timeout={EXPIRY_S}s"
     with DiskDaemon(64, "64MiB", "--disk-write", "through", expiry, before=clock.before) as daemon:
         yield daemon
-
-
-def syncs(daemon: RunningDaemon) -> bool:
-    """Returns whether all pages in memory are written to disk."""
-
-    def synced() -> bool:
-        with daemon._observing() as (link, _):
-            saved = link.ask(Save(1), 20)
-        return isinstance(saved, Saved) and saved.synced
-
-    return eventually(synced)
 
 
 def notices(daemon: RunningDaemon, jump: float) -> bool:
@@ -68,7 +56,7 @@ def test_a_clock_jump_delays_expires_and_loses_nothing(daemon: DiskDaemon, clock
             clock.jump(jump)
             assert notices(daemon, jump), daemon.log.read_text()
             company.work(rounds=15)
-            assert syncs(daemon), daemon.log.read_text()
+            assert daemon.save().synced, daemon.log.read_text()
         reservation.write(0, bytes(PAGE))
         assert reservation.publish().stored == 1, "a reservation expired early"
         served = company.leave()

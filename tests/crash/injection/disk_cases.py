@@ -111,7 +111,7 @@ def store_and_reload(scene: Scene) -> list[int]:
         These pages, which were reported as on disk.
     """
     pages = _onto_disk(scene)
-    assert pages, f"{scene.ask(Save(1))} {scene.daemon.log.read_text()}"
+    assert pages, f"{scene.daemon.ask(Save(1))} {scene.daemon.log.read_text()}"
     assert _come_back(scene, pages), f"pages on disk could not be loaded: {scene.daemon.log.read_text()}"
     return pages
 
@@ -149,7 +149,7 @@ def _saved(scene: Scene) -> Saved:
     numbers = itertools.count()
 
     def saved() -> Saved | None:
-        answer = scene.ask(Save(number := next(numbers)))
+        answer = scene.daemon.ask(Save(number := next(numbers)))
         assert isinstance(answer, Saved)
         return answer if (answer.synced or answer.trouble) and number else None
 

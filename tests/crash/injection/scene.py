@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from eventually import eventually
 from injection.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
@@ -18,7 +18,6 @@ from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
 from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.shm._core import IndexHeader
-from pagetier.shm.protocol import Flush
 from running_daemon import CALL_S, START_S
 
 QUARANTINE: Final = "50ms"
@@ -163,7 +162,7 @@ class Scene:
 
     def flush(self, tier: str | None = None) -> int:
         """Drops the pages of a tier, or of all, and returns how many frames are in use then."""
-        self.ask(Flush(1, None, tier))
+        self.daemon.flush(tier)
         return self.header().used_frames
 
     def dropping(self, since: int | None = None) -> int:
@@ -171,11 +170,6 @@ class Scene:
         since = time.monotonic_ns() if since is None else since
         self.journal.write(Reported.DROPPING, keys_of(range(self._next)).data, since)
         return since
-
-    def ask(self, request: Any) -> Any:
-        """Sends a request to the daemon as an administrator, and returns the response."""
-        with self.daemon._observing() as (link, _):
-            return link.ask(request, START_S)
 
     def judge(self, may_go: Losses) -> None:
         """Asserts that the case has broken no promise so far, by its journals."""

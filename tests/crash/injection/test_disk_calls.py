@@ -28,7 +28,6 @@ from injection.operation import Operation
 from injection.scene import Scene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
-from pagetier.shm.protocol import Flush
 from pagetier.tiers.capacity import Store
 
 # All that a worker does with its disk, and whether it is always tested.
@@ -194,6 +193,6 @@ def test_the_verdicts_find_broken_promises(on: Stage, tmp_path: Path) -> None:
         recover(scene)
         since = begun(scene)
         store_and_reload(scene)
-        scene.ask(Flush(1, None))
+        scene.daemon.flush()
         with pytest.raises(AssertionError, match="a stored page was not found"):
             settle(scene, since)

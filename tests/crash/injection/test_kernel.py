@@ -229,7 +229,7 @@ def lose(scene: Scene) -> None:
 
     def reported() -> bool:
         scene.store(scene.numbers(4))
-        saved = scene.ask(Save(0))
+        saved = scene.daemon.ask(Save(0))
         assert isinstance(saved, Saved)
         return bool(saved.trouble)
 

@@ -12,8 +12,6 @@ import numpy as np
 
 from oracle.page_contents import content, wrong
 from pagetier.client import Client, Keys
-from pagetier.shm.daemon_link import Link
-from pagetier.shm.protocol import BUILD, Check, Findings, Observe
 from running_daemon import namespace
 
 SEED: Final = 8
@@ -72,7 +70,6 @@ def match_all(socket: Path, result: Path) -> None:
         for page in range(PAGES):
             _match_one(client, prompt, page, seen)
     seen.stored = store(client, 3000)
-    seen.findings = _findings(socket)
     result.write_bytes(msgspec.json.encode(seen))
 
 
@@ -88,15 +85,3 @@ def _match_one(client: Client, prompt: int, page: int, seen: Seen) -> None:
     amiss = wrong(out, keys[page], SEED) if done else None
     if amiss is not None or (done and (len(out) != size_of(prompt) or prompt >= 1000)):
         seen.wrong.append(f"page {page} of prompt {prompt}, {len(out)} bytes: {amiss}")
-
-
-def _findings(socket: Path) -> list[str]:
-    link = Link(socket, ATTACHED_S)
-    try:
-        for descriptor in link.greet(Observe(BUILD), ATTACHED_S).descriptors:
-            os.close(descriptor)
-        answer = link.ask(Check(1), ATTACHED_S)
-    finally:
-        link.close()
-    assert isinstance(answer, Findings)
-    return answer.findings

@@ -15,6 +15,7 @@ import msgspec
 from eventually import eventually
 from injection.fork_client import ForkClient
 from injection.forked_processes import ForkedDaemon
+from pagetier.shm.daemon_link import LinkError
 from pagetier.shm.exit_codes import Exit
 from segment_corruption import engine
 from segment_corruption.corruptions import Image, Injury, injure
@@ -95,7 +96,8 @@ class Lives:
         try:
             if process.poll() is None:
                 seen = msgspec.json.decode(self._asked("match_all"), type=Seen)
-        except (subprocess.TimeoutExpired, OSError) as error:
+                seen.findings = self._daemon.findings()
+        except (subprocess.TimeoutExpired, OSError, LinkError) as error:
             late = f"an engine hangs or failed: {error}"
         code = process.poll()
         process.kill()

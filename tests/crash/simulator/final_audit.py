@@ -193,8 +193,7 @@ class FinalAudit:
         return not (status.queued_bytes or status.lent_bytes or any(slot.pins for slot in self._daemon.slots()))
 
     def _saved(self) -> bool:
-        with self._daemon._observing() as (link, _):
-            saved = link.ask(Save(1), _PATIENCE_S)
+        saved = self._daemon.ask(Save(1))
         return isinstance(saved, Saved) and saved.synced and not saved.trouble
 
     def _replace_daemon(self) -> None:
