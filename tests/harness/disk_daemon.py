@@ -16,7 +16,6 @@ from pagetier.client import Client, Keys
 from pagetier.daemon.disk.disk_report import DiskReport, Standing
 from pagetier.daemon.disk.status import unpack
 from pagetier.shm._core import ReserveOutcome
-from pagetier.shm.protocol import Save, Saved
 from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
@@ -91,18 +90,6 @@ class DiskDaemon(RunningDaemon):
     def report(self) -> DiskReport:
         """Returns the report of the disk tier."""
         return self.snapshot().disk
-
-    def save(self) -> Saved:
-        """Writes all pages to disk, and waits until they are written or cannot be."""
-
-        def saved() -> Saved | None:
-            answer = self.ask(Save(1))
-            assert isinstance(answer, Saved)
-            return answer if answer.synced or answer.trouble else None
-
-        answer = eventually(saved, WAIT_S)
-        assert answer is not None, self.reported()
-        return answer
 
     def doctor(self) -> str:
         """Returns the output of `pagetier doctor` with this daemon's configuration."""

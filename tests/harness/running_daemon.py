@@ -179,12 +179,23 @@ class RunningDaemon:
         """Returns whether the disk tier is open."""
         return b'"standing":"open"' in (self.observer().status() or b"")
 
+    def save(self) -> Saved:
+        """Writes all pages to disk, and waits until they are written or cannot be."""
+
+        def saved() -> Saved | None:
+            answer = self.ask(Save(1))
+            assert isinstance(answer, Saved)
+            return answer if answer.synced or answer.trouble else None
+
+        answer = eventually(saved, _WRITTEN_S)
+        assert answer is not None, self.log.read_text()
+        return answer
+
     def until_written(self) -> None:
         """Waits until all pages in memory are on disk, too, and no write is in progress."""
 
         def written() -> bool:
-            saved = self.ask(Save(1))
-            return isinstance(saved, Saved) and saved.synced and not self.header().open_entries
+            return self.save().synced and not self.header().open_entries
 
         assert eventually(written, _WRITTEN_S), self.header()
 

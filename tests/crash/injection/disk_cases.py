@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Final
 
@@ -24,7 +23,7 @@ from injection.verdicts import (
 )
 from oracle.checker import Losses
 from pagetier.shm._core import IndexHeader
-from pagetier.shm.protocol import Save, Saved
+from pagetier.shm.protocol import Save
 from running_daemon import START_S
 
 STOP_S: Final = 1
@@ -136,26 +135,13 @@ def _onto_disk(scene: Scene) -> list[int]:
     """Returns new pages after they were reported as on disk; none if they could not be written."""
     pages = scene.numbers(_FEW)
     assert eventually(lambda: scene.takes(pages), START_S), "stores do not work again"
-    saved = _saved(scene)
+    saved = scene.daemon.save()
     return pages if saved.synced and not saved.trouble else []
 
 
 def _come_back(scene: Scene, pages: list[int]) -> bool:
     assert eventually(lambda: not scene.flush("memory"), START_S), scene.header()
     return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
-
-
-def _saved(scene: Scene) -> Saved:
-    numbers = itertools.count()
-
-    def saved() -> Saved | None:
-        answer = scene.daemon.ask(Save(number := next(numbers)))
-        assert isinstance(answer, Saved)
-        return answer if (answer.synced or answer.trouble) and number else None
-
-    answer = eventually(saved, START_S)
-    assert answer is not None, scene.daemon.log.read_text()
-    return answer
 
 
 def settle(scene: Scene, since: Begun) -> None:
