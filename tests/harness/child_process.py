@@ -11,12 +11,29 @@ from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from pagetier.client import Client
 
 DIED = 77
 _WAIT_S = 20.0
+
+
+def run_and_exit(action: Callable[[], object], report: Callable[[], object] = traceback.print_exc) -> NoReturn:
+    """Runs an action and ends this process: with 0, the code of a SystemExit, or 1 after a report of an error."""
+    code = 1
+    try:
+        action()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - any exception ends the process
+        report()
+    finally:
+        sys.setprofile(None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def in_child(action: Callable[[], object]) -> int:
@@ -149,18 +166,9 @@ def _dies_at(step: int, action: Callable[[], object]) -> bool:
 
 def _fork(action: Callable[[], object]) -> int:
     child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        action()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.setprofile(None)
-        os._exit(code)
+    if not child:
+        run_and_exit(action)
+    return child
 
 
 def _end_of(child: int) -> int:

@@ -14,12 +14,11 @@ import pickle
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import Callable
 from typing import Any, Final
 
 import injection.roles  # noqa: F401
 import pagetier.daemon.main  # noqa: F401  so that daemons start at once
+from child_process import run_and_exit
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_PDEATHSIG: Final = 1
@@ -61,32 +60,24 @@ def _ended() -> tuple[bool, dict[int, int]]:
 def _spawn(link: socket.socket, request: Any, descriptors: list[int]) -> int:
     log, module, name, arguments = request
     child = os.fork()
-    if not child:
+
+    def live() -> None:
         link.close()
-        _live(log, lambda: getattr(importlib.import_module(module), name)(*descriptors, *arguments))
+        _write_to(log)
+        getattr(importlib.import_module(module), name)(*descriptors, *arguments)
+
+    if not child:
+        run_and_exit(live)
     return child
 
 
-def _live(log: str, work: Callable[[], object]) -> None:
-    """Runs the work in this process and ends it."""
-    code = 1
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for standard in (1, 2):
-            os.dup2(file, standard)
-        os.close(file)
-        work()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        raise
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _write_to(log: str) -> None:
+    """Turns the output of this new process to its log, and leaves its descendants to the server."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for standard in (1, 2):
+        os.dup2(file, standard)
+    os.close(file)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
+from child_process import run_and_exit
 from eventually import Stopwatch
 from oracle.checker import Kind, Violation
 from power_loss import mutants
@@ -153,16 +154,9 @@ def _said(pipe: int, seconds: float) -> tuple[bytes, bool]:
     return said, True
 
 
-def _work(work: Callable[[], bytes], pipe: int) -> None:
-    code = 1
-    try:
-        os.dup2(_NOTHING, 2)
-        _say(pipe, work())
-        code = 0
-    except BaseException:  # noqa: BLE001  any exception is reported to the parent
-        _say(pipe, traceback.format_exc().encode())
-    finally:
-        os._exit(code)
+def _work(work: Callable[[], bytes], pipe: int) -> NoReturn:
+    os.dup2(_NOTHING, 2)
+    run_and_exit(lambda: _say(pipe, work()), lambda: _say(pipe, traceback.format_exc().encode()))
 
 
 def _say(pipe: int, said: bytes) -> None:

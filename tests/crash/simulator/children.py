@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from child_process import run_and_exit
 from eventually import eventually, pause
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -137,7 +137,7 @@ class ChildProcesses:
 
     def last_output(self, child: Child) -> str:
         """Returns the traceback of a child that raised."""
-        path = self._folder / f"{child.role}-{child.pid}.traceback"
+        path = _traceback(self._folder, child.role, child.pid)
         return path.read_text() if path.exists() else "no traceback was written"
 
     def end(self) -> None:
@@ -154,19 +154,13 @@ class ChildProcesses:
     def _live(self, parent: int, role: str, action: Callable[[], object]) -> NoReturn:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        run_and_exit(self._folder, role, action if os.getppid() == parent else lambda: None)
+        play(self._folder, role, action if os.getppid() == parent else lambda: None)
 
 
-def run_and_exit(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
+def play(folder: Path, role: str, action: Callable[[], object]) -> NoReturn:
     """Runs the action and exits with 0, or writes a traceback and exits with 1 if it raises."""
-    code = 1
-    try:
-        action()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 - any exception is written to a file and ends the process
-        (folder / f"{role}-{os.getpid()}.traceback").write_text(traceback.format_exc())
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+    run_and_exit(action, lambda: _traceback(folder, role, os.getpid()).write_text(traceback.format_exc()))
+
+
+def _traceback(folder: Path, role: str, pid: int) -> Path:
+    return folder / f"{role}-{pid}.traceback"

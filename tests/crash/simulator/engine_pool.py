@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from simulator.busy_engine import busy_engine
-from simulator.children import Child, ChildProcesses, run_and_exit
+from simulator.children import Child, ChildProcesses, play
 from simulator.engine import EngineContext, single_process_engine
 from simulator.fleet_engine import fleet_engine
 from simulator.ranks import RANKS, rank, scheduler
@@ -134,7 +134,7 @@ def main() -> None:
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         job: Job = pickle.load(file)
-    run_and_exit(job.context.folder, job.role, job.do)
+    play(job.context.folder, job.role, job.do)
 
 
 if __name__ == "__main__":
