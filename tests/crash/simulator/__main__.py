@@ -86,6 +86,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 @click.option("--rounds", type=int, default=0, help="Minimum of rounds before the run ends.")
 @click.option("--engine-deaths", type=int, default=0, help="Minimum of engine deaths before the run ends.")
 @click.option("--daemon-deaths", type=int, default=0, help="Minimum of daemon deaths before the run ends.")
+@click.option("--evictions", type=int, default=0, help="Minimum of pages evicted from memory before the run ends.")
 @click.option("--disk-reads", type=int, default=0, help="Minimum of pages read from disk before the run ends.")
 @click.option("--fleet-reads", type=int, default=0, help="Minimum of pages read from a fleet before the run ends.")
 @click.pass_obj

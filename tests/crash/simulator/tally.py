@@ -64,7 +64,10 @@ class Tally(msgspec.Struct):
         """The counts of which a run may require a minimum."""
         deaths = Counter(engine_deaths=self.engine_deaths, daemon_deaths=self.daemon_deaths)
         return deaths + Counter(
-            rounds=self.rounds, disk_reads=self.pages["disk_read"], fleet_reads=self.pages["fleet read"]
+            rounds=self.rounds,
+            evictions=self.pages["evicted"],
+            disk_reads=self.pages["disk_read"],
+            fleet_reads=self.pages["fleet read"],
         )
 
     def __str__(self) -> str:

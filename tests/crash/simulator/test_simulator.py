@@ -137,7 +137,7 @@ def test_random_deaths_break_no_promise(
     With a disk nothing dies before pages were written and read, so that fewer processes die.
     """
     engines, daemons = (30, 3) if "disk" in scene else (120, 12)
-    enough = (f"--engine-deaths={engines}", f"--daemon-deaths={daemons}")
+    enough = (f"--engine-deaths={engines}", f"--daemon-deaths={daemons}", f"--evictions={int('tight' in scene)}")
     run = Run(tmp_path, *CRASH, *THREE_ROUNDS, *enough, f"--scene={scene}")
     assert run.code == 0 and not run.kinds, run.output
     tally, tried = run.report.tally, run.report.scenes[scene]
