@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -16,6 +13,7 @@ from eventually import eventually
 from harnessed_hosts import LONG_S, Fleet, two_hosts
 from harnessed_models import ALONE, LONGER, MODELS
 from harnessed_scheduler import BLOCK
+from network_hosts import stopped
 from pagetier.client.engines import fleet_reads
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.shm import clock
@@ -167,15 +165,6 @@ def test_with_a_timeout_of_zero_no_request_waits_and_the_next_one_finds_the_page
 
     assert eventually(there, LONG_S), "before any of them is computed"
     engine.end()
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_daemon_that_hangs_delays_the_first_request_for_the_time_of_an_answer(

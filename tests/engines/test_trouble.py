@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from one_host import Scene, ask, ask_after_reset, distance, exact, prompt, texts
+from small_file_systems import small_file_system
 from vllm_engine import VllmEngine
 
 PROMPTS = [prompt(70 + at) for at in range(6)]
@@ -191,18 +190,6 @@ def test_damaged_pages_are_computed(trouble: Trouble, at_most: int) -> None:
     again = ask_after_reset(trouble.engine, PROMPTS[0])
     assert again["external"] == trouble.scene.hit()
     assert exact(again) == exact(trouble.own)
-
-
-@contextmanager
-def small_file_system(size: str) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
-        if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("mount is not permitted here")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_answers_are_right_while_the_disk_is_full(trouble: Trouble) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from eventually import eventually
+from file_changes import write_at
 from fleet_pages import OpenedFleet, names_of, opened_fleet, read_from
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.worker_protocol import FleetOptions
@@ -98,8 +99,8 @@ def test_bytes_that_change_in_the_files_of_s3_are_never_returned(own_s3: S3Serve
     places = [place_in(own_s3.folder, page) for page in PAGES]
     last = max(range(len(PAGES)), key=lambda number: places[number][1])
     inside, other, source = [number for number in range(len(PAGES)) if number != last][:3]
-    overwrite(*places[inside], b"\xff" * 4096)
-    overwrite(*places[other], content_of(PAGES[source].key, PAGES[source].size))
+    write_at(*places[inside], b"\xff" * 4096)
+    write_at(*places[other], content_of(PAGES[source].key, PAGES[source].size))
     os.truncate(places[last][0], places[last][1] + 20_000)
     own_s3.start()
     lost = (inside, other, last)
@@ -112,12 +113,6 @@ def place_in(folder: Path, page: Outgoing) -> tuple[Path, int]:
     content = content_of(page.key, page.size)
     found = [(path, path.read_bytes().find(content)) for path in folder.rglob("*.dat")]
     return next((path, at) for path, at in found if at >= 0)
-
-
-def overwrite(path: Path, at: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(data)
 
 
 @pytest.mark.parametrize("role", ["master", "node"])

@@ -10,6 +10,7 @@ import struct
 import msgspec
 import pytest
 
+from file_changes import write_at
 from named_segments import KINDS, fresh, path_of, sound
 from numbered_pages import FRAME, GEOMETRY, held, leave_pages
 from pagetier.shm._core import FORMAT, Observer, ShmError, TierFlag
@@ -85,9 +86,7 @@ def test_another_geometry_is_rejected_after_an_incomplete_adoption(segment_reque
 
 def test_another_format_is_rejected_naming_both_without_losing_a_page(segment_request: SegmentRequest) -> None:
     leave_pages(segment_request, 3)
-    with path_of(segment_request, "index").open("r+b") as index:
-        index.seek(8)
-        index.write(struct.pack("<I", FORMAT + 1))
+    write_at(path_of(segment_request, "index"), 8, struct.pack("<I", FORMAT + 1))
     before = path_of(segment_request, "index").read_bytes()
     with pytest.raises(UnfitError, match=f"format {FORMAT + 1} .*this build reads format {FORMAT}"):
         take(segment_request)
@@ -112,9 +111,7 @@ def test_a_segment_of_another_length_is_rejected(segment_request: SegmentRequest
 def test_a_header_with_another_size_of_a_segment_is_rejected(segment_request: SegmentRequest, field: int) -> None:
     """A daemon that adopted an arena of 0 bytes would reject every store."""
     leave_pages(segment_request, 8)
-    with path_of(segment_request, "index").open("r+b") as index:
-        index.seek(field)
-        index.write(bytes(8))
+    write_at(path_of(segment_request, "index"), field, bytes(8))
     with pytest.raises(UnfitError, match="offsets in the index are invalid"):
         take(segment_request)
     take(fresh(segment_request)).remove()

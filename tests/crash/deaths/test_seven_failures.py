@@ -15,6 +15,7 @@ from bare_engine import Engine
 from child_process import attached
 from disk_daemon import DiskDaemon
 from eventually import Second, eventually
+from file_changes import write_at
 from in_process_server import Peer
 from keyed_pages import PAGE, found, page_of, pages_of, prompt, store
 from pagetier.client import Client, Outcome
@@ -197,10 +198,8 @@ def test_pages_pinned_by_a_dead_process_can_be_evicted_within_a_second(daemon: R
 def _scramble(files: list[Path], rng: random.Random) -> None:
     """Flips bits everywhere except in the pages that hold LMDB's trees, which are verified when the tier is opened."""
     for file in files:
-        with file.open("r+b") as opened:
-            for at in range(1 << 16, file.stat().st_size, 1 << 16):
-                opened.seek(at + rng.randrange(1 << 16))
-                opened.write(bytes([rng.randrange(256)]))
+        for at in range(1 << 16, file.stat().st_size, 1 << 16):
+            write_at(file, at + rng.randrange(1 << 16), bytes([rng.randrange(256)]))
 
 
 def test_a_corrupt_page_on_disk_is_a_miss() -> None:

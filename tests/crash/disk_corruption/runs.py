@@ -16,6 +16,7 @@ import msgspec
 from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PARTS, Anatomy, Part
 from disk_corruption.verdicts import Moment, Seen, lived
+from file_changes import write_at
 from oracle.checker import Kind, Violation
 from pagetier.tiers.capacity import Store
 from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
@@ -77,7 +78,7 @@ class Runs:
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._whole, self._folder)
         name = FRAMES if damage.part is Part.SLOT and damage.harm is not Harm.COUNT else DATA
-        harm = partial(self._harm, name, self._files[name].harmed(damage, chance))
+        harm = partial(write_at, self._folder / name, 0, self._files[name].harmed(damage, chance))
         if moment is not Moment.OPEN:
             harm()
         if moment is Moment.DOWN:
@@ -108,10 +109,6 @@ class Runs:
             self._tally.add(table, name)
         self._tally.add("pages", "damaged", seen.damaged)
         self._tally.add("pages", "exact", seen.exact)
-
-    def _harm(self, name: Path, harmed: bytes) -> None:
-        with (self._folder / name).open("r+b") as file:
-            file.write(harmed)
 
     def _change_state(self, **fields: object) -> None:
         state = self._folder / "state"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -16,6 +15,7 @@ import pytest
 
 from disk_corruption.corruptions import Damage, Harm, IntactFile
 from disk_corruption.file_anatomy import PAGE, PARTS, Anatomy, Part
+from file_changes import flip_bit, write_at
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.capacity import Store
@@ -152,10 +152,8 @@ def test_an_invalid_namespace_is_not_reported(tmp_path: Path) -> None:
 def test_a_file_is_not_extended_to_an_invalid_length(tmp_path: Path, last: int) -> None:
     """A meta page holds a nonsense number of the last page: a verification would first extend the file to it."""
     file = left(tmp_path)
-    with file.open("r+b") as opened:
-        for meta in (0, PAGE):
-            opened.seek(meta + LAST_PAGE_AT)
-            opened.write(last.to_bytes(8, "little"))
+    for meta in (0, PAGE):
+        write_at(file, meta + LAST_PAGE_AT, last.to_bytes(8, "little"))
     length = file.stat().st_size
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened.startswith("rebuilt empty: ")
@@ -168,12 +166,8 @@ def test_a_file_is_not_extended_to_an_invalid_length(tmp_path: Path, last: int) 
 def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: int) -> None:
     """LMDB uses flags of the meta page: some of them ended its process, and no verification reads them."""
     file = left(tmp_path)
-    with file.open("r+b") as opened:
-        for meta in (0, PAGE):
-            opened.seek(meta + FLAGS_AT + 48 * tree)
-            (flags,) = struct.unpack("<H", opened.read(2))
-            opened.seek(-2, os.SEEK_CUR)
-            opened.write(struct.pack("<H", flags ^ 1 << bit))
+    for meta in (0, PAGE):
+        flip_bit(file, meta + FLAGS_AT + 48 * tree, bit)
     tier = small_tier(tmp_path, environments=1)
     assert tier.state().opened == f"rebuilt empty: {file} has incomplete meta pages"
     tier.close()
@@ -196,11 +190,8 @@ def test_damage_found_by_a_read_is_verified_by_the_next_worker(tmp_path: Path) -
     tier = small_tier(tmp_path, environments=2)
     assert all(tier.write([], PAGES).stored)
     file = tmp_path / "0" / "data.mdb"
-    data = file.read_bytes()
-    with file.open("r+b") as opened:
-        for page in Anatomy(data).of(Part.HEADERS_LEAF):
-            opened.seek(page * PAGE + PAGE_FLAGS_AT)
-            opened.write(b"\x04\x00")
+    for page in Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF):
+        write_at(file, page * PAGE + PAGE_FLAGS_AT, b"\x04\x00")
     with pytest.raises(TierError, match="the next disk worker verifies it"):
         outcomes(tier, PAGES)
     with contextlib.suppress(TierError):

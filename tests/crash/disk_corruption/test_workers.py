@@ -12,6 +12,7 @@ from bare_engine import WAIT_S, Engine
 from disk_corruption.file_anatomy import PAGE, Anatomy, Part
 from disk_daemon import IN_LMDB, DiskDaemon
 from eventually import eventually
+from file_changes import write_at
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.disk import doubt, give_up
@@ -46,18 +47,12 @@ if "pagetier.tiers.worker" in sys.orig_argv:
 """
 
 
-def overwrite(file: Path, page: int, content: bytes) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(page * PAGE)
-        opened.write(content)
-
-
 def test_a_leaf_that_kills_its_reader_fails_the_verification() -> None:
     with DiskDaemon(FRAMES, "64MiB", *IN_LMDB) as daemon:
         numbers = daemon.close_with(PAGES)
         file = daemon.data_files()[0]
         (leaf, *_) = Anatomy(file.read_bytes()).of(Part.HEADERS_LEAF)
-        overwrite(file, leaf, bytes(PAGE))
+        write_at(file, leaf * PAGE, bytes(PAGE))
         daemon.open()
         assert daemon.report().opened.startswith("rebuilt empty in 1 of 2 parts: "), daemon.reported()
         deaths = daemon.lines("no disk tier: ")
@@ -108,7 +103,7 @@ def test_a_page_with_misplaced_frames_gets_a_response() -> None:
         daemon.store_through(engine, range(2 * FRAMES))
         for file in daemon.data_files():
             for page in Anatomy(file.read_bytes()).of(Part.VALUE_HEAD)[::4]:
-                overwrite(file, page, random.Random(page).randbytes(PAGE))
+                write_at(file, page * PAGE, random.Random(page).randbytes(PAGE))
         on_disk = [number for number in range(2 * FRAMES) if engine.where(number) == "disk"][:FITTING]
         # One request, because the first drop ends the worker and empties the disk.
         outcomes = engine.fetch(on_disk, 10)

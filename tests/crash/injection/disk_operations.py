@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 
 from disk_daemon import IN_FILES, IN_LMDB
 from eventually import eventually
+from file_changes import write_at
 from injection.colliding_pages import FRAME, PAGE, PAGES, SEED, key_of
 from injection.injector import Role
 from injection.operation import FEW, KNOWN, Operation
@@ -155,10 +156,7 @@ class ReadDamaged(Prefetch):
         for path in (self.scene.folder / "disk").glob("*/*"):
             at = path.read_bytes().find(wanted)
             if at >= 0:
-                with path.open("r+b") as file:
-                    file.seek(at + _HEAD)
-                    file.write(b"damaged!")
-                return
+                return write_at(path, at + _HEAD, b"damaged!")
         raise AssertionError("no file contains the page")
 
 

@@ -13,6 +13,7 @@ from bare_engine import Engine
 from daemon_turns import Turns
 from disk_daemon import FRAME, FRAMES
 from eventually import eventually
+from file_changes import write_at
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.metrics.disk_families import device_families
 from pagetier.shm._core import ReserveOutcome
@@ -156,10 +157,8 @@ def test_damage_costs_the_pages_of_one_device(daemon: TwoDevices, engine: Engine
     first = daemon.device(0).pages
     daemon.store_through(engine, range(3000, 3000 + FRAMES))
     for file in daemon.folders[0].glob("*/frames.*"):
-        with file.open("r+b") as data:
-            for at in range(0, file.stat().st_size, FRAME):
-                data.seek(at)
-                data.write(b"\xff" * 64)
+        for at in range(0, file.stat().st_size, FRAME):
+            write_at(file, at, b"\xff" * 64)
     read = daemon.read_all(engine, numbers)
     assert PAGES - first <= read < PAGES, daemon.reported()
     assert daemon.device(1).damaged == 0 and not daemon.device(1).trouble
