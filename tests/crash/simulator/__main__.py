@@ -36,11 +36,10 @@ _LINE_EVERY_S: Final = 30.0
 
 
 class Options(msgspec.Struct, frozen=True):
-    """The options of all commands: the seed, the folder of the report, and other load on the machine."""
+    """The options of all commands: the seed, and the folder of the report."""
 
     seed: int
     folder: Path | None
-    beside: str
 
     @property
     def journals(self) -> Path:
@@ -49,7 +48,7 @@ class Options(msgspec.Struct, frozen=True):
 
     def report(self, title: str) -> Report:
         """Returns an empty report."""
-        return Report(title, self.seed, f"{machine()}. {self.beside}")
+        return Report(title, self.seed, machine())
 
     def end(self, report: Report, folder: str, name: str) -> NoReturn:
         """Writes and shows a report, by default in this folder, and exits."""
@@ -61,11 +60,10 @@ class Options(msgspec.Struct, frozen=True):
 @click.group()
 @click.option("--seed", type=int, default=lambda: secrets.randbits(32), help="Seed of a repeatable plan of events.")
 @click.option("--report", type=click.Path(path_type=Path), default=None, help="Folder of the report.")
-@click.option("--beside", default="", help="Other load on the machine, for the report.")
 @click.pass_context
-def main(context: click.Context, seed: int, report: Path | None, beside: str) -> None:
+def main(context: click.Context, seed: int, report: Path | None) -> None:
     """Run engines, daemons and disk workers, and check that every promise is kept."""
-    context.obj = Options(seed, report, beside)
+    context.obj = Options(seed, report)
     logging.getLogger("pagetier.client").disabled = True
     sys.stderr.write(f"seed {seed}\n")
     for name in sweep():

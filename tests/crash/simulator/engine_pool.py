@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -24,6 +24,8 @@ from simulator.engine import EngineContext, single_process_engine
 from simulator.fleet_engine import fleet_engine
 from simulator.ranks import RANKS, rank, scheduler
 from simulator.scenes import Scene
+
+_ALONE: Final = {"engine": single_process_engine, "busy engine": busy_engine, "fleet engine": fleet_engine}
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -46,16 +48,12 @@ class Job(msgspec.Struct, frozen=True):
     def do(self) -> None:
         """Runs the job; ends only by an exception."""
         pipes = [Connection(pipe) for pipe in self.pipes]
-        if self.role == "engine":
-            single_process_engine(self.context, self.chance)
-        elif self.role == "busy engine":
-            busy_engine(self.context, self.chance)
-        elif self.role == "fleet engine":
-            fleet_engine(self.context, self.chance)
-        elif self.role == "scheduler":
+        if self.role == "scheduler":
             scheduler(self.context, self.chance, pipes)
-        else:
+        elif self.role == "rank":
             rank(self.context, self.chance, self.index, pipes[0])
+        else:
+            _ALONE[self.role](self.context, self.chance)
 
     def do_in_new_interpreter(self) -> NoReturn:
         """Replaces this forked process by a new interpreter that runs the job; the pid stays."""

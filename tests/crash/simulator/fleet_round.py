@@ -22,7 +22,7 @@ from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.stats.observe import take_snapshot
 from simulator.chapters import CARRIED, carry
 from simulator.report import Results
-from simulator.sampling import Vitals, vitals
+from simulator.sampling import Vitals, vitals_in
 from simulator.scenes import MIB, Scene
 from simulator.schedule import Schedule
 from simulator.shared_store import shared_store
@@ -208,10 +208,7 @@ class FleetRound:
     def _read(self, at: float) -> None:
         for host in self.hosts:
             host.count()
-        daemon = self.hosts[1].cluster.daemon
-        pids = {"daemon": daemon.serving.pid if daemon.serving else 0, "worker": next(iter(daemon.workers()), 0)}
-        measured = {role: vitals(pid) for role, pid in pids.items() if pid}
-        self._readings.append((at, {role: found for role, found in measured.items() if found}))
+        self._readings.append((at, vitals_in(self.hosts[1].cluster)))
 
     def _audit(self) -> None:
         for host, other in (self.hosts, reversed(self.hosts)):

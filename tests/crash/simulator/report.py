@@ -92,7 +92,7 @@ class Report(msgspec.Struct):
         title: The kind of the run.
         seed: The seed of the planned events; a second run with it plans the same events, at other moments of its
             daemons.
-        about: The machine, and other load on it.
+        about: The machine.
         scenes: The counts of all rounds, by name of the scene.
         journals: The folders of journals that were kept.
         results: What is particular to this kind of run.

@@ -47,12 +47,6 @@ def reading_of(cluster: Cluster, probe: int, at: float) -> Reading:
     """Returns a reading of a cluster and the process `probe`."""
     daemon, header = cluster.daemon, cluster.observer.header()
     sample = taken(cluster.observer, daemon.name, daemon.disk)
-    pids = {
-        "daemon": daemon.serving.pid if daemon.serving else 0,
-        "worker": next(iter(daemon.workers()), 0),
-        "probe": probe,
-    }
-    measured = {role: vitals(pid) for role, pid in pids.items() if pid}
     numbers = {
         "LMDB readers": readers(daemon.disk),
         "/dev/shm": sample.shm / MIB,
@@ -60,7 +54,15 @@ def reading_of(cluster: Cluster, probe: int, at: float) -> Reading:
         "pages being written": header.open_entries,
         "disk": sample.disk / MIB,
     }
-    return Reading(at, {role: found for role, found in measured.items() if found}, numbers)
+    return Reading(at, vitals_in(cluster, probe), numbers)
+
+
+def vitals_in(cluster: Cluster, probe: int = 0) -> dict[str, Vitals]:
+    """Returns the measurements of the daemon, a worker and the process `probe`, as far as they run."""
+    daemon = cluster.daemon
+    serving = daemon.serving.pid if daemon.serving else 0
+    pids = {"daemon": serving, "worker": next(iter(daemon.workers()), 0), "probe": probe}
+    return {role: found for role, pid in pids.items() if pid and (found := vitals(pid))}
 
 
 def vitals(pid: int) -> Vitals | None:

@@ -23,7 +23,7 @@ from simulator.eviction_accounting import EvictionAccounting
 from simulator.leftovers import sweep
 from simulator.report import Report
 from simulator.scenes import SCENES, chain_of, soak_scene
-from simulator.schedule import Schedule, WorkClock
+from simulator.schedule import WorkClock
 from simulator.slot_reuse import SlotReuse
 from simulator.tally import Tally
 
@@ -216,17 +216,6 @@ def test_a_run_continues_until_the_required_counts_are_reached() -> None:
     assert not Counter(fleet_reads=1) <= tally.work
     tally.pages["fleet read"] = 1
     assert Counter(fleet_reads=1) <= tally.work
-
-
-def test_a_schedule_keeps_its_mean_intervals() -> None:
-    often: list[int] = []
-    never: list[int] = []
-    schedule = Schedule(random.Random(1))
-    schedule.add(lambda: often.append(1), 0.1, 0.0)
-    schedule.add(lambda: never.append(1), 0.0, 0.0)
-    for tick in range(1000):
-        schedule.run_due(tick / 10)
-    assert 850 < len(often) < 1150 and not never
 
 
 def test_the_clock_of_deaths_is_slow_while_little_work_is_done() -> None:
