@@ -18,8 +18,9 @@ LONG_S = 20.0
 
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
-    """Yields a daemon for all tests of a module, which may choose the size of its ARENA."""
-    with RunningDaemon(getattr(request.module, "ARENA", "16MiB")) as running:
+    """Yields a daemon for all tests of a module, which may choose the size of its ARENA and ARENA_FRAME."""
+    sizes = getattr(request.module, "ARENA", "16MiB"), getattr(request.module, "ARENA_FRAME", "64KiB")
+    with RunningDaemon(*sizes) as running:
         yield running
 
 

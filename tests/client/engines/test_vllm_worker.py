@@ -23,14 +23,9 @@ from running_daemon import RunningDaemon
 from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_first
 from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
+ARENA_FRAME = "4KiB"
 BLOCKS_TO_STORE = (7, 2, 19, 23, 1)
 BLOCKS_TO_LOAD = (3, 22, 4, 11, 8)
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("16MiB", "4KiB") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from secrets import token_hex
 from unittest import mock
 
 import msgspec
-import pytest
 import torch
 
 from eventually import eventually
@@ -19,17 +17,7 @@ from running_daemon import RunningDaemon
 from vllm_caches import aliased, heads_first
 from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("16MiB", "4KiB") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
+ARENA_FRAME = "4KiB"
 
 
 def test_a_request_that_keeps_its_blocks_is_reported_once(client: Client) -> None:
