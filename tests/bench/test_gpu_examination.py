@@ -16,6 +16,7 @@ from gpu_examination import bundle
 from gpu_examination.runner import ResultsFile, run
 from gpu_examination.steps import ROOT, Step, gpu_steps, gpu_tests, rehearsal_steps
 from measure import REPORTED, Goal, at_least, at_most
+from process_states import is_alive
 
 PLENTY_S = 60
 # Prints a result and starts a process that would outlive it, whose ID is the result's value.
@@ -43,14 +44,6 @@ def results_of(folder: Path, *steps: Step, seconds: float = 10 * PLENTY_S) -> li
     return [json.loads(line) for line in (folder / "device/now.jsonl").read_text().splitlines()]
 
 
-def alive(process: int) -> bool:
-    """Returns whether a process exists. A zombie does not count."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
 def test_objects_are_results_and_all_other_output_is_logged(tmp_path: Path) -> None:
     program = """print('{"name": "a", "value": 1}\\nnot a result\\n{no object\\n{"name": "b"}\\n[1]')"""
     *lines, outcome = results_of(tmp_path, python("step", program))
@@ -73,12 +66,12 @@ while not pathlib.Path({str(file)!r}).exists(): time.sleep(0.01)
 def test_a_step_that_hangs_is_stopped_with_all_its_processes_and_keeps_its_results(tmp_path: Path) -> None:
     child, stopped, after, _ = results_of(tmp_path, python("hangs", HANGS, 3), python("next", "print('{}')"))
     assert stopped["outcome"] == "stopped after 3 s" and after == {"step": "next"}
-    assert eventually(lambda: not alive(child["value"]))
+    assert eventually(lambda: not is_alive(child["value"]))
 
 
 def test_processes_that_a_step_leaves_are_ended(tmp_path: Path) -> None:
     child, ended = results_of(tmp_path, python("leaves", HANGS.replace("time.sleep(60)\n", "", 1)))
-    assert ended["outcome"] == "done" and eventually(lambda: not alive(child["value"]))
+    assert ended["outcome"] == "done" and eventually(lambda: not is_alive(child["value"]))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pagetier.client import Client, Keys
 from pagetier.daemon.disk.disk_report import DiskReport, Standing
 from pagetier.daemon.disk.status import unpack
 from pagetier.shm._core import ReserveOutcome
+from process_states import is_worker, workers_of
 from running_daemon import RunningDaemon, namespace
 
 FRAME = 1 << 16
@@ -99,13 +100,9 @@ class DiskDaemon(RunningDaemon):
 
     def worker(self) -> int:
         """Returns the PID of the disk worker, 0 if there is none."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        for pid in map(int, children.read_text().split()):
-            with suppress(OSError):  # it has just ended
-                if b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    self._workers.add(pid)
-                    return pid
-        return 0
+        pid = next(iter(workers_of(self.pid)), 0)
+        self._workers |= {pid} - {0}
+        return pid
 
     def kill_worker(self, number: signal.Signals = signal.SIGKILL) -> int:
         """Sends a signal to the disk worker and returns its PID."""
@@ -170,7 +167,7 @@ class DiskDaemon(RunningDaemon):
                 os.kill(pid, signal.SIGCONT)
         super().__exit__(kind, error, trace)
         if error is None:
-            assert eventually(lambda: not any(map(_is_worker, self._workers))), "a worker was left"
+            assert eventually(lambda: not any(map(is_worker, self._workers))), "a worker was left"
 
 
 class TroubledDaemon(DiskDaemon):
@@ -191,10 +188,3 @@ def evicted(daemon: DiskDaemon, engine: Engine, first: int, pages: int = 8) -> r
 def write_through(*more: str, before: Sequence[str] = (), disk: Path | None = None) -> DiskDaemon:
     """Returns a daemon that writes all pages at once."""
     return DiskDaemon(FRAMES, "64MiB", "--disk-write", "through", *more, before=before, disk=disk)
-
-
-def _is_worker(pid: int) -> bool:
-    try:
-        return b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False

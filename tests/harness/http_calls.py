@@ -9,6 +9,7 @@ import msgspec
 
 from eventually import eventually
 from metrics_scrape import Answer, ask
+from process_states import children_of
 from running_daemon import RunningDaemon
 
 
@@ -19,8 +20,7 @@ def http_process(daemon: RunningDaemon) -> int:
 
 
 def _http_processes(parent: int) -> list[int]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "pagetier-http\n"]
+    return [pid for pid in children_of(parent) if Path(f"/proc/{pid}/comm").read_text() == "pagetier-http\n"]
 
 
 def call(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bare_python import installed
 from eventually import eventually
+from process_states import children_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/store_and_load.py"
 LIMIT_S = 300
@@ -80,8 +81,7 @@ def _innermost(pid: int) -> int:
     """Returns the daemon in a chain of wrappers such as a container's; below it are its disk workers."""
     if Path(f"/proc/{pid}/comm").read_text() == "pagetierd\n":
         return pid
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
+    children = children_of(pid)
     return _innermost(children[0]) if children else pid
 
 

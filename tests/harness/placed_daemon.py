@@ -10,6 +10,7 @@ from pathlib import Path
 
 from in_namespaces import within
 from other_users import ALICE
+from process_states import children_of
 from running_daemon import START_S, RunningDaemon
 
 HERE: tuple[str, ...] = ()
@@ -24,12 +25,6 @@ PLACES = {
     "subset": ("proc=subset=pid",),
     "user": ("user",),
 }
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the processes that a process started, by any of its threads."""
-    lists = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    return [int(child) for each in lists for child in each.split()]
 
 
 def descendants(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from eventually import eventually
+from process_states import children_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOT = REPOSITORY / "tests/systemd/boot.sh"
@@ -119,10 +120,10 @@ class Machine:
 
     def _is_up(self) -> bool:
         assert self._outer.poll() is None, "systemd did not start"
-        children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()
+        children = children_of(self._outer.pid)
         if not children or Path(f"/proc/{children[0]}/exe").readlink().name != "systemd":
             return False
-        self._init = int(children[0])
+        self._init = children[0]
         return self.run("systemctl", "is-system-running").stdout.strip() == "running"
 
     def _install(self) -> None:

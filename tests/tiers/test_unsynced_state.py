@@ -15,6 +15,7 @@ from eventually import eventually
 from pagetier.shm.process import Process
 from pagetier.tiers.disk import files
 from pagetier.tiers.disk.recovery import State, prove, read_state
+from process_states import arguments_of, children_of
 from running_daemon import START_S
 from tier_pages import outgoings, small_tier
 
@@ -78,10 +79,9 @@ def test_a_verification_ends_with_its_parent(tmp_path: Path) -> None:
     """However long it would take, since its timeout ended with the parent."""
     os.mkfifo(tmp_path / "data.mdb")  # opening it blocks
     wants = spawn(lambda: prove([tmp_path], 600.0))
-    children = Path(f"/proc/{wants}/task/{wants}/children")
-    assert eventually(lambda: bool(children.read_text()), START_S)
-    proof = Process.of(int(children.read_text()))
-    assert eventually(lambda: b"lmdb.verify" in Path(f"/proc/{proof.pid}/cmdline").read_bytes(), START_S)
+    assert eventually(lambda: bool(children_of(wants)), START_S)
+    proof = Process.of(*children_of(wants))
+    assert eventually(lambda: "lmdb.verify" in " ".join(arguments_of(proof.pid)), START_S)
     kill(wants)
     try:
         assert eventually(lambda: not proof.lives(), START_S), "the verification outlived its parent"

@@ -14,6 +14,7 @@ import pytest
 
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link, LinkError
+from process_states import arguments_of, children_of
 from replay_command import (
     WAIT_S,
     assert_all_released,
@@ -128,11 +129,10 @@ def private_daemon(process: subprocess.Popen[str]) -> Iterator[PrivateDaemon]:
 
 def daemon_of(process: subprocess.Popen[str]) -> tuple[int, dict[str, str]]:
     """Returns the process and the options of the private daemon; 0 if there is none yet."""
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        flags = dict(word.split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    for child in children_of(process.pid):
+        flags = dict(word.split("=", 1) for word in arguments_of(child) if word.startswith("--") and "=" in word)
         if "--arena-size" in flags:
-            return int(child), flags
+            return child, flags
     return 0, {}
 
 

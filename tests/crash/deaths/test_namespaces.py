@@ -20,7 +20,8 @@ from engine_in_namespaces import EngineProcess
 from eventually import eventually
 from other_users import ALICE
 from pagetier.daemon.index.quotas import MOST_OF_PROCESS
-from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, children_of, placed
+from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, placed
+from process_states import children_of, state_of
 from refused_starts import pagetierd
 from running_daemon import START_S
 
@@ -131,7 +132,7 @@ def test_threads_that_outlive_their_leader_keep_the_slot() -> None:
     with placed() as daemon, engine(daemon) as held:
         held.do("hold", 0)
         held.do("end_leader")
-        assert eventually(lambda: ") Z " in Path(f"/proc/{held.pid}/stat").read_text(), START_S)
+        assert eventually(lambda: state_of(held.pid) == "Z", START_S)
         daemon.move()
         check_nothing_is_other(daemon, held)
         daemon.move(*OWN_PIDS)

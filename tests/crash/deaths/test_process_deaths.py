@@ -22,6 +22,7 @@ from child_process import attached
 from eventually import Second, eventually
 from keyed_pages import PAGE, assert_exact, found, page_of, prompt, store
 from pagetier.client import Client
+from process_states import children_of
 from running_daemon import RunningDaemon
 
 FRAMES = 64
@@ -81,7 +82,7 @@ def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: R
         assert [said(engine, str(number)) for number, engine in enumerate(engines)] == ["1 1 8 8"] * 3
         slots = [slot for slot in daemon.slots() if slot.pins == 8]
         assert len({slot.pid for slot in slots}) == 3, "the daemon distinguishes the engines"
-        os.kill(pid_of(engines[1]), signal.SIGKILL)
+        os.kill(children_of(engines[1].pid)[0], signal.SIGKILL)
         engines[1].wait(10)
         second = Second(daemon)
         assert second.sees(lambda: sum(slot.pins for slot in daemon.slots()) == 16)
@@ -96,11 +97,6 @@ def test_processes_with_equal_process_and_thread_ids_are_distinguished(daemon: R
             assert found(other, prompt(1000 + number)) == 8
         for number in (0, 2):
             engines[number].communicate("\n", timeout=10)
-
-
-def pid_of(unshare: subprocess.Popen[str]) -> int:
-    """Returns the pid, in this namespace, of the process that unshare started."""
-    return int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split()[0])
 
 
 # --- exec ------------------------------------------------------------------------------------------------------------

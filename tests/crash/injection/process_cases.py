@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import Final
 
 from eventually import Second, eventually
@@ -25,6 +24,7 @@ from injection.verdicts import (
 )
 from oracle.checker import Losses
 from pagetier.client import Outcome
+from process_states import state_of
 from running_daemon import START_S
 
 _STRIKES_S: Final = 8.0
@@ -76,7 +76,7 @@ def _after_kill(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
 
 
 def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
-    assert eventually(lambda: _state_of(pid) == "T"), "the process was not stopped"
+    assert eventually(lambda: state_of(pid) == "T"), "the process was not stopped"
     if role is Role.DAEMON:
         _check_without_daemon(scene, operation)
     elif not operation.ends_daemon:
@@ -91,10 +91,6 @@ def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
     if operation.ends_daemon and not scene.daemon.lives:
         scene.daemon.start()
     _check_recovery(scene, operation)
-
-
-def _state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _check_without_daemon(scene: Scene, operation: Operation) -> None:

@@ -26,6 +26,7 @@ from injection.strace import calls_in, injected, recorded
 from injection.sweep import EVERYTHING
 from injection.verdicts import SHORT_S, check_engines, check_index
 from pagetier.shm.protocol import Save, Saved
+from process_states import state_of
 from running_daemon import START_S
 
 _STOPS_S = 8.0
@@ -162,14 +163,7 @@ def test_changed_files_of_an_open_tier_break_no_promise(on: Stage, change: Chang
 
 def hangs(pid: int) -> bool:
     """Returns whether a thread of the process waits in the kernel and ignores signals; others may have ended."""
-    return any(state_of(thread) == "D" for thread in Path(f"/proc/{pid}/task").glob("*"))
-
-
-def state_of(thread: Path) -> str:
-    try:
-        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
+    return any(state_of(int(thread.name)) == "D" for thread in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def test_a_file_system_that_hangs_does_not_delay_engines(on: Stage, tmp_path: Path) -> None:

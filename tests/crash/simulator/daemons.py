@@ -13,6 +13,7 @@ from typing import Final
 from eventually import eventually
 from pagetier.daemon import main as daemon_main
 from pagetier.shm.exit_codes import Exit
+from process_states import workers_of
 from running_daemon import RunningDaemon
 from simulator.children import Child, ChildProcesses
 from simulator.leftovers import prefix_of_this_process
@@ -94,13 +95,7 @@ class CacheDaemons(RunningDaemon):
     def workers(self) -> list[int]:
         """Returns the pids of the workers: one for each device of the disk tier that has one, and that of the fleet."""
         child = self.serving
-        if child is None or not child.lives:
-            return []
-        try:
-            pids = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-            return [int(pid) for pid in pids if _is_worker(pid)]
-        except OSError:
-            return []
+        return workers_of(child.pid) if child is not None and child.lives else []
 
     def worker(self, rng: random.Random) -> int:
         """Returns the pid of one of the workers; 0 if there is none."""
@@ -149,7 +144,3 @@ def _serve(arguments: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     daemon_main.main(arguments, standalone_mode=False)
-
-
-def _is_worker(pid: str) -> bool:
-    return b"pagetier.tiers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from other_users import as_root
+from process_states import arguments_of, children_of
 
 AS_INIT = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 SLEEPER = "98765"  # the argument by which the orphan is found
@@ -27,7 +27,7 @@ class InitDaemon(DiskDaemon):
     @property
     def pid(self) -> int:
         """The PID of the daemon, outside of its namespace."""
-        return children(super().pid)[0]
+        return children_of(super().pid)[0]
 
     def findings(self) -> list[str]:
         """Returns nothing: the daemon refuses observers from outside of its namespace."""
@@ -44,24 +44,16 @@ def daemon() -> Iterator[InitDaemon]:
         yield daemon
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def child_with(daemon: InitDaemon, argument: str) -> int:
     """Returns the child of the daemon that has this argument, as soon as there is one."""
     found: list[int] = []
 
     def finds() -> bool:
-        found[:] = [pid for pid in children(daemon.pid) if argument in arguments(pid)]
+        found[:] = [pid for pid in children_of(daemon.pid) if argument in arguments_of(pid)]
         return bool(found)
 
     assert eventually(finds), daemon.log.read_text()
     return found[0]
-
-
-def arguments(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 @as_root
@@ -73,5 +65,5 @@ def test_orphans_are_reaped_and_exit_codes_of_workers_are_known(daemon: InitDaem
         os.kill(child_with(daemon, "pagetier.tiers.worker"), signal.SIGSEGV)
         daemon.wait_open(restart)
     os.kill(orphan, signal.SIGKILL)
-    assert eventually(lambda: orphan not in children(daemon.pid))
+    assert eventually(lambda: orphan not in children_of(daemon.pid))
     assert len(daemon.lines("its worker was killed by signal 11")) == 3

@@ -27,18 +27,12 @@ from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from pagetier.shm.unpacker import Unpacker
+from process_states import is_alive
 from running_daemon import RunningDaemon, namespace
 from virtual_time_loop import OwnTimeLoop
 
 KEYS = namespace().keys(range(16 * 2))
 PAGES = {"namespace": "model", "tokens": list(range(32))}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_process_that_dies_is_replaced_and_requests_wait(tmp_path: Path) -> None:

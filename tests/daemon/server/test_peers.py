@@ -40,6 +40,7 @@ from pagetier.shm.protocol import (
     Space,
     Welcome,
 )
+from process_states import is_alive
 from running_daemon import START_S, RunningDaemon
 
 SLOTS = 56
@@ -120,14 +121,6 @@ def crowd(path: Path, size: int) -> Iterator[dict[int, str]]:
             os.killpg(parent.pid, signal.SIGKILL)
 
 
-def is_dead(pid: int) -> bool:
-    """Returns whether a process is dead, even if its parent has not collected its status yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def test_more_processes_than_slots() -> None:
     with RunningDaemon() as daemon, crowd(daemon.socket, SLOTS + 1) as responses:
         attached = [pid for pid, text in responses.items() if text.startswith("slot")]
@@ -135,7 +128,7 @@ def test_more_processes_than_slots() -> None:
         assert len(attached) == SLOTS
         assert f"all {SLOTS} slots are taken" in refusal
         os.kill(attached[0], signal.SIGKILL)
-        assert eventually(lambda: is_dead(attached[0]))
+        assert eventually(lambda: not is_alive(attached[0]))
         daemon.client().close()
 
 
@@ -143,7 +136,7 @@ def test_slots_of_a_crowd_that_dies_are_free_within_a_second() -> None:
     with RunningDaemon() as daemon:
         with crowd(daemon.socket, SLOTS) as responses:
             assert sorted(responses.values()) == sorted(f"slot {number}" for number in range(SLOTS))
-        assert eventually(lambda: all(map(is_dead, responses)), START_S)
+        assert eventually(lambda: not any(map(is_alive, responses)), START_S)
         assert Second(daemon).sees(lambda: not daemon.slots())
         with crowd(daemon.socket, SLOTS) as responses:
             assert all(text.startswith("slot") for text in responses.values())

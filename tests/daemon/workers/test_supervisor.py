@@ -31,6 +31,7 @@ from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, Segments, take
 from pagetier.tiers.worker_protocol import Leave, Report, Serve, Trust
+from process_states import children_of
 
 # A worker may take seconds to start on a busy machine. One that is killed because it has not left in time, and is not
 # dead a second later, keeps its pidfd open: the daemon ends then, but this process does not.
@@ -94,14 +95,10 @@ async def until(what: Callable[[], bool]) -> None:
     assert await asyncio.to_thread(eventually, what), "it takes too long"
 
 
-def children() -> set[int]:
-    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
-
-
 def leftovers() -> tuple[set[int], Counter[str]]:
     """Returns the processes and descriptors of this process, without what nothing refers to any more."""
     gc.collect()
-    return children(), open_descriptors()
+    return set(children_of(os.getpid())), open_descriptors()
 
 
 def nothing_more_than(before: tuple[set[int], Counter[str]]) -> bool:
@@ -261,13 +258,14 @@ async def test_a_worker_that_cannot_receive_the_segments_is_replaced_when_it_can
 
 
 async def test_without_a_slot_there_is_no_worker(segments: Segments, tmp_path: Path) -> None:
-    me, before = Process.of(os.getpid()), children()
+    me, before = Process.of(os.getpid()), set(children_of(os.getpid()))
     while segments.owner.attach(me.pid, 0, me.started, secrets.randbits(60), "engine") >= 0:
         pass
     async with supervised(segments, tmp_path) as (_, watcher):
         await until(lambda: len(watcher.failures) >= 2)
     assert set(watcher.failures) == {"its worker cannot be started: all slots are in use"}
-    assert children() <= before, "a worker was left"  # other tests of this process have daemons of their own
+    # Other tests of this process have daemons of their own.
+    assert set(children_of(os.getpid())) <= before, "a worker was left"
     for attachment in segments.owner.attachments():
         segments.owner.reap(attachment.slot)
 
@@ -312,12 +310,12 @@ async def test_an_abandoned_worker_is_killed_and_not_heard(
     segments: Segments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a report on pages that were read for a daemon that was ending was a traceback in its log."""
-    before = children()
+    before = set(children_of(os.getpid()))
     impostor(tmp_path, monkeypatch, *SAYS, "while True: say('hasread', 1, 0, b'', b'', '')")
     async with supervised(segments, tmp_path) as (running, watcher):
         await until(lambda: watcher.heard > 0)
         running.abandon()
         heard = watcher.heard
-        await until(lambda: children() <= before)
+        await until(lambda: set(children_of(os.getpid())) <= before)
         assert (watcher.heard, watcher.deaths) == (heard, [])
     segments.owner.reap(watcher.begun[-1])
