@@ -1,8 +1,7 @@
-"""File systems that a test fills."""
+"""Mounts file systems for a test, such as one that it fills."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,13 +12,26 @@ import pytest
 
 
 @contextmanager
-def small_file_system(size: str) -> Iterator[Path]:
-    """Yields a tmpfs of this size."""
-    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "pagetier-test", folder]
-        if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("mount is refused here")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--lazy", folder], check=True)
+def small_file_system(size: str, *options: str) -> Iterator[Path]:
+    """Yields a tmpfs of this size. Skips the test if that is not permitted."""
+    words = "-t", "tmpfs", "-o", ",".join((f"size={size}", *options))
+    with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder, mounted(Path(folder), "pagetier-test", *words):
+        yield Path(folder)
+
+
+@contextmanager
+def mounted(point: Path, what: str, *words: str) -> Iterator[None]:
+    """Mounts a file system for the duration of the block. Skips the test if that is not permitted."""
+    point.mkdir(exist_ok=True)
+    skip_unless("mount", *words, what, str(point))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+def skip_unless(*command: str) -> None:
+    """Runs a command. Skips the test if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"{command[0]} is not permitted: {done.stderr.strip()}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from files_tier import opened
 from pagetier.tiers.capacity import Store
 from pagetier.tiers.disk.tier import LocalTier
 from pagetier.tiers.frame_files import FilesTier
+from small_file_systems import small_file_system
 from tier_pages import MEMORY, Default, small_tier
 
 
@@ -40,19 +40,10 @@ def tier(tmp_path: Path) -> Iterator[LocalTier]:
 
 
 @pytest.fixture
-def tmpfs(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+def tmpfs() -> Iterator[Callable[..., Path]]:
     """Yields a function that mounts a small file system for the test."""
-    point = tmp_path / "mount"
-    point.mkdir()
-
-    def mount(*options: str) -> Path:
-        command = ["mount", "-t", "tmpfs", "-o", ",".join(options), "tier-test", str(point)]
-        if subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting is not permitted here")
-        return point
-
-    yield mount
-    subprocess.run(["umount", "--lazy", str(point)], capture_output=True, check=False)
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(small_file_system(*options))
 
 
 @pytest.fixture

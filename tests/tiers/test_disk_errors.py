@@ -26,8 +26,9 @@ SEEN = 20
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Path], tmp_path: Path) -> None:
-    tier = small_tier(tmpfs("size=3m") / "tier", cap=2 * CAP)
+def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Path]) -> None:
+    folder = tmpfs("3m") / "tier"
+    tier = small_tier(folder, cap=2 * CAP)
     pages = outgoings(range(400))
     written = tier.write([], pages)
     kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
@@ -42,20 +43,20 @@ def test_a_full_file_system_rejects_pages_and_loses_none(tmpfs: Callable[..., Pa
     kept = [page for page, stored in zip(more, tier.write([], more).stored, strict=True) if stored]
     assert kept
     tier.close()
-    tier = small_tier(tmp_path / "mount" / "tier", cap=2 * CAP)
+    tier = small_tier(folder, cap=2 * CAP)
     assert tier.state().opened == "as it was left"
     assert outcomes(tier, kept) == {ReadOutcome.EXACT}
     tier.close()
 
 
 def test_no_room_to_create_the_tier(tmpfs: Callable[..., Path]) -> None:
-    folder = tmpfs("size=16k") / "tier"
+    folder = tmpfs("16k") / "tier"
     with pytest.raises(TierError, match=r"cannot be used by the disk tier: .*No space left"):
         small_tier(folder)
 
 
 def test_a_read_only_file_system(tmpfs: Callable[..., Path]) -> None:
-    folder = tmpfs("size=1m", "ro") / "tier"
+    folder = tmpfs("1m", "ro") / "tier"
     with pytest.raises(TierError, match="Read-only file system"):
         small_tier(folder)
 

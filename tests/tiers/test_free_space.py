@@ -41,7 +41,7 @@ def blocks_in(folder: Path) -> list[int]:
 @pytest.mark.parametrize("environments", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 7, 30, 60])
 def test_pages_can_be_dropped_without_free_blocks(tmpfs: Callable[..., Path], environments: int, count: int) -> None:
-    point = tmpfs("size=8m")
+    point = tmpfs("8m")
     tier = small_tier(point / "tier", 2 * CAP, environments)
     pages = stored(tier, outgoings(range(count)))
     assert len(pages) == count
@@ -55,7 +55,7 @@ def test_pages_can_be_dropped_without_free_blocks(tmpfs: Callable[..., Path], en
 @pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("environments", [1, 2])
 def test_freed_room_takes_new_pages_without_free_blocks(tmpfs: Callable[..., Path], environments: int) -> None:
-    point = tmpfs("size=8m")
+    point = tmpfs("8m")
     tier = small_tier(point / "tier", 2 * CAP, environments)
     held = stored(tier, outgoings(range(100)))
     take_what_is_left(point)
@@ -71,7 +71,7 @@ def test_freed_room_takes_new_pages_without_free_blocks(tmpfs: Callable[..., Pat
 
 @pytest.mark.parametrize("kib", range(2900, 3200, 10))
 def test_environments_that_share_a_full_file_system_can_all_drop(tmpfs: Callable[..., Path], kib: int) -> None:
-    point = tmpfs(f"size={kib}k")
+    point = tmpfs(f"{kib}k")
     tier = small_tier(point / "tier", 2 * CAP, 2 + 2 * (kib % 20 // 10))
     kept = stored(tier, outgoings(range(400)))
     assert 5 < len(kept) < 300
@@ -85,7 +85,7 @@ def test_environments_that_share_a_full_file_system_can_all_drop(tmpfs: Callable
 
 @pytest.mark.usefixtures("each_store")
 def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> None:
-    point = tmpfs("size=4m")
+    point = tmpfs("4m")
     tier = small_tier(point / "tier", 2 * CAP)
     pages = stored(tier, outgoings(range(400)))
     take_what_is_left(point)
@@ -103,7 +103,7 @@ def test_a_tier_is_opened_without_free_blocks(tmpfs: Callable[..., Path]) -> Non
 @pytest.mark.parametrize("free", range(24))
 def test_a_new_tier_without_room_for_its_files_is_an_error(tmpfs: Callable[..., Path], free: int) -> None:
     """A file that is mapped before it has blocks kills the process."""
-    point = tmpfs("size=4m")
+    point = tmpfs("4m")
     take_what_is_left(point)
     os.truncate(point / "foreign", (point / "foreign").stat().st_size - 4096 * free)
     assert os.statvfs(point).f_bfree == free
@@ -153,7 +153,7 @@ def test_a_file_system_that_can_not_be_asked_is_written_to(
     tmpfs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(disk_blocks, "allocate", lambda *_: number)
-    tier = small_tier(tmpfs("size=3m") / "tier", 2 * CAP)
+    tier = small_tier(tmpfs("3m") / "tier", 2 * CAP)
     written = tier.write([], outgoings(range(400)))
     assert set(written.stored) == {True, False}
     # LMDB calls a write that was cut short an input/output error
@@ -165,7 +165,7 @@ def test_a_file_system_that_can_not_be_asked_is_written_to(
 
 @pytest.mark.usefixtures("each_store")
 def test_a_clean_tier_can_be_changed_where_no_block_is_left(tmpfs: Callable[..., Path]) -> None:
-    point = tmpfs("size=4m")
+    point = tmpfs("4m")
     tier = small_tier(point / "tier", 2 * CAP)
     pages = stored(tier, outgoings(range(40)))
     for number in range(3):

@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from small_file_systems import mounted, skip_unless
+
 _TOOLS: Final = ("mkfs.ext4", "mount", "umount", "fsfreeze")
 _IMAGE: Final = 128 << 20
 
@@ -23,20 +25,9 @@ def ext4(image: Path, point: Path) -> Iterator[Path]:
         pytest.skip(f"{missing[0]} is not installed")
     with image.open("wb") as file:
         file.truncate(_IMAGE)
-    _skip_unless("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image))
+    skip_unless("mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image))
     with mounted(point, str(image), "-o", "loop"):
         yield point
-
-
-@contextmanager
-def mounted(point: Path, what: str, *words: str) -> Iterator[None]:
-    """Mounts a file system for the duration of the block. Skips the test if that is not allowed."""
-    point.mkdir(exist_ok=True)
-    _skip_unless("mount", *words, what, str(point))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(point)], check=True)
 
 
 class SmallDevice:
@@ -82,14 +73,8 @@ def mount_again(image: Path, point: Path) -> None:
 @contextmanager
 def frozen(point: Path) -> Iterator[None]:
     """Freezes a file system for the duration of the block: a process that writes to it hangs and cannot be killed."""
-    _skip_unless("fsfreeze", "--freeze", str(point))
+    skip_unless("fsfreeze", "--freeze", str(point))
     try:
         yield
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", str(point)], check=True)
-
-
-def _skip_unless(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{command[0]} is not permitted: {done.stderr.strip()}")
