@@ -21,8 +21,8 @@ class FakeClient:
         asked: Whether a prefetch has begun, which waits until `takes` is set.
     """
 
-    def __init__(self) -> None:
-        self.here = self.available_tokens = 0
+    def __init__(self, here: int = 0, available_tokens: int = 0) -> None:
+        self.here, self.available_tokens = here, available_tokens
         self.matches = self.prefetches = self.pinned = 0
         self.answered = False
         self.asked = threading.Event()

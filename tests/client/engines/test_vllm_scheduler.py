@@ -30,8 +30,7 @@ def half_of(fake: Any, timeout: float = 2.0) -> SchedulerHalf:
 
 
 def test_matched_returns_the_tokens_beyond_the_engines_own(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half = half_of(fake)
     assert half.matched(request(), 8) == 16
     assert half.matched(request(name="two"), 32) == 0
@@ -39,8 +38,7 @@ def test_matched_returns_the_tokens_beyond_the_engines_own(clock: VirtualClock) 
 
 
 def test_a_repeated_match_uses_the_pinned_pages(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half, one = half_of(fake), request()
     for _ in range(1000):
         assert half.matched(one, 0) == 24
@@ -52,8 +50,7 @@ def test_a_repeated_match_uses_the_pinned_pages(clock: VirtualClock) -> None:
 
 def test_pages_of_other_hashes_are_not_offered(clock: VirtualClock) -> None:
     """A session that is continued after another token has other hashes than those that were matched."""
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half, one = half_of(fake), request()
     assert half.matched(one, 0) == 24
     one.block_hashes = [*one.block_hashes[:4], *request(41, "other").block_hashes[:6]]
@@ -63,8 +60,7 @@ def test_pages_of_other_hashes_are_not_offered(clock: VirtualClock) -> None:
 
 
 def test_a_request_waits_for_pages_on_disk(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here, fake.available_tokens = 8, 24
+    fake = FakeClient(8, 24)
     half, one = half_of(fake), request()
     for _ in range(1000):
         assert half.matched(one, 0) is None
@@ -77,8 +73,7 @@ def test_a_request_waits_for_pages_on_disk(clock: VirtualClock) -> None:
 
 
 def test_a_request_does_not_wait_longer_than_the_timeout(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here, fake.available_tokens = 8, 24
+    fake = FakeClient(8, 24)
     half, one = half_of(fake), request()
     assert half.matched(one, 0) is None
     clock.passes(1.9)
@@ -90,8 +85,7 @@ def test_a_request_does_not_wait_longer_than_the_timeout(clock: VirtualClock) ->
 
 def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock: VirtualClock) -> None:
     """A daemon that hung accepted no requests, and each lookup blocked the scheduler for a second."""
-    fake = FakeClient()
-    fake.here, fake.available_tokens = 8, 24
+    fake = FakeClient(8, 24)
     fake.takes.clear()
     half, one = half_of(fake), request()
     assert half.matched(one, 0) is None
@@ -106,8 +100,7 @@ def test_a_hanging_daemon_blocks_the_prefetch_thread_but_not_the_scheduler(clock
 
 def test_with_a_timeout_of_zero_no_request_waits(clock: VirtualClock) -> None:
     """The disk is still asked, for the next request."""
-    fake = FakeClient()
-    fake.here, fake.available_tokens = 8, 24
+    fake = FakeClient(8, 24)
     half = half_of(fake, 0.0)
     assert half.matched(request(), 0) == 8
     assert eventually(lambda: fake.prefetches == 1)
@@ -115,16 +108,14 @@ def test_with_a_timeout_of_zero_no_request_waits(clock: VirtualClock) -> None:
 
 
 def test_tokens_in_the_engines_own_cache_are_not_prefetched(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here, fake.available_tokens = 8, 24
+    fake = FakeClient(8, 24)
     half = half_of(fake)
     assert half.matched(request(), 24) == 0
     assert not fake.prefetches
 
 
 def test_pins_of_waiting_requests_are_released(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half = half_of(fake)
     half.matched(request(), 0)
     half.build(nothing_scheduled())
@@ -135,8 +126,7 @@ def test_pins_of_waiting_requests_are_released(clock: VirtualClock) -> None:
 
 
 def test_a_load_is_not_offered_after_two_failures(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half, one = half_of(fake), request()
     offered = []
     for _ in range(5):
@@ -149,8 +139,7 @@ def test_a_load_is_not_offered_after_two_failures(clock: VirtualClock) -> None:
 
 
 def test_pages_stay_pinned_until_they_are_loaded(clock: VirtualClock) -> None:
-    fake = FakeClient()
-    fake.here = fake.available_tokens = 24
+    fake = FakeClient(24, 24)
     half, one = half_of(fake), request()
     half.allocated(one, [], half.matched(one, 0) or 0)
     clock.passes(100)

@@ -40,6 +40,14 @@ def engine(daemon: PlacedDaemon, *what: str, user: int = 0, before: list[str] | 
         process.kill()
 
 
+@contextmanager
+def holding(daemon: PlacedDaemon) -> Iterator[EngineProcess]:
+    """Yields an engine with a match that it holds."""
+    with engine(daemon) as held:
+        held.do("hold", 0)
+        yield held
+
+
 def check_nothing_is_other(daemon: PlacedDaemon, held: EngineProcess) -> None:
     """Asserts that no byte changes, whatever other engines store and the holding one writes late."""
     with engine(daemon, before=daemon.enter()) as other:
@@ -50,14 +58,18 @@ def check_nothing_is_other(daemon: PlacedDaemon, held: EngineProcess) -> None:
         assert held.do("wrong") == "0"
 
 
+def check_slot_is_freed(daemon: PlacedDaemon, held: EngineProcess) -> None:
+    """Kills the engine, and asserts that no slot is taken then."""
+    held.kill()
+    assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_restart_out_of_sight(place: str) -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         daemon.move(*PLACES[place])
         check_nothing_is_other(daemon, held)
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+        check_slot_is_freed(daemon, held)
 
 
 @pytest.mark.parametrize("place", ["hidepid-1", "hidepid-2", "hidepid-4", "subset"])
@@ -68,8 +80,7 @@ def test_an_engine_that_proc_does_not_show(place: str) -> None:
         daemon.move(*PLACES[place])
         check_nothing_is_other(daemon, held)
         held.do("attach_again")
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S), daemon.log.read_text()
+        check_slot_is_freed(daemon, held)
 
 
 def test_an_engine_and_a_daemon_in_namespaces_beside_each_other() -> None:
@@ -91,8 +102,7 @@ def test_an_engine_and_a_daemon_in_namespaces_beside_each_other() -> None:
 
 def test_a_hand_over_and_a_release_of_the_memory() -> None:
     """Released memory stays mapped by the engine, and the next daemon has memory of its own."""
-    with placed(*OWN_PIDS) as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed(*OWN_PIDS) as daemon, holding(daemon) as held:
         daemon.signal(signal.SIGUSR1)
         assert daemon.wait() == 0
         daemon.follow(*PLACES["time"])
@@ -107,18 +117,15 @@ def test_a_hand_over_and_a_release_of_the_memory() -> None:
 
 
 def test_an_engine_that_closed_all_its_descriptors() -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.do("close_all")
         daemon.move(*OWN_PIDS)
         check_nothing_is_other(daemon, held)
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S)
+        check_slot_is_freed(daemon, held)
 
 
 def test_an_engine_that_is_stopped() -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.outer.send_signal(signal.SIGSTOP)
         daemon.move(*OWN_PIDS)
         with engine(daemon, before=daemon.enter()) as other:
@@ -129,22 +136,19 @@ def test_an_engine_that_is_stopped() -> None:
 
 def test_threads_that_outlive_their_leader_keep_the_slot() -> None:
     """The process is a zombie in /proc, and its other threads still copy."""
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.do("end_leader")
         assert eventually(lambda: state_of(held.pid) == "Z", START_S)
         daemon.move()
         check_nothing_is_other(daemon, held)
         daemon.move(*OWN_PIDS)
         check_nothing_is_other(daemon, held)
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S)
+        check_slot_is_freed(daemon, held)
 
 
 def test_a_zombie_is_dead() -> None:
     """Its parent does not wait for it. It died while there was no daemon."""
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         daemon.kill()
         held.outer.kill()
         daemon.follow(*OWN_PIDS)
@@ -153,8 +157,7 @@ def test_a_zombie_is_dead() -> None:
 
 
 def test_an_engine_that_executes_another_program_maps_nothing() -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.do("exec", "sleep", 600)
         assert eventually(lambda: "sleep" in Path(f"/proc/{held.pid}/comm").read_text(), START_S)
         daemon.move(*OWN_PIDS)
@@ -176,8 +179,7 @@ def test_an_engine_that_executes_itself_again_and_again_gets_its_slots_back() ->
 
 
 def test_a_child_of_a_dead_engine_keeps_no_slot() -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         child = int(held.do("fork"))
         try:
             daemon.kill()
@@ -190,8 +192,7 @@ def test_a_child_of_a_dead_engine_keeps_no_slot() -> None:
 
 def test_a_child_that_shares_the_memory_keeps_the_slot(tmp_path: Path) -> None:
     """The engine is in vfork(), and dies: its child can still write."""
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.do("vfork", tmp_path)
         assert eventually(lambda: bool(children_of(held.pid)), START_S)
         (child,) = children_of(held.pid)
@@ -211,8 +212,7 @@ def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> 
     """Another process has locked what the daemon locks for its slots. It keeps them, and frees none."""
     with placed() as daemon, (Path("/dev/shm") / f"{daemon.name}.arena").open("r+b") as arena:
         fcntl(arena, F_OFD_SETLK, struct.pack("hhqqi4x", F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        with engine(daemon) as held:
-            held.do("hold", 0)
+        with holding(daemon) as held:
             (slot,) = daemon.taken()
             assert daemon.lines("event=slot_unlocked")
             daemon.move(*OWN_PIDS)
@@ -230,8 +230,7 @@ def test_a_slot_that_nothing_judges_is_kept_shown_and_reclaimed_by_request() -> 
 
 def test_a_stopped_engine_is_not_reclaimed() -> None:
     """It maps the arena. If its slot were freed, it would keep that mapping when it attached again, without a lock."""
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         held.outer.send_signal(signal.SIGSTOP)
         daemon.move(*OWN_PIDS)
         (slot,) = daemon.taken()
@@ -266,8 +265,7 @@ def test_an_engine_that_lives_on_after_its_slot_was_reclaimed() -> None:
 
 
 def test_a_slot_that_is_watched_is_not_reclaimed() -> None:
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         (slot,) = daemon.taken()
         for _ in range(2):
             refused = daemon.pagetier("reclaim", str(slot), "--yes")
@@ -288,8 +286,7 @@ def test_an_engine_of_another_pid_namespace_is_named_by_slot_and_user() -> None:
         daemon.move()
         assert eventually(lambda: [one.pid for one in daemon.snapshot().clients] == [held.pid], START_S)
         daemon.move(*OWN_PIDS)
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S)
+        check_slot_is_freed(daemon, held)
         assert eventually(lambda: bool(daemon.lines("event=process_died")), START_S)
         assert f"the process in slot {slot} (" in daemon.lines("event=process_died")[-1]
         assert "of user 0) ended without detaching" in daemon.lines("event=process_died")[-1]
@@ -297,12 +294,10 @@ def test_an_engine_of_another_pid_namespace_is_named_by_slot_and_user() -> None:
 
 def test_a_pid_that_another_process_has() -> None:
     """Where the next daemon runs, the engine's PID is that of the daemon itself, then of a process that has ended."""
-    with placed() as daemon, engine(daemon) as held:
-        held.do("hold", 0)
+    with placed() as daemon, holding(daemon) as held:
         daemon.move(*OWN_PIDS, f"last-pid={held.pid - 1}")
         assert Path(f"/proc/{daemon.inner}/status").read_text().split("NSpid:")[1].split()[1] == str(held.pid)
         check_nothing_is_other(daemon, held)
         daemon.move(*OWN_PIDS, f"last-pid={held.pid + 1}")
         check_nothing_is_other(daemon, held)
-        held.kill()
-        assert eventually(lambda: not daemon.taken(), START_S)
+        check_slot_is_freed(daemon, held)
