@@ -15,6 +15,7 @@ from bare_engine import Engine
 from client_threads import no_client_is_left
 from daemon_turns import Turns
 from disk_daemon import DiskDaemon
+from pagetier.client import Client
 from pagetier.daemon.common import loop_clock
 from refused_starts import fill, shared_memory, still_serves
 from running_daemon import RunningDaemon
@@ -73,6 +74,14 @@ def daemon() -> Iterator[RunningDaemon]:
     """Yields a daemon for all tests of a module."""
     with RunningDaemon() as running:
         yield running
+
+
+@pytest.fixture
+def client(daemon: RunningDaemon) -> Iterator[Client]:
+    """Yields a client of the module's daemon, whose pages are dropped at the end."""
+    with daemon.client() as attached:
+        yield attached
+    daemon.drop_all_pages()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from pagetier.client import Client, Namespace
@@ -13,13 +11,6 @@ from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 
 PAGE = 100_000
-
-
-@pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
-    daemon.pagetier("flush", "--all", "--yes")
 
 
 def fill(client: Client, space: Namespace, pages: int) -> None:

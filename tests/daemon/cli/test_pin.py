@@ -25,13 +25,6 @@ def daemon() -> Iterator[RunningDaemon]:
 
 
 @pytest.fixture
-def client(daemon: RunningDaemon) -> Iterator[Client]:
-    with daemon.client() as attached:
-        yield attached
-    daemon.pagetier("flush", "--all", "--yes")
-
-
-@pytest.fixture
 def file(client: Client, tmp_path: Path) -> Path:
     """Returns a file with the keys of a prompt of 10 pages, which is stored, as is another of the other namespace."""
     for space in (SPACE, OTHER):
