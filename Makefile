@@ -2,7 +2,9 @@
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/pip --quiet --disable-pip-version-check
+# Tests run some processes as other users, who read what is made here.
+READABLE := umask 022 &&
+PIP  := $(READABLE) $(BIN)/pip --quiet --disable-pip-version-check
 # The build uses the venv's own pinned setuptools: an isolated build would fetch the newest version.
 INSTALL := $(PIP) install --no-build-isolation --constraint constraints.txt
 PINS := pyproject.toml constraints.txt setup.py
@@ -67,7 +69,7 @@ help:
 # --- prerequisites -------------------------------------------------------------------------------------------------
 
 $(VENV)/.made: constraints.txt .ci/find-python
-	@python=$$(sh .ci/find-python) && echo "== venv: $$python" && $$python -m venv $(VENV)
+	@python=$$(sh .ci/find-python) && echo "== venv: $$python" && $(READABLE) $$python -m venv $(VENV)
 	@$(PIP) install --constraint constraints.txt setuptools wheel
 	@touch $@
 
@@ -109,7 +111,7 @@ clean-environments:
 
 $(CORE): shm/_core.c $(wildcard shm/*/*.h shm/*/*/*.h shm/*/*/*/*.h) setup.py | $(VENV)/.made
 	@echo "== building the C core"
-	@$(BIN)/python setup.py --quiet build_ext --inplace --force
+	@$(READABLE) $(BIN)/python setup.py --quiet build_ext --inplace --force
 
 venv: $(VENV)/.dev core
 
