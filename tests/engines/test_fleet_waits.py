@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from eventually import eventually
-from harnessed_hosts import LONG_S, Fleet, two_hosts
+from harnessed_hosts import LONG_S, Fleet, FleetEngine, two_hosts
 from harnessed_models import ALONE, LONGER, MODELS
 from harnessed_scheduler import BLOCK
 from network_hosts import stopped
@@ -193,13 +193,19 @@ def test_a_daemon_that_hangs_delays_the_first_request_for_the_time_of_an_answer(
     engine.end()
 
 
-def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> None:
+def after_a_slow_read(slow: Fleet) -> FleetEngine:
+    """Returns an engine that has read one of the two prompts in a slow store."""
     engine = slow.engine()
     engine.share(PROMPT)
     engine.share(own(1))
     slow.delay(0.02, "delay-get")
     engine.arrive("one", PROMPT)
     engine.wait("one")
+    return engine
+
+
+def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> None:
+    engine = after_a_slow_read(slow)
     assert eventually(lambda: slow.second.report.read == 40, LONG_S), "the rate is that of the whole read"
     in_ten_pages = 10 * KEY_BYTES / slow.second.report.rate
     engine.half.reads.fleet.limits = FleetLimits(in_ten_pages, BLOCK, LONG_S)
@@ -215,12 +221,7 @@ def test_a_slow_store_is_read_only_as_far_as_it_can_be_in_time(slow: Fleet) -> N
 def test_a_store_that_was_too_slow_is_measured_again_while_no_request_waits(
     slow: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = slow.engine()
-    engine.share(PROMPT)
-    engine.share(own(1))
-    slow.delay(0.02, "delay-get")
-    engine.arrive("one", PROMPT)
-    engine.wait("one")
+    engine = after_a_slow_read(slow)
     assert eventually(lambda: slow.second.report.rate > 0)
     slow.delay(3.0, "delay-get")  # so that no page comes while the requests are asked about
     for name, measured_s in (("never", 1000.0), ("again", 0.0)):

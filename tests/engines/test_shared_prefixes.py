@@ -273,22 +273,25 @@ def test_requests_that_wait_for_a_failed_load_find_what_is_computed(host: Host, 
     host.end(engine)
 
 
-def test_a_failed_load_on_one_rank_ends_the_wait(host: Host) -> None:
-    """The other ranks may still be loading."""
+def engine_that_loads(host: Host) -> HarnessedEngine:
+    """Returns an engine in which one of three requests loads, and the others wait."""
     engine = host.engine()
     engine.store_prompt_elsewhere(PREFIX)
     submit_many(engine, 3)
     step(engine, Loads.GO_ON)
+    return engine
+
+
+def test_a_failed_load_on_one_rank_ends_the_wait(host: Host) -> None:
+    """The other ranks may still be loading."""
+    engine = engine_that_loads(host)
     engine.half.failed({"r0"}, frozenset())
     assert step(engine, Loads.GO_ON) == ["r1"]
     host.end(engine)
 
 
 def test_after_a_reset_no_request_waits(host: Host) -> None:
-    engine = host.engine()
-    engine.store_prompt_elsewhere(PREFIX)
-    submit_many(engine, 3)
-    step(engine, Loads.GO_ON)
+    engine = engine_that_loads(host)
     engine.half.renew()
     engine.scheduler.schedule()
     assert not engine.delayed and not len(engine.half._arriving)

@@ -38,7 +38,8 @@ def make_importable(version: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unpacked:
         with tarfile.open(download(version, Path(unpacked))) as packed:
-            packed.extractall(unpacked, filter="data")
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4
+            packed.extractall(unpacked)
         (next(Path(unpacked).glob("vllm-*/vllm"))).rename(folder / "vllm")
     installed = Path(sysconfig.get_path("purelib"))
     for compiled in (installed / "vllm").rglob("*.so"):
