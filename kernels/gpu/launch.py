@@ -46,9 +46,9 @@ class Grid(msgspec.Struct, frozen=True):
     def to_host(self) -> Grid:
         """Returns a shape for writes over the bus: a quarter of the programs, each with twice the bytes in flight.
 
-        Writes that wait for the bus fill the queues of the GPU's own memory, for which the model waits. On an H200, 16
-        programs with 16 KiB each slowed decoding by 363 % and matrix products by 76 %, 4 with 32 KiB by 9 % and 7 %, at
-        51 and 50 GB/s.
+        On an H200, 16 programs with 16 KiB each slowed decoding by 363 % and matrix products by 76 %, 4 with 32 KiB by
+        9 % and 7 %, at 51 and 50 GB/s. The cause was not measured: writes that wait for the bus may fill the queues of
+        the GPU's own memory, for which the model waits.
         """
         return Grid(max(1, self.programs // 4), 2 * self.tile, self.warps)
 
