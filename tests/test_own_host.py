@@ -47,6 +47,18 @@ def test_a_default_socket_is_as_on_an_empty_host() -> None:
     assert default_socket() == Path(f"/tmp/pagetier-{os.getuid()}" if os.getuid() else "/run/pagetier", "pagetier.sock")
 
 
+@hidden
+def test_only_what_python_needs_of_tmp_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    program = "import os, own_host, sys; own_host.have_own_host(); print(*map(os.path.exists, sys.argv[1:]))"
+    python = str(tmp_path / "venv/bin/python")
+    command = [python, "-c", program, python, str(tmp_path / "other")]
+    harness = {"PYTHONPATH": str(ROOT / "tests/harness")}
+    seen = subprocess.run(command, env=os.environ | harness, capture_output=True, text=True, check=True)
+    assert seen.stdout == "True False\n"
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_hostile_host_is_not_seen_either(place: str) -> None:
     command = [sys.executable, "tests/harness/hostile_host.py", place, "--", sys.executable, "-m", "pytest", "-n", "0"]
@@ -60,4 +72,4 @@ def test_a_hostile_host_is_not_seen_either(place: str) -> None:
     )
     if done.returncode == REFUSED:
         pytest.skip(done.stderr.strip())
-    assert done.returncode == 0 and "5 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout + done.stderr

@@ -17,7 +17,7 @@ from typing import Final
 
 from eventually import eventually
 from other_users import ALICE, command_as, folder_of
-from own_host import ROOT, have_own_host, is_hidden
+from own_host import have_own_host, is_hidden, needed_in_tmp
 
 PLACES: Final = ("ours", "theirs", "file")
 REFUSED: Final = 77
@@ -86,9 +86,9 @@ def _configure() -> None:
 
 
 def _leave_little_room() -> None:
-    """Makes /dev/shm small, and /tmp, too, unless this clone is there."""
+    """Makes /dev/shm small, and /tmp, too, unless this clone or its Python is there."""
     subprocess.run(["mount", "-o", "remount,size=64m", "/dev/shm"], check=True)
-    if not ROOT.is_relative_to("/tmp"):
+    if not needed_in_tmp():
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp"], check=True)
 
 

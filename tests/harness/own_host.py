@@ -1,7 +1,8 @@
 """Hides the host from the tests of this process and from all processes that they start.
 
 The environment is cleaned everywhere. Where it is permitted, namespaces of mounts and of IPC, and for an ordinary user
-one of users, give the suite a /tmp, a /dev/shm and a /run of its own, and no /etc/pagetier.
+one of users, give the suite a /tmp, a /dev/shm and a /run of its own, and no /etc/pagetier. What this Python needs of
+/tmp stays there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _CAPABILITIES_3: Final = 0x20080522
 def have_own_host() -> None:
     """Moves this process, which has one thread, to a host of its own."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    places = [ROOT, Path(sys.base_prefix), cache / "pagetier"]
+    places = [*needed_in_tmp(), *_in_tmp(cache / "pagetier")]
     _clean_environment()
     temporary = _own_temporary()
     os.environ[_VARIABLE] = _VISIBLE
@@ -49,6 +50,17 @@ def have_own_host() -> None:
     elif not temporary.is_relative_to("/tmp"):
         os.environ["TMPDIR"] = str(temporary)
     tempfile.tempdir = None  # is found again
+
+
+def needed_in_tmp() -> list[Path]:
+    """Returns what this clone and its Python, with their packages, need of /tmp."""
+    return _in_tmp(ROOT, *map(Path, (sys.prefix, sys.base_prefix, *sys.path)))
+
+
+def _in_tmp(*paths: Path) -> list[Path]:
+    """Returns the paths that are in /tmp, or lead there, and exist."""
+    found = {form for path in paths if path.exists() for form in (path.absolute(), path.resolve())}
+    return sorted(path for path in found if Path("/tmp") in path.parents)
 
 
 def is_hidden() -> bool:
@@ -121,7 +133,7 @@ def _enter(temporary: Path, places: list[Path]) -> None:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     _mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
-    _replace_tmp(temporary, [path for path in places if path.is_relative_to("/tmp") and path.exists()])
+    _replace_tmp(temporary, places)
     _mount_memory("/dev/shm", 0o1777)
     _replace_run(0o555 if user else 0o755)
     if Path("/etc/pagetier").is_dir():
@@ -131,12 +143,11 @@ def _enter(temporary: Path, places: list[Path]) -> None:
 
 
 def _replace_tmp(temporary: Path, places: list[Path]) -> None:
-    """Mounts a folder at /tmp, without which this clone and its Python, if they are there, would be out of reach."""
+    """Mounts a folder at /tmp, and in it what stays visible of the host's."""
     opened = {path: os.open(path, os.O_PATH) for path in places}
     _mount(str(temporary), "/tmp", flags=_MS_BIND)
     for path, beneath in opened.items():
-        path.mkdir(parents=True, exist_ok=True)
-        _mount(f"/proc/self/fd/{beneath}", str(path), flags=_MS_BIND | _MS_REC)
+        _bind(f"/proc/self/fd/{beneath}", path)
         os.close(beneath)
 
 
@@ -149,9 +160,18 @@ def _replace_run(mode: int) -> None:
         if entry.is_symlink():
             place.symlink_to(os.readlink(entry.name, dir_fd=beneath))
             continue
-        place.mkdir() if entry.is_dir() else place.touch()
-        _mount(f"/proc/self/fd/{beneath}/{entry.name}", str(place), flags=_MS_BIND | _MS_REC)
+        _bind(f"/proc/self/fd/{beneath}/{entry.name}", place)
     os.close(beneath)
+
+
+def _bind(source: str, place: Path) -> None:
+    """Mounts a folder or a file at a place, and makes the place if it is absent."""
+    if Path(source).is_dir():
+        place.mkdir(parents=True, exist_ok=True)
+    elif not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    _mount(source, str(place), flags=_MS_BIND | _MS_REC)
 
 
 def _mount_memory(place: str, mode: int) -> None:
