@@ -76,9 +76,10 @@ async def see_peers_off() -> None:
 
 
 class Peer:
-    """One end of a connection that may send anything."""
+    """One end of a connection that may send anything. Keeps the locks of its slots, as an engine's mapping does."""
 
     def __init__(self, path: Path) -> None:
+        self._descriptors: list[int] = []
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(os.fspath(path))
         self.socket.settimeout(WAIT_S)
@@ -89,7 +90,7 @@ class Peer:
         self.socket.sendall(b"".join(m if isinstance(m, bytes) else pack(m) for m in messages))
 
     def answer(self) -> Answer | None:
-        """Returns the next response, or None if the server closed the connection. Closes received descriptors."""
+        """Returns the next response, or None if the server closed the connection."""
         data = b""
         while True:
             for body in self._unpacker.feed(data):
@@ -98,8 +99,7 @@ class Peer:
                 data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 3)
             except ConnectionResetError:
                 return None
-            for descriptor in descriptors:
-                os.close(descriptor)
+            self._descriptors += descriptors
             if not data:
                 return None
 
@@ -126,6 +126,8 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 def serves(path: Path) -> bool:
