@@ -51,14 +51,19 @@ class FleetWorkerProcess:
     def expect(self, kind: type[_R], seconds: float = 20.0) -> _R:
         """Returns the next report of this kind; others before it are dropped."""
         watch = Stopwatch()
-        while True:
-            while self._reports:
-                if isinstance(report := self._reports.pop(0), kind):
-                    return report
+        while not isinstance(report := self.next(seconds - watch.seconds), kind):
+            continue
+        return report
+
+    def next(self, seconds: float = 20.0) -> Report:
+        """Returns the next report."""
+        watch = Stopwatch()
+        while not self._reports:
             ready, _, _ = select.select([self._socket], [], [], max(0.0, seconds - watch.seconds))
             data = self._socket.recv(1 << 18) if ready else b""
-            assert data, f"no {kind.__name__} came"
+            assert data, "no report came"
             self._reports += [decode_report(body) for body in self._unpacker.feed(data)]
+        return self._reports.pop(0)
 
     def identity(self, name: str) -> tuple[bytes, bytes]:
         """Returns the entry and the serial of a page in memory."""
