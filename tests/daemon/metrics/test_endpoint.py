@@ -24,7 +24,6 @@ from refused_starts import arguments, pagetierd, refused
 from running_daemon import START_S, RunningDaemon, namespace
 
 PAGE, FRAME = 60_000, 1 << 16
-WORK_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +148,9 @@ def test_a_death_is_counted(daemon: RunningDaemon, place: Path) -> None:
     assert eventually(lambda: value(scrape(place), "pagetier_owner_deaths_total") == before + 1, START_S)
 
 
-def test_a_scrape_costs_little_and_waits_for_no_turn(daemon: RunningDaemon, place: Path, turns: Turns) -> None:
+@pytest.mark.usefixtures("daemon")
+def test_a_scrape_waits_for_no_turn(place: Path, turns: Turns) -> None:
     """Other processes delay scrapes, so that some take longer than a turn of the daemon's periodic work."""
-    schedstat = Path(f"/proc/{daemon.pid}/schedstat")
-    before = int(schedstat.read_text().split()[0])
-    for _ in range(20):
-        ask(place)
-    assert (int(schedstat.read_text().split()[0]) - before) / 20e9 < WORK_S
 
     def is_answered_between_turns() -> bool:
         turns.passed()
