@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from eventually import pause
 from pagetier.kernels.pinning.pinning import Pinning
 
 WAIT_S = 20.0
@@ -17,12 +16,13 @@ class PinningDriver:
 
     Attributes:
         wrong: A line for each call that a real driver would reject.
-        seconds: The duration of a call.
+        unpins: Calls of unregister() wait while it is cleared.
         fails: The numbers of the calls of register() that fail.
     """
 
-    def __init__(self, seconds: float = 0.0, fails: tuple[int, ...] = ()) -> None:
-        self.seconds, self.fails = seconds, fails
+    def __init__(self, fails: tuple[int, ...] = ()) -> None:
+        self.fails, self.unpins = fails, threading.Event()
+        self.unpins.set()
         self.lock = threading.Lock()
         self.registered: dict[int, int] = {}
         self.began: list[int] = []
@@ -45,14 +45,13 @@ class PinningDriver:
                 self.at_once -= 1
 
     def decide(self, number: int, address: int) -> None:
-        """Waits for the duration of a call. Raises OSError if this call is to fail."""
-        pause(self.seconds)
+        """Raises OSError if this call is to fail."""
         if number in self.fails:
             raise OSError(12, "Cannot allocate memory")
 
     def unregister(self, address: int) -> None:
         """Unpins the memory that was pinned by one call."""
-        pause(self.seconds)
+        assert self.unpins.wait(WAIT_S)
         with self.lock:
             if self.registered.pop(address, None) is None:
                 self.wrong.append(f"{address:#x} is not registered")

@@ -17,6 +17,7 @@ from pagetier.kernels.layout.frames import Arena, Frames, frames_of
 from pagetier.kernels.pinning.pinned_arenas import Lease, PinnedArenas
 from pagetier.shm._core import Session
 from pagetier.shm.geometry import Geometry
+from virtual_clock import VirtualClock, in_main_thread
 
 FRAME, FRAMES, LONG_S = 4096, 16, 20.0
 
@@ -34,11 +35,12 @@ def frames_in(session: Session) -> Frames:
 class World:
     """A client's current session, its arenas, and a copier's lease with one stream."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.driver, self.device = PinningDriver(seconds), FakeDevice()
+    def __init__(self) -> None:
+        self.driver, self.device = PinningDriver(), FakeDevice()
         self.first, self.second = session_of(1), session_of(2)
         self.current: Session | None = self.first
-        self.arenas = PinnedArenas(lambda: self.current)
+        self.checks = 0
+        self.arenas = PinnedArenas(self._checked)
         self.lease = self.leased()
         self.stream = self.lease.watched(self.device).stream(Direction.LOAD)
 
@@ -66,6 +68,20 @@ class World:
         self.lease.begin(self.first)
         assert eventually(lambda: self.arenas.progress == 1.0, WAIT_S)
 
+    def _checked(self) -> Session | None:
+        self.checks += threading.current_thread().name == "pagetier-arenas"
+        return self.current
+
+    def settle(self) -> None:
+        """Waits until the thread that unpins has checked each of two arenas, and done what follows from that."""
+        wanted = self.checks + 4
+
+        def checked() -> bool:
+            self.arenas.check_session()
+            return self.checks >= wanted
+
+        assert eventually(checked)
+
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
 
@@ -78,11 +94,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-def settled() -> None:
-    """Waits long enough for an unwanted action to happen."""
-    threading.Event().wait(0.1)
 
 
 def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> None:
@@ -104,7 +115,7 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> 
     new = world.copy(world.second)
     assert eventually(lambda: world.lease.ready(frames_in(world.second)), WAIT_S)
     world.complete()
-    settled()
+    world.settle()
     assert set(world.pinned()) == {world.first.arena_address, world.second.arena_address}
     world.complete()
     assert eventually(lambda: world.pinned() == [world.second.arena_address], WAIT_S)
@@ -119,7 +130,8 @@ def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World
     world.copy(world.second)
     world.copy(world.first)
     world.lease.begin(world.first)
-    settled()
+    assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
+    world.settle()
     assert world.driver.began == [world.second.arena_address]
     assert world.pinned() == [world.second.arena_address] and not world.lease.ready(frames_in(world.first))
 
@@ -162,7 +174,7 @@ def test_copiers_pin_an_arena_once_and_the_last_one_unpins_it(world: World) -> N
     other.begin(world.first)
     assert eventually(lambda: world.arenas.progress == 1.0, WAIT_S)
     assert world.lease.end(LONG_S)
-    settled()
+    world.settle()
     assert other.ready(frames_in(world.first)) and world.driver.wrong == []
     assert other.end(LONG_S)
     assert world.pinned() == [] and len(world.driver.began) == 1
@@ -173,24 +185,28 @@ def test_a_lease_that_is_dropped_ends_when_its_last_stream_does(world: World) ->
     del world.lease
     gc.collect()
     world.arenas.check_session()
-    settled()
+    world.settle()
     assert len(world.pinned()) == 1, "the arena was unpinned while a stream can use it"
     del world.stream
     assert eventually(lambda: world.pinned() == [], WAIT_S)
     assert eventually(world.first.retire, WAIT_S)
 
 
-def test_the_end_of_a_lease_keeps_its_timeout() -> None:
-    world = World(seconds=0.5)
+def test_the_end_of_a_lease_keeps_its_timeout(world: World, virtual_clock: VirtualClock) -> None:
+    virtual_clock.is_stuck = in_main_thread
     world.pin()
-    assert not world.lease.end(0.05), "the end did not wait for the driver"
-    assert len(world.pinned()) == 1
-    assert world.lease.end(LONG_S) and world.pinned() == []
+    world.driver.unpins.clear()
+    began = virtual_clock.now
+    assert not world.lease.end(0.5), "the end did not wait for the driver"
+    assert virtual_clock.now - began == pytest.approx(0.5) and len(world.pinned()) == 1
+    world.driver.unpins.set()
+    assert eventually(lambda: world.lease.end(0.0)) and world.pinned() == []
 
 
 def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
-    threads, world = threading.active_count(), World(seconds=0.5)
+    threads, world = threading.active_count(), World()
     world.pin()
+    world.driver.unpins.clear()
     world.turn(world.second)
 
     def refused() -> bool:
@@ -203,6 +219,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
         return False
 
     assert eventually(refused, WAIT_S)
+    world.driver.unpins.set()
     assert eventually(lambda: world.pinned() == [], WAIT_S)
     assert eventually(lambda: threading.active_count() == threads, WAIT_S)
     world.copy(world.first)

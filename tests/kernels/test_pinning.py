@@ -46,8 +46,11 @@ def test_all_is_pinned_in_chunks_and_unpinned_again() -> None:
 
 
 def test_chunks_are_pinned_by_at_most_the_given_threads() -> None:
-    driver = PinningDriver(seconds=0.005)
+    driver = GatedDriver()
     with pinning(driver, 12 * SMALL, threads=3) as pinned:
+        for at in range(12):
+            assert eventually(lambda: len(driver.waiting) == min(3, 12 - at))  # noqa: B023
+            driver.let(BASE + at * SMALL)
         assert pinned.wait(WAIT_S)
     assert driver.most_at_once == 3
     assert not driver.wrong
@@ -139,16 +142,23 @@ def test_frames_are_ready_where_their_bytes_are(
 
 
 def test_a_failure_is_one_log_line_with_the_limit_to_raise(logged: pytest.LogCaptureFixture) -> None:
-    driver = PinningDriver(seconds=0.002, fails=(3, 4, 5))
+    driver = GatedDriver()
     with pinning(driver, 100 * SMALL) as pinned:
+        for at in range(3):
+            driver.let(BASE + at * SMALL)
+        assert eventually(lambda: len(driver.waiting) == 4 and len(driver.began) == 7)
+        for at in (3, 4, 5):
+            driver.let(BASE + at * SMALL, "Cannot allocate memory")
+            assert eventually(lambda: "failed" in pinned.state)
+        driver.let(BASE + 6 * SMALL)
         assert pinned.wait(WAIT_S)
         (line,) = (record.getMessage() for record in logged.records)
         assert "Cannot allocate memory" in line
         assert "RLIMIT_MEMLOCK" in line
         assert "Cannot allocate memory" in pinned.state
-        assert 3 <= sum(ready_chunks(pinned, 100)) == len(driver.registered) <= 7
-        assert 0 < pinned.progress < 0.1
-    assert len(driver.began) <= 8  # the four calls in progress, and the earlier ones
+        assert sum(ready_chunks(pinned, 100)) == len(driver.registered) == 4
+        assert pinned.progress == 0.04
+    assert len(driver.began) == 7, "a call began after one had failed"
     assert not driver.registered
     assert not driver.wrong
 
