@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from eventually import eventually, settled
+from daemon_turns import PUBLISHED, Turns
+from eventually import eventually
 from one_host import Scene, ask, ask_after_reset, distance, prompt, scene_of, texts
 from vllm_engine import VllmEngine
 
@@ -32,9 +33,11 @@ class Hosts:
         self._stack = stack
         shared = (*flags, "--remote-timeout", f"{LONG_S}s")
         self.first = stack.enter_context(scene_of(name, *shared))
-        self.second: Scene = stack.enter_context(
-            scene_of(name, *shared, "--remote-write", "never", "--remote-ask-timeout", f"{ASK_S}s")
+        self._turns, asked = (
+            stack.enter_context(Turns()),
+            ("--remote-write", "never", "--remote-ask-timeout", f"{ASK_S}s"),
         )
+        self.second: Scene = stack.enter_context(scene_of(name, *shared, *asked, before=self._turns.before))
 
     def compute(self) -> None:
         """Computes the prompts on the first host, until the fleet has their pages. The second engine starts beside."""
@@ -77,8 +80,9 @@ class Hosts:
         return self._refused() == before
 
     def _refused(self) -> int:
-        """Returns the questions that were not asked, when their number no longer changes."""
-        return settled(lambda: self.second.daemon.snapshot().fleet.refused)
+        """Returns the questions until now that were not asked."""
+        self._turns.pass_by(PUBLISHED)
+        return self.second.daemon.snapshot().fleet.refused
 
     def is_right(self, result: dict[str, Any]) -> bool:
         """Returns whether the answers are those of the first engine."""

@@ -129,9 +129,9 @@ class Scene:
 
 
 @contextmanager
-def scene_of(name: str, *flags: str, frames: int = _FRAMES) -> Iterator[Scene]:
+def scene_of(name: str, *flags: str, frames: int = _FRAMES, before: Sequence[str] = ()) -> Iterator[Scene]:
     """Starts a daemon, and checks at the end that it has logged no problem."""
-    with DiskDaemon(frames, "512MiB", *flags) as daemon:
+    with DiskDaemon(frames, "512MiB", *flags, before=before) as daemon:
         scene = Scene(name, daemon)
         yield scene
         if daemon.process is not None and daemon.process.poll() is None:

@@ -134,7 +134,7 @@ def test_damaged_objects_are_misses_and_counted(fleet: Fleet) -> None:
     for name in names:
         keys = keys_of(f"damaged {name}", 1)
         fleet.replace(keys, dict(damages(fleet.object(keys), fleet.object(whole)))[name])
-    before = fleet.second.calm_report()
+    before = fleet.second.fresh_report()
     for name in lost:
         assert fleet.second.load(f"damaged {name}", 1, SMALL).pages == 0, name
     for name in exact:

@@ -8,18 +8,22 @@ from contextlib import suppress
 from typing import Final, Self
 
 _WAIT_S: Final = 30.0
+PUBLISHED: Final = 24
+"""Turns in which more than a second passes: the daemon has published again what it reports once a second."""
 
 
 class Turns:
     """The turns of a daemon's periodic work, about twenty a second. It sends a keep-alive ping at the end of each.
 
     Attributes:
-        before: The command that runs the daemon: `RunningDaemon(before=turns.before)`.
+        environ: What the daemon's environment must contain.
+        before: The command that runs the daemon in it: `RunningDaemon(before=turns.before)`.
     """
 
     def __init__(self) -> None:
         name = f"pagetier-test-{secrets.token_hex(6)}"
-        self.before = ("env", f"NOTIFY_SOCKET=@{name}", "WATCHDOG_USEC=1")
+        self.environ = {"NOTIFY_SOCKET": f"@{name}", "WATCHDOG_USEC": "1"}
+        self.before = ("env", *(f"{key}={value}" for key, value in self.environ.items()))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(f"\0{name}")
 

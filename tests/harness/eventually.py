@@ -21,9 +21,6 @@ _SECOND_S = 1.0
 _PATIENCE_S = 30.0
 """Far longer than anything should take, for a busy machine. A test of how soon something comes passes its own limit."""
 _STALL_S = 0.05
-_CHECK_S = 0.1
-_CHANGING_S = 60.0
-_REPORTED_S = 2.5  # after which the daemon, which reports about once a second, has reported what happened before
 _OWN_STEPS_S = 0.5  # the steps of the test until it sees the result
 
 
@@ -51,19 +48,6 @@ def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:
         pause(rest)
         rest = min(_LONGEST_S, 1.05 * rest)
     return result
-
-
-def settled(what: Callable[[], _T], seconds: float = _REPORTED_S) -> _T:
-    """Returns a value when it has been the same for so many seconds. A stall of the machine counts as one check.
-
-    It fails if the value changes for a minute.
-    """
-    value, left, watch = what(), seconds, Stopwatch()
-    while left > 0:
-        assert watch.seconds < _CHANGING_S, f"it does not settle: {value}"
-        pause(_CHECK_S)
-        left = left - _CHECK_S if value == (value := what()) else seconds
-    return value
 
 
 class CoreWaits:

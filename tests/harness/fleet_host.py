@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventually import eventually, settled
-from pagetier.client import Client, FullAttention, GroupKeys, Keys
+from daemon_turns import PUBLISHED, Turns
+from eventually import eventually
+from pagetier.client import Client, Keys
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from running_daemon import RunningDaemon, namespace
@@ -45,7 +45,9 @@ class FleetHost:
     def __init__(
         self, url: str, stack: ExitStack, *more: str, arena: str = "16MiB", before: Sequence[str] = ()
     ) -> None:
-        self.daemon = stack.enter_context(RunningDaemon(arena, "64KiB", "--remote-url", url, *more, before=before))
+        self._turns = stack.enter_context(Turns())
+        flags, before = ("--remote-url", url, *more), (*before, *self._turns.before)
+        self.daemon = stack.enter_context(RunningDaemon(arena, "64KiB", *flags, before=before))
         assert eventually(lambda: self.report.standing == "open", OPEN_S), self.daemon.log.read_text()
         self.client: Client = stack.enter_context(self.daemon.client(timeout=OPEN_S))
         self._shared = 0
@@ -55,19 +57,9 @@ class FleetHost:
         return self.daemon.snapshot().fleet
 
     def fresh_report(self) -> FleetStatus:
-        """Returns a report that the daemon has published since the call began, which it does about once a second.
-
-        The fleet is asked for an unknown page, so the report changes: it has one more question in `absent`.
-        """
-        before = self.report
-        with self.client.find_groups([GroupKeys(FullAttention(16), keys_of(secrets.token_hex(8), 1))]) as match:
-            self.client.locate_groups(match).wait(OPEN_S)
-        assert eventually(lambda: self.report != before, OPEN_S), before
+        """Returns a report that the daemon has published since the call, in this network namespace."""
+        self._turns.pass_by(PUBLISHED)
         return self.report
-
-    def calm_report(self) -> FleetStatus:
-        """Returns the report when all that happened before the call is in it."""
-        return settled(lambda: self.report)
 
     @property
     def worker(self) -> int:

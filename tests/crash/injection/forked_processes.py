@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from daemon_turns import Turns
 from injection.fork_client import ForkClient, ForkedProcess
 from injection.injector import Injector
 from injection.instrumented_build import environment
@@ -19,10 +20,11 @@ from running_daemon import START_S, RunningDaemon
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """The fork server and the injector that scenes share, one after another."""
+    """The fork server, the injector and the turns of the daemon, which scenes share, one after another."""
 
     fork_client: ForkClient
     injector: Injector
+    turns: Turns
 
 
 @contextmanager
@@ -30,9 +32,10 @@ def stage(folder: Path, mutant: Path | None = None) -> Iterator[Stage]:
     """Yields a stage, and asserts at the end that no process is left. `mutant` is a patch with a bug for the core."""
     with (
         Injector(folder / "injector") as injector,
-        ForkClient(folder / "log", environment(injector.path, mutant)) as fork_client,
+        Turns() as turns,
+        ForkClient(folder / "log", environment(injector.path, mutant) | turns.environ) as fork_client,
     ):
-        yield Stage(fork_client, injector)
+        yield Stage(fork_client, injector, turns)
         assert fork_client.all_ended(30.0), "a process was left behind"
 
 

@@ -31,7 +31,7 @@ class Scene:
     """
 
     def __init__(self, on: Stage, folder: Path, flags: Sequence[str], timeout: float = CALL_S) -> None:
-        self.injector = on.injector
+        self.injector, self.turns = on.injector, on.turns
         self.daemon = ForkedDaemon(
             on.fork_client, str(FRAMES * FRAME), str(FRAME), "--store-quarantine", QUARANTINE, *flags
         )

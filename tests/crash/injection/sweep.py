@@ -14,10 +14,10 @@ from typing import Final
 import msgspec
 import pytest
 
-from eventually import eventually, settled
+from eventually import eventually
 from injection.disk_cases import run_disk_case
 from injection.forked_processes import Stage
-from injection.injector import POINTS, Case, Role, Site
+from injection.injector import POINTS, Case, Met, Role, Site
 from injection.operation import Operation
 from injection.process_cases import end_process_case, run_process_case
 from injection.scene import Scene
@@ -95,8 +95,7 @@ def record(scene: Scene, kind: type[Operation]) -> Recorded:
     scene.injector.forget()
     operation.act()
     assert eventually(operation.done, DONE_S), f"{kind.__name__} did not end: {scene.daemon.log.read_text()}"
-    settled(lambda: set(scene.injector.met()), QUIET_S)
-    met = scene.injector.met()
+    met = _met_until_rest(scene)
     if Role.ENGINE in kind.starts:
         of_pid[operation.pids_of_engines()[0]] = Role.ENGINE
     if Role.DAEMON in kind.starts:
@@ -112,6 +111,15 @@ def record(scene: Scene, kind: type[Operation]) -> Recorded:
     for one, times in met.items():
         calls[one.site] += times if one.site is not Site.FAILPOINT else 0
     return Recorded(points, calls)
+
+
+def _met_until_rest(scene: Scene) -> Counter[Met]:
+    """Returns the sites that were met when the daemon's turns meet no other one."""
+    met: Counter[Met] = Counter()
+    while met.keys() != (met := scene.injector.met()).keys():
+        if scene.daemon.lives:
+            scene.turns.pass_by()
+    return met
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
