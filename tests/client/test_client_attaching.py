@@ -17,7 +17,7 @@ from types import FrameType
 import pytest
 
 from child_process import in_child
-from eventually import eventually, pause
+from eventually import eventually, pace
 from keyed_pages import PAGE, in_memory, prompt, store
 from pagetier.client import Client
 from pagetier.shm.daemon_link import LinkError
@@ -50,7 +50,7 @@ def at_once(_: random.Random) -> None:
 
 
 def some_time(chance: random.Random) -> None:
-    pause(chance.uniform(0, LONGEST_MOMENT_S))
+    pace(chance.uniform(0, LONGEST_MOMENT_S))
 
 
 @pytest.mark.parametrize("moment", [at_once, some_time])
@@ -191,7 +191,8 @@ def test_a_keyboard_interrupt_while_it_attaches(daemon: RunningDaemon) -> None:
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 0.003))
             with Client(daemon.socket) as client:
                 client.wait_attached(START_S)
-                pause(1.0)  # until the interrupt comes
+                while True:  # until the interrupt comes
+                    pace()
         except (KeyboardInterrupt, RuntimeError) as error:  # Python's own locks may answer an interrupt with the latter
             assert isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt)
         finally:

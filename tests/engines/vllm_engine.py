@@ -18,7 +18,7 @@ from select import select
 from types import TracebackType
 from typing import Any, Self
 
-from eventually import eventually, pause
+from eventually import eventually
 
 USER_CACHE = Path(".cache/engines/user").resolve()
 """The user's cache folder of all engines."""
@@ -156,8 +156,7 @@ class VllmEngine:
         self._close_commands()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        while _is_alive(self.pid):
-            pause()
+        assert eventually(lambda: not _is_alive(self.pid))
 
     def _close_commands(self) -> None:
         if self._commands >= 0:

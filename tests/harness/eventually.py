@@ -36,8 +36,13 @@ class Stopwatch:
         return time.monotonic() - self._began
 
 
-def pause(seconds: float = _SHORTEST_S) -> None:
-    """Lets other processes run: between two checks, or to give simulated work its pace."""
+def pace(seconds: float = _SHORTEST_S) -> None:
+    """Gives simulated work its pace, or rests between two looks. No result depends on how long it takes."""
+    time.sleep(seconds)
+
+
+def pause(seconds: float) -> None:
+    """Sleeps where the result depends on that: only for tests with the mark `wall_clock`."""
     time.sleep(seconds)
 
 
@@ -45,7 +50,7 @@ def eventually(what: Callable[[], _T], seconds: float = _PATIENCE_S) -> _T:
     """Returns the first true result of a function, or its last one when the time has passed."""
     watch, rest = Stopwatch(), _SHORTEST_S
     while not (result := what()) and watch.seconds <= seconds:
-        pause(rest)
+        pace(rest)
         rest = min(_LONGEST_S, 1.05 * rest)
     return result
 
@@ -99,6 +104,6 @@ class Second:
     def _pause(self) -> None:
         """Sleeps for a moment. A sleep that lasts far longer shows that this process could not run, for any reason."""
         watch = Stopwatch()
-        pause()
+        pace()
         late = watch.seconds - _SHORTEST_S
         self._stalled_s += late if late > _STALL_S else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from array import array
@@ -11,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from eventually import pause
+from eventually import eventually
 from pagetier.tiers.fleet.folder_store import FolderStore
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
@@ -130,8 +131,7 @@ class HangingFolder(FolderStore):
         return super().sizes(names)
 
     def _hang(self) -> None:
-        while (self._folder / "hang").exists():
-            pause()
+        eventually(lambda: not (self._folder / "hang").exists(), math.inf)
 
 
 class UnreadableFolder(FolderStore):

@@ -22,7 +22,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from eventually import pause
+from eventually import pace
 from in_namespaces import within
 from keyed_pages import PAGE, assert_exact, prompt, store
 from pagetier.client import Client, Keys, Match
@@ -51,7 +51,7 @@ def live(socket: Path, compared: _Counts, chance: random.Random) -> NoReturn:
         if not chance.randrange(_ANOTHER):
             with closing(Client(socket, timeout=_TIMEOUT_S)) as another:
                 store(another, keys, timeout=_TIMEOUT_S)
-        pause(chance.uniform(0, _PAUSE_S))
+        pace(chance.uniform(0, _PAUSE_S))
 
 
 def _compare(client: Client, keys: Keys, match: Match) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -12,6 +13,7 @@ from pagetier.shm._core import KEY_BYTES, ChainKind, HintKind, Owner, Pins, Rese
 from pagetier.shm.geometry import Geometry
 
 FRAME = 4096
+_TICK_BITS = 20
 LEARNING = 2000  # stores of one page after which the policy has learned, with at most 1,024 frames
 
 
@@ -25,6 +27,13 @@ class Engine:
             self.owner.learn_returns()
         self.slot = attach(self.owner, 1)
         self.session: Session = self.memory.session(self.slot)
+
+    @staticmethod
+    def next_tick() -> None:
+        """Returns when the time by which the policy learns has another value."""
+        tick = time.monotonic_ns() >> _TICK_BITS
+        while time.monotonic_ns() >> _TICK_BITS == tick:
+            pass
 
     def keys(self, prompt: Sequence[int]) -> list[bytes]:
         return [sha256(repr(tuple(prompt[: end + 1])).encode()).digest() for end in range(len(prompt))]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from eventually import pause
+from eventually import pace
 from pagetier.shm import clock
 
 _T = TypeVar("_T")
@@ -40,7 +40,7 @@ class VirtualClock:
         if self.is_stuck():
             self.passes(seconds)
         else:
-            pause(_PAUSE_S)
+            pace(_PAUSE_S)
 
     def wait(self, block: Callable[[float], _T], seconds: float) -> _T:
         """Returns the result of `block` once that is true, or the last one when the time has passed.
@@ -53,7 +53,7 @@ class VirtualClock:
                 assert ends < math.inf, "a wait without an end"
                 self.now = max(self.now, ends)
             else:
-                pause(_PAUSE_S)
+                pace(_PAUSE_S)
         return result
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from copy_case_memory import Placed
 from copy_cases import Case, Stored, case_of, cases
-from eventually import pause
+from eventually import pace
 from gpu_copies import Gate, begun, device_of, registered, stream_of
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy, Direction
@@ -194,7 +194,7 @@ def launch_often(numbers: Any) -> None:
     """Launches 200 small kernels, with pauses in which another thread enqueues more."""
     for _ in range(200):
         numbers += 1
-        pause(0.001)
+        pace(0.001)
 
 
 def test_streams_are_not_shared_with_torch() -> None:
@@ -254,7 +254,7 @@ def test_an_engines_graph_is_captured_beside_copies(direction: Direction, way: A
             for _ in range(10):
                 numbers += 1
                 assert earlier.done()
-                pause(0.05)
+                pace(0.05)
     assert copying.failed is None
     assert copying.counts
     graph.replay()

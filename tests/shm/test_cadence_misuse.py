@@ -14,7 +14,6 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from core_records import lock_words
-from eventually import pause
 from learning_index import FRAME, Engine, learn
 from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome
 
@@ -67,7 +66,7 @@ def test_the_page_before_a_store_stays_while_room_is_made() -> None:
         keys = engine.keys([-number - 1, *range(12)])
         before = engine.store(keys[:1], b"")
         for page in range(1, 11, 2):
-            pause(0.001)  # otherwise it is not older than the pages that come
+            engine.next_tick()  # otherwise it is not older than the pages that come
             outcomes = engine.store(keys[page : page + 2], keys[page - 1])
             if before[-1] == outcomes[0] == ReserveOutcome.GRANTED:
                 grown += 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 
 import pytest
 
 from anonymous_segments import DAY_NS
-from eventually import pause
-from index_with_disk import Place, key
+from core_records import lock_words
+from index_with_disk import GEOMETRY, Place, key
 from pagetier.shm._core import KEY_BYTES, IdleResult, Pins, TierFlag, WriteResult
 
 ANY_NS = 0
@@ -41,12 +42,10 @@ def drop(place: Place, idle_ns: int = ANY_NS) -> str:
     return str(space.name)
 
 
-def idle_since(at_ns: int) -> int:
-    """Returns for how long a namespace is idle now that was last used at a time on the monotonic clock.
-
-    Unlike with a fixed duration, a use after that time counts however slow the test is.
-    """
-    return time.monotonic_ns() - at_ns
+def age(place: Place) -> int:
+    """Makes all pages as old as the machine. Returns for how long a namespace is idle that is not used from now on."""
+    lock_words(mmap.mmap(place.memory.descriptors[1], 0), GEOMETRY.entries)["tick"] = 1
+    return time.monotonic_ns() // 2
 
 
 def test_the_oldest_is_dropped_first(two: Place) -> None:
@@ -119,11 +118,10 @@ def test_a_use_between_two_turns_ends_the_walk(two: Place, used: str) -> None:
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
-    stored = time.monotonic_ns()
-    pause(0.5)
-    assert two.owner.drop_idle(idle_since(stored), 2).result == IdleResult.MORE
+    idle_ns = age(two)
+    assert two.owner.drop_idle(ANY_NS, 2).result == IdleResult.MORE
     assert two.match(used) == (1, 1)
-    while (found := two.owner.drop_idle(idle_since(stored), 2).result) == IdleResult.MORE:
+    while (found := two.owner.drop_idle(idle_ns, 2).result) == IdleResult.MORE:
         pass
     assert found == IdleResult.NOTHING
     assert two.match(used) == (1, 1) and two.sound()
@@ -133,12 +131,11 @@ def test_a_page_used_while_its_namespace_is_dropped_is_kept(two: Place) -> None:
     for page in "abcd":
         two.store(page)
     assert drop(two) == "space"
-    stored = time.monotonic_ns()
-    pause(0.5)
-    while not two.owner.drop_idle(idle_since(stored), 1).pages:
+    idle_ns = age(two)
+    while not two.owner.drop_idle(ANY_NS, 1).pages:
         pass
     assert two.match("a") == (1, 1)
-    while (found := two.owner.drop_idle(idle_since(stored), 1).result) == IdleResult.MORE:
+    while (found := two.owner.drop_idle(idle_ns, 1).result) == IdleResult.MORE:
         pass
     assert found == IdleResult.NOTHING
     assert two.match("a") == (1, 1) and two.sound()

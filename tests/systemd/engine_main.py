@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eventually import pause
+from eventually import pace
 from pagetier.client import Client, Keys, Namespace
 
 PAGE_BYTES, PAGE_TOKENS = 60_000, 16
@@ -45,7 +45,7 @@ def main(pages: int, prompts: int) -> None:
             counts["rounds"] += 1
             report = {**counts, "hits": loaded, "attached": client.attached, "mapped": is_mapped()}
             print(json.dumps(report), flush=True)  # noqa: T201  the test reads it
-            pause(0.02)
+            pace(0.02)
 
 
 main(*map(int, sys.argv[1:]))

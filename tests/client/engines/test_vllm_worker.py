@@ -12,7 +12,6 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from eventually import pause
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
@@ -245,7 +244,9 @@ def test_a_store_waits_for_its_delay_or_for_a_step_that_computes_nothing(
     monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
     worker = worker_of(client, heads_first(), salt=token_hex(8))
     worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
-    pause(0.05)
+    other = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_MAKE_ROOM)
+    other.store([store_command(other, 0, BLOCKS_TO_STORE)])  # is not delayed
+    ends(other)
     assert worker.finished(False) == Finished(frozenset(), frozenset(), frozenset(), frozenset())
     assert worker._storing and not stored_pages(client, worker, 0)
     ends(worker)

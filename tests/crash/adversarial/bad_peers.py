@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from eventually import pause
+from eventually import pace
 from pagetier.shm._core import KEY_BYTES, HintKind
 from pagetier.shm.daemon_link import Link, LinkError
 from pagetier.shm.message_codec import pack
@@ -53,7 +53,7 @@ def connected(path: Path) -> socket.socket:
             return peer
         except OSError:
             peer.close()
-            pause(_PAUSE_S)
+            pace(_PAUSE_S)
 
 
 def say(peer: socket.socket, data: bytes) -> None:
@@ -214,7 +214,7 @@ def saving(path: Path) -> None:
             with suppress(OSError):
                 peer.send(pack(Save(0)) * 50)
             _drain(peer, 1 << 16)
-        pause(_PAUSE_S)
+        pace(_PAUSE_S)
 
 
 def _watching(path: Path) -> socket.socket:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
-from eventually import eventually, pause
+from eventually import eventually, pace
 from host_events.engine import PAGES, Engine, Served
 from pagetier.client import Keys
 from running_daemon import namespace
@@ -73,4 +73,4 @@ class Honest:
     def _run(self) -> None:
         while not self._ends.is_set():
             self.engine.request()
-            pause(_REST_S)
+            pace(_REST_S)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core_records import lock_words
-from eventually import pause
+from eventually import pace
 from pagetier.client import Client, Keys, Match, Reservation
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link
@@ -103,7 +103,7 @@ def pin_all(path: Path) -> None:
     while True:
         pins |= np.uint64(1 << slot)
         begun()
-        pause(0.0005)
+        pace(0.0005)
 
 
 def scribbles(path: Path) -> None:
@@ -115,7 +115,7 @@ def scribbles(path: Path) -> None:
         for entry, name in zip(random.integers(0, len(words), 50), random.choice(names, 50), strict=True):
             words[name][entry] = random.integers(0, 1 << 64, dtype=np.uint64, endpoint=False)
         begun()
-        pause(0.001)
+        pace(0.001)
 
 
 ACTS: Final[dict[str, Callable[[Path], None]]] = {

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from eventually import eventually, pause
+from eventually import eventually, pace
 from injection.colliding_pages import PAGE, SEED, SPACE, keys_of
 from oracle.journal import Journal, Reported
 from oracle.page_contents import words
@@ -141,7 +141,7 @@ class EngineCommands:
     def overstay(self, numbers: Sequence[int], seconds: float) -> list[int]:
         """Reserves pages, waits, and publishes them; returns their outcomes."""
         self.open(numbers)
-        pause(seconds)
+        pace(seconds)
         return self.publish()
 
     def pin(self, numbers: Iterable[int]) -> bytes:

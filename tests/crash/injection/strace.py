@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from eventually import pause
+from eventually import eventually
 from injection.injector import CALLS, Met, Site
 
 _OTHER_NAMES: Final = {
@@ -68,8 +68,13 @@ def recorded(pids: Sequence[int], file: Path) -> Iterator[None]:
 def injected(pid: int, call: str, what: str) -> Iterator[None]:
     """Changes the result of a call of this process, in strace's syntax (error=EIO:when=2), counted for each thread."""
     with strace([pid], "--output", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:{what}"):
-        pause(0.05)  # strace says that it is attached before all threads are
+        assert eventually(lambda: _are_traced(pid))  # strace says that it is attached before all threads are
         yield
+
+
+def _are_traced(pid: int) -> bool:
+    """Returns whether a process traces each thread of this one."""
+    return not any("TracerPid:\t0\n" in file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status"))
 
 
 def calls_in(file: Path, folder: Path) -> Counter[Met]:

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from child_process import run_and_exit
-from eventually import eventually, pause
+from eventually import eventually
 
 _PR_SET_PDEATHSIG: Final = 1
 _PATIENCE_S: Final = 20.0
@@ -145,8 +145,7 @@ class ChildProcesses:
         for child in list(self._children.values()):
             self.kill(child)
         while self._children:
-            self.reap()
-            pause()
+            self.wait(next(iter(self._children.values())))
 
     def _result_of(self, pid: int) -> Path:
         return self._folder / f"{pid}.result"

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from eventually import pause
+from eventually import pace
 from oracle.journal import Reported
 from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Client, Keys
@@ -80,7 +80,7 @@ class Engine:
     def pause(self) -> None:
         """Counts a request and waits for a random time before the next one."""
         self.context.heartbeats.beat(self.context.seat, 1)
-        pause(self.rng.uniform(0, self.context.scene.pause))
+        pace(self.rng.uniform(0, self.context.scene.pause))
 
 
 def learn(changes: LocationChanges[PromptPage], keys: Keys) -> None:
@@ -120,7 +120,7 @@ def _pin(engine: Engine) -> None:
         witness.journal.write(Reported.HIT, chain.keys[: len(match)].data, since)
         for _ in range(2):
             engine.context.heartbeats.verified(engine.context.seat, witness.load(match, chain.keys) * chain.page_bytes)
-            pause(engine.rng.uniform(0, _PIN_S))
+            pace(engine.rng.uniform(0, _PIN_S))
 
 
 def _cancel_store(engine: Engine) -> None:

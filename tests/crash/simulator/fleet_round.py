@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import msgspec
 
-from eventually import Stopwatch, eventually, pause
+from eventually import Stopwatch, eventually, pace
 from oracle.checker import Kind
 from oracle.journal import read_journals
 from pagetier.daemon.common.fleet_status import FleetStatus
@@ -196,7 +196,7 @@ class FleetRound:
                 next_reading = now + _READING_S
                 self._read(now - began)
             self._show(_sum(self.hosts))
-            pause(TICK_S)
+            pace(TICK_S)
         self.store.maintain(float("inf"))
 
     def _damage(self) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from eventually import pause
+from eventually import pace
 from pagetier.client import Keys
 from pagetier.shm._core import KEY_BYTES
 from simulator.call_times import Call, CallTimes
@@ -52,7 +52,7 @@ def probe(context: EngineContext, chance: int) -> None:
             if engine.verify(hot).hits < len(hot.keys):
                 engine.witness(hot).store(hot.keys)
             serve(engine)
-        pause(_PAUSE_S)
+        pace(_PAUSE_S)
 
 
 def _time_reserve(engine: Engine, times: CallTimes, keys: Keys) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
-from eventually import Stopwatch, pause
+from eventually import Stopwatch, pace
 from oracle.checker import Kind
 from oracle.samples import Sample, taken
 from simulator.chapters import Chapters
@@ -96,7 +96,7 @@ class Simulation(ABC):
         """Runs the cluster and the planned events until a condition is true."""
         while not is_over():
             self.step(time.monotonic())
-            pause(TICK_S)
+            pace(TICK_S)
 
     def step(self, now: float) -> None:
         """Does all that is due. Raises RuntimeError as _live()."""

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from disk_daemon import FRAMES, DiskDaemon
-from eventually import eventually, pause
+from eventually import eventually, pace
 from looked_up import PAGE, advice, advice_after, serve
 from metrics_scrape import scrape
 from pagetier.client import Client
@@ -83,7 +83,7 @@ def test_a_daemon_that_evicts_by_cadence_predicts_the_least_that_it_finds(tmp_pa
             keys = namespace().keys([prompt, *range(16 * 4 - 1), *[number] * 16])
             found += serve(client, keys)
             pages += len(keys)
-            pause(0.001)  # the policy learns from times between uses, in 1/1024 s
+            pace(0.001)  # the policy learns from times between uses, in 1/1024 s
         values = advice_after(daemon, 600)
         total = values["total"]
         assert all(one["policy"] == "lru" for one in (*total["memory"], *total["disk"]))
