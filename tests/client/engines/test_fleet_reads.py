@@ -1,40 +1,158 @@
-"""Questions to the fleet that the daemon never answers: engines stop asking for a while, not for ever."""
+"""How long engines wait for the fleet and the disk, in virtual time: for answers that are late or never come."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
+import pytest
+
+from pagetier.client.engines.fleet_reads import FleetLimits, FleetRead, FleetReads
+from pagetier.client.engines.vllm.tier_reads import TierReads
 from virtual_clock import VirtualClock
 
 _PAGE_TOKENS = 256
+ASK_S, READ_S = 0.05, 2.0
+LIMITS = FleetLimits(READ_S, _PAGE_TOKENS, ASK_S)
+_STEP_S = 0.001
 
 
-class _SilentThread:
-    """A thread whose questions get no answer."""
+class _Thread:
+    """A thread that does what it is asked for at once, or never."""
 
-    def run(self, call: object) -> bool:
+    def __init__(self, *, works: bool) -> None:
+        self._works = works
+        self.disk_s: list[float] = []
+
+    def run(self, call: Callable[[], object]) -> bool:
+        if self._works:
+            call()
         return True
 
+    def submit(self, match: object, timeout: float) -> Any:
+        self.disk_s.append(timeout)
+        return SimpleNamespace(ready=False)
 
-def match_of(prompt: int) -> Any:
-    """Returns a match of four pages that found none of them."""
+
+class _SlowFleet:
+    """A client that locates all pages, and that reads one page a second and never ends."""
+
+    def __init__(self) -> None:
+        self.read_s: list[float] = []
+        self.session = SimpleNamespace(asks_fleet=True)
+
+    def locate_groups(self, match: Any) -> Any:
+        def longest_hit(most_bytes: float) -> Any:
+            return hit_of(match.asked) if most_bytes >= 4 else None
+
+        return SimpleNamespace(match=match, rate=1.0, longest_hit=longest_hit, call_when_ready=lambda call: call())
+
+    def prefetch_groups(self, match: object, timeout: float, hit: object) -> Any:
+        self.read_s.append(timeout)
+        return SimpleNamespace(ready=False)
+
+
+def hit_of(tokens: int = 4 * _PAGE_TOKENS) -> Any:
+    return SimpleNamespace(tokens=tokens, fleet_bytes=4)
+
+
+def match_of(prompt: int, available: int = 0) -> Any:
+    """Returns a match of four pages that found none of them in memory."""
     keys = [b"%031d%d" % (prompt, page) for page in range(4)]
     group = SimpleNamespace(keys=keys, group=SimpleNamespace(page_tokens=_PAGE_TOKENS))
-    return SimpleNamespace(asked=4 * _PAGE_TOKENS, available_tokens=0, groups=[group])
+    return SimpleNamespace(asked=4 * _PAGE_TOKENS, available_tokens=available, tokens=0, groups=[group])
 
 
-def test_a_question_without_an_answer_is_forgotten(standing_clock: VirtualClock) -> None:
-    client, thread = SimpleNamespace(), _SilentThread()
-    reads = FleetReads(client, thread)  # type: ignore[arg-type]
-    reads.limits = FleetLimits(timeout=2.0, least=_PAGE_TOKENS, ask_timeout=0.05)
-    first = reads.ask(match_of(1), 0)
-    assert first is not None and first.waits(standing_clock.now)
-    assert reads.ask(match_of(1), 0) is first, "requests with the same first missing page share it"
-    standing_clock.passes(1.0)
-    assert not first.waits(standing_clock.now)
+def reads_of(client: Any = None, limits: FleetLimits = LIMITS, *, works: bool = False) -> FleetReads:
+    reads = FleetReads(client, _Thread(works=works))  # type: ignore[arg-type]
+    reads.limits = limits
+    return reads
+
+
+def asked(reads: FleetReads, prompt: int = 1) -> FleetRead:
+    read = reads.ask(match_of(prompt), 0)
+    assert read is not None
+    return read
+
+
+def passes_until(clock: VirtualClock, what: Callable[[], bool]) -> Any:
+    """Lets time pass until a condition is true. Returns the seconds, to be compared with the expected ones."""
+    began = clock.now
+    while not what():
+        clock.passes(_STEP_S)
+        assert clock.now - began < 1000, "never"
+    return pytest.approx(clock.now - began, abs=2 * _STEP_S)
+
+
+def test_an_answer_is_waited_for_then_late_then_forgotten(standing_clock: VirtualClock) -> None:
+    reads = reads_of()
+    first = asked(reads)
+    assert asked(reads) is first, "requests with the same first missing page share it"
+    assert passes_until(standing_clock, lambda: not first.waits(standing_clock.now)) == ASK_S
+    assert passes_until(standing_clock, lambda: first.is_late(standing_clock.now)) == 0.1
     assert reads.ask(match_of(2), 0) is None, "the daemon does not answer"
-    standing_clock.passes(12.0)
-    again = reads.ask(match_of(2), 0)
-    assert again is not None and again.waits(standing_clock.now) and first.ended
+    assert passes_until(standing_clock, lambda: reads.ask(match_of(2), 0) is not None) == 10.0
+    assert asked(reads, 2).waits(standing_clock.now) and first.ended
+
+
+@pytest.mark.parametrize(("limit", "late"), [(READ_S, READ_S + 0.1), (0.25, 1.1)])
+def test_a_read_is_waited_for_as_long_as_the_limit_says(
+    limit: float, late: float, standing_clock: VirtualClock
+) -> None:
+    read = asked(reads_of(limits=FleetLimits(limit, _PAGE_TOKENS, ASK_S)))
+    standing_clock.passes(0.04)
+    read.begin_read(hit_of(), SimpleNamespace(ready=False), in_time=True)  # type: ignore[arg-type]
+    assert passes_until(standing_clock, lambda: not read.waits(standing_clock.now)) == limit
+    assert passes_until(standing_clock, lambda: read.is_late(standing_clock.now)) == late - limit
+
+
+def test_a_fleet_that_is_too_slow_is_measured_again_after_ten_seconds(standing_clock: VirtualClock) -> None:
+    fleet = _SlowFleet()
+    reads = reads_of(fleet, works=True)
+    assert asked(reads).hit is not None, "it was never measured"
+    assert not asked(reads).waits(standing_clock.now), "it cannot come in time"
+    reads._open.clear()
+
+    assert passes_until(standing_clock, lambda: asked(reads).hit is not None) == 10.0
+    assert fleet.read_s == [READ_S] * 2
+
+
+def test_a_read_has_at_least_a_second() -> None:
+    fleet = _SlowFleet()
+    asked(reads_of(fleet, FleetLimits(0.25, _PAGE_TOKENS, ASK_S), works=True))
+    assert fleet.read_s == [1.0]
+
+
+def tracked_of(**fields: Any) -> Any:
+    defaults = {"prefetch": None, "fleet": None, "fleet_wait_ends": 0.0, "disk_wait_ends": 0.0}
+    said = SimpleNamespace(prefetch=True)
+    return SimpleNamespace(**defaults | {"said": said, "asks_fleet_again": False} | fields)
+
+
+@pytest.mark.parametrize(("limit", "disk"), [(3.0, 3.0), (0.25, 1.0), (0.0, 1.0)])
+def test_a_request_waits_for_the_disk_as_long_as_the_limit_says(
+    limit: float, disk: float, standing_clock: VirtualClock
+) -> None:
+    thread, tracked = _Thread(works=False), tracked_of()
+    reads = TierReads(SimpleNamespace(session=None), thread, limit)  # type: ignore[arg-type]
+    assert reads.begin(tracked, match_of(1, 4 * _PAGE_TOKENS), 0, standing_clock.now) is bool(limit)
+    assert thread.disk_s == [disk]
+    assert passes_until(standing_clock, lambda: not reads.must_wait(tracked, 0, standing_clock.now)) == limit
+
+
+def test_a_request_that_shares_reads_waits_no_longer_than_one_question_and_one_read(
+    standing_clock: VirtualClock,
+) -> None:
+    """Each question and each read alone would be waited for as long as it takes."""
+    client = SimpleNamespace(session=None)
+    reads = TierReads(client, _Thread(works=False), 0.0)  # type: ignore[arg-type]
+    reads.fleet.limits = LIMITS
+    tracked = tracked_of(fleet=asked(reads.fleet))
+
+    def is_over() -> bool:
+        if not tracked.fleet.waits(standing_clock.now + 2 * _STEP_S):
+            tracked.fleet = FleetRead(b"", match_of(1), LIMITS)
+        return not reads.must_wait(tracked, 0, standing_clock.now)
+
+    assert passes_until(standing_clock, is_over) == ASK_S + READ_S
