@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from eventually import eventually
 from interrupted_calls import each_interrupt
 from pagetier.shm.safe_event import SafeEvent
 from virtual_clock import VirtualClock
@@ -16,10 +17,15 @@ from virtual_clock import VirtualClock
 INTERRUPTS = 500
 
 
+def set_once_awaited(event: SafeEvent) -> None:
+    """Sets the event when a thread waits for it."""
+    threading.Thread(target=lambda: eventually(lambda: event._changed.is_awaited) and event.set()).start()
+
+
 def test_it_is_waited_for_set_and_cleared() -> None:
     event = SafeEvent()
     assert not event.wait(0.01)
-    threading.Timer(0.05, event.set).start()
+    set_once_awaited(event)
     assert event.wait(20)
     assert event.is_set()
     event.clear()
@@ -29,7 +35,7 @@ def test_it_is_waited_for_set_and_cleared() -> None:
 @pytest.mark.parametrize("seconds", [1e10, 1e300, math.inf])
 def test_a_wait_may_have_no_end(seconds: float) -> None:
     event = SafeEvent()
-    threading.Timer(0.05, event.set).start()
+    set_once_awaited(event)
     assert event.wait(seconds)
 
 
