@@ -19,7 +19,10 @@ import pytest
 from child_process import in_child
 from eventually import eventually, pace
 from keyed_pages import PAGE, in_memory, prompt, store
+from link_fixtures import never_block
 from pagetier.client import Client
+from pagetier.client.reconnect import LinkEvent
+from pagetier.shm import clock
 from pagetier.shm.daemon_link import LinkError
 from rescued_wait import HOUR_S
 from running_daemon import START_S, RunningDaemon
@@ -291,6 +294,64 @@ def test_one_call_waits_for_a_daemon_that_hangs_while_it_attaches(
 
         assert eventually(attached, START_S)
         assert store(client, keys).stored == 10
+
+
+def test_a_daemon_that_does_not_answer_is_reported_after_two_seconds(
+    daemon: RunningDaemon, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took: list[float] = []
+    began = standing_clock.now
+
+    def note(_: LinkEvent) -> None:
+        took.append(standing_clock.now - began)
+        standing_clock.is_stuck = lambda: False
+
+    daemon.signal(signal.SIGSTOP)
+    with Client(daemon.socket, on_link=note) as client:
+        assert eventually(lambda: not client._attachment._settled.is_set(), START_S), "it has not connected"
+        with monkeypatch.context() as patch:
+            never_block(patch)
+            standing_clock.is_stuck = lambda: not in_main_thread()
+            assert eventually(lambda: bool(took))
+    daemon.signal(signal.SIGCONT)
+    assert took == [pytest.approx(2.0)]
+    assert eventually(lambda: no_slot_in_use(daemon))
+
+
+def test_waiting_for_an_attachment_ends_at_the_timeout(tmp_path: Path, standing_clock: VirtualClock) -> None:
+    with Client(tmp_path / "none.sock") as client:
+        standing_clock.is_stuck = in_main_thread
+        for timeout in (0.0, 0.3, HOUR_S):
+            began = standing_clock.now
+            assert not client.wait_attached(timeout)
+            assert standing_clock.now - began == pytest.approx(timeout)
+        standing_clock.is_stuck = lambda: False
+
+
+def test_a_copy_that_does_not_end_keeps_close_for_the_timeout_and_the_thread_for_five_seconds(
+    standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retiring = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        retiring.set()
+        standing_clock.sleep(seconds)
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    with RunningDaemon() as daemon:
+        client = daemon.client(timeout=1.0)
+        session, thread, began = client.session, client._attachment._thread._thread, standing_clock.now
+        assert session is not None
+        session.retain_arena()  # as a copy does for which this process cannot wait
+        standing_clock.is_stuck = lambda: in_main_thread() and retiring.is_set()
+        client.close()
+        assert standing_clock.now - began == pytest.approx(1.0)
+        standing_clock.is_stuck = lambda: False
+        standing_clock.passes(3.9)
+        assert thread.is_alive()
+        standing_clock.passes(0.2)
+        assert eventually(lambda: not thread.is_alive())
+        session.release_arena()
 
 
 @pytest.mark.parametrize("there", ["nothing", "a socket of the dead"])

@@ -107,6 +107,7 @@ class HarnessedEngine:
 
     Attributes:
         begun: The requests whose load began in the last step.
+        just_loaded: The requests whose load ended in the last step, as the scheduler knows.
         loaded_pages: The number of pages of all load commands.
     """
 
@@ -135,6 +136,7 @@ class HarnessedEngine:
         open_half(self.connector, *(_report(share, layers) for share in _shares(config)))
         self.half = self.connector._scheduler
         assert self.half is not None, "the connector caches nothing"
+        self._asked, self.half.matched = self.half.matched, self._matched
         if daemon.socket.exists():
             assert eventually(lambda: self.half._client.attached), "its client is not attached"
         self.groups: tuple[PagedGroup, ...] = self.half._groups
@@ -147,6 +149,7 @@ class HarnessedEngine:
         self.loaded: dict[str, bool] = {}
         self.invalid: set[int] = set()
         self.begun: list[str] = []
+        self.just_loaded: set[str] = set()
         self.loaded_pages = 0
 
     def submit(self, number: int, tokens: int, *, common: int = 0, answer: int = 4) -> Any:
@@ -192,8 +195,10 @@ class HarnessedEngine:
         if loads is not Loads.GO_ON:
             self.end_loads(fails=loads is Loads.FAIL)
         self.unseen.append((output, self._answer(computed)))
+        loading = self._loading
         while len(self.unseen) > self.lag:
             self.scheduler.update_from_output(*self.unseen.popleft())
+        self.just_loaded = loading - self._loading
         return output
 
     def end_loads(self, *, fails: bool = False, most: int | None = None) -> None:
@@ -237,6 +242,20 @@ class HarnessedEngine:
     def store_prompt_elsewhere(self, prompt: Sequence[int]) -> None:
         """Stores all pages of a prompt, as another process would."""
         self.store_elsewhere(self.request_of("elsewhere", prompt), len(prompt))
+
+    @property
+    def _loading(self) -> set[str]:
+        """The requests that load, as the scheduler knows."""
+        return {name for name, tracked in self.half._tracked.items() if tracked.loading}
+
+    def _matched(self, request: Any, computed: int) -> int | None:
+        """Returns the answer of the connector, and asserts that no request waits for a load that is not in progress."""
+        tokens: int | None = self._asked(request, computed)
+        awaited = self.half._tracked[request.request_id].awaited
+        if tokens is None and awaited:
+            assert awaited in self._loading | self.just_loaded, f"{request.request_id} waits for {awaited}"
+            assert not self.half._tracked[awaited].request.is_finished(), f"{request.request_id} waits for {awaited}"
+        return tokens
 
     def _know(self, request: Any) -> None:
         for worker in self.workers:
