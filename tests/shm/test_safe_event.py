@@ -19,7 +19,12 @@ INTERRUPTS = 500
 
 def set_once_awaited(event: SafeEvent) -> None:
     """Sets the event when a thread waits for it."""
-    threading.Thread(target=lambda: eventually(lambda: event._changed.is_awaited) and event.set()).start()
+
+    def set_it() -> None:
+        assert eventually(lambda: event._changed.is_awaited)
+        event.set()
+
+    threading.Thread(target=set_it).start()
 
 
 def test_it_is_waited_for_set_and_cleared() -> None:
