@@ -338,11 +338,12 @@ def test_a_copy_that_does_not_end_keeps_close_for_the_timeout_and_the_thread_for
         standing_clock.sleep(seconds)
 
     monkeypatch.setattr(clock, "sleep", sleep)
-    with RunningDaemon() as daemon:
+    with RunningDaemon() as daemon, ExitStack() as stack:
         client = daemon.client(timeout=1.0)
         session, thread, began = client.session, client._attachment._thread._thread, standing_clock.now
         assert session is not None
         session.retain_arena()  # as a copy does for which this process cannot wait
+        stack.callback(session.release_arena)
         standing_clock.is_stuck = lambda: in_main_thread() and retiring.is_set()
         client.close()
         assert standing_clock.now - began == pytest.approx(1.0)
@@ -351,7 +352,6 @@ def test_a_copy_that_does_not_end_keeps_close_for_the_timeout_and_the_thread_for
         assert thread.is_alive()
         standing_clock.passes(0.2)
         assert eventually(lambda: not thread.is_alive())
-        session.release_arena()
 
 
 @pytest.mark.parametrize("there", ["nothing", "a socket of the dead"])
