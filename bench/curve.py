@@ -26,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from eviction.core import Outcome, compiled_core, predict, replay
+from eviction.core import Cache, Outcome, compiled_core, predict, replay
 from eviction.traces import Trace, read_trace
 from measure import machine
 
@@ -82,7 +82,7 @@ def rows_of(
 
     @cache
     def replayed(size: float) -> Outcome:
-        return replay(core, trace, trace.room(size), policy)
+        return replay(core, trace, Cache(trace.room(size)), policy)
 
     for arena in arenas:
         ratios, curve = predict(core, trace, trace.room(arena), policy, np.array([*map(trace.room, sizes)], np.float64))

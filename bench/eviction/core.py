@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -49,9 +50,39 @@ class Outcome(ctypes.Structure):
         ("stored", ctypes.c_int64),
         ("left_out", ctypes.c_int64),
         ("followed", ctypes.c_int64),
+        ("hits_in_memory", ctypes.c_int64),
+        ("written", ctypes.c_int64),
         ("findings", ctypes.c_int64),
         ("store_seconds", ctypes.c_double),
     ]
+
+
+class CacheRecord(ctypes.Structure):
+    """A cache; see eviction/index_replay.c."""
+
+    _fields_ = [
+        ("pages", ctypes.c_uint32),
+        ("disk_pages", ctypes.c_uint32),
+        ("learns", ctypes.c_int32),
+        ("speed", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+    ]
+
+
+class Cache(msgspec.Struct, frozen=True):
+    """Memory and disk that a trace is replayed through.
+
+    Attributes:
+        room: The pages that memory has room for.
+        disk: The pages that the disk has room for; 0: no disk.
+        speed: How many times as fast the clock runs.
+        seed: Decides which pages are drawn.
+    """
+
+    room: int
+    disk: int = 0
+    speed: float = 1.0
+    seed: int = 1
 
 
 class Curve(ctypes.Structure):
@@ -86,7 +117,7 @@ def compiled_core() -> ctypes.CDLL:
             ctypes.c_int32,
             ctypes.c_int64,
         ]
-    core.replay.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_double, ctypes.c_void_p]
+    core.replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
     core.predict.argtypes = [
         *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int),
         *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p),
@@ -132,15 +163,16 @@ def hits_of(core: ctypes.CDLL, policy: str, trace: Trace, room: int) -> int:
     return int(getattr(core, policy)(trace.starts.ctypes.data, trace.pages.ctypes.data, requests, trace.distinct, room))
 
 
-def replay(core: ctypes.CDLL, trace: Trace, room: int, policy: str, speed: float = 1.0) -> Outcome:
-    """Replays a trace `speed` times as fast through an index with room for `room` pages.
+def replay(core: ctypes.CDLL, trace: Trace, cache: Cache, policy: str) -> Outcome:
+    """Replays a trace through an index.
 
     Raises:
         MemoryError: There is not enough memory.
         AssertionError: The index is damaged afterwards.
     """
     given, out = record_of(trace), Outcome()
-    if core.replay(ctypes.byref(given), room, IN_INDEX[policy], speed, ctypes.byref(out)):
+    wanted = CacheRecord(cache.room, cache.disk, IN_INDEX[policy], cache.speed, cache.seed)
+    if core.replay(ctypes.byref(given), ctypes.byref(wanted), ctypes.byref(out)):
         raise MemoryError
     if out.findings:
         raise AssertionError(f"the index has {out.findings} findings after the replay")

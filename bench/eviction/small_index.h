@@ -15,19 +15,24 @@ static inline void *zeroed(size_t bytes)
     return memory ? memset(memory, 0, bytes) : NULL;
 }
 
-static inline bool open_index_with(pt_owner *o, uint32_t pages, bool learns, pt_reserves reserves)
+static inline bool open_geometry(pt_owner *o, const pt_geometry *geometry)
 {
-    pt_geometry geometry = {4096, pages, pages, 4, reserves};
     pt_header plan = {0};
-    pt_plan(&plan, &geometry);
+    pt_plan(&plan, geometry);
     void *index = zeroed(plan.index_bytes), *locks = zeroed(plan.locks_bytes);
     if (!index || !locks)
         return false;
-    pt_format(index, locks, &geometry, 1, "replay");
+    pt_format(index, locks, geometry, 1, "replay");
     if (!pt_owner_begin(o, pt_view_of(index, locks, NULL), &pt_lru) || !pt_adopt(o, 0))
         return false;
     o->view.spaces[0].used = 1;
-    return !learns || pt_learn_returns(o, 88172645463325252ull);
+    return true;
+}
+
+static inline bool open_index_with(pt_owner *o, uint32_t pages, bool learns, pt_reserves reserves)
+{
+    pt_geometry geometry = {4096, pages, pages, 4, reserves};
+    return open_geometry(o, &geometry) && (!learns || pt_learn_returns(o, 88172645463325252ull));
 }
 
 static inline bool open_index(pt_owner *o, uint32_t pages, bool learns)
@@ -72,6 +77,7 @@ typedef struct {
 
 typedef struct {
     int64_t hits, stored, left_out, followed; /* pages; followed: requests while the policy followed LRU */
+    int64_t hits_in_memory, written; /* pages; written: to disk */
     int64_t findings; /* of the integrity check at the end */
     double store_seconds; /* CPU time of all stores */
 } outcome;

@@ -12,12 +12,13 @@ from itertools import combinations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import numpy as np
 import pytest
 
 import policies
 from cache_models import Arc, S3Fifo
-from eviction.core import compiled_core, hits_of, replay
+from eviction.core import Cache, compiled_core, hits_of, replay
 from eviction.hints import HintsWanted, derived_hints, seconds_until_return, with_hints
 from eviction.traces import Trace, merged
 from pagetier.shm._core import HintKind
@@ -91,7 +92,7 @@ def test_lru_in_the_index_hits_what_a_simple_lru_hits(core: ctypes.CDLL, seed: i
     dice = random.Random(seed)
     trace = trace_of([[dice.randrange(6) for _ in range(dice.randrange(1, 6))] for _ in range(400)])
     for room in (8, 16, 40):
-        assert replay(core, trace, room, "lru").hits == lru_hits(prompts_of(trace), room)
+        assert replay(core, trace, Cache(room), "lru").hits == lru_hits(prompts_of(trace), room)
 
 
 @pytest.mark.parametrize(("policy", "model"), [("arc", Arc), ("s3fifo", S3Fifo)])
@@ -135,11 +136,35 @@ def sessions(seed: int, requests: int) -> list[list[int]]:
     return prompts
 
 
+@pytest.mark.parametrize("policy", ["lru", "cadence"])
+def test_a_page_that_left_memory_hits_on_the_disk(core: ctypes.CDLL, policy: str) -> None:
+    """All prompts fit on the disk, and memory holds the latest two."""
+    trace = trace_of([[number % 10, *range(9)] for number in range(100)])
+    without, behind = (replay(core, trace, Cache(20, disk), policy) for disk in (0, 200))
+    assert without.hits == 0 and without.written == 0
+    assert behind.hits == 90 * 10 and behind.hits_in_memory == 0
+    assert behind.written == 10 * 10, "a page that is on the disk is not written again"
+
+
+def test_the_disk_holds_as_many_pages_as_it_has_room_for(core: ctypes.CDLL) -> None:
+    """The prompts return in a circle, so LRU loses each before it returns unless all of them fit."""
+    trace = trace_of([[number % 10, *range(9)] for number in range(100)])
+    few, most = (replay(core, trace, Cache(20, disk), "lru").hits for disk in (40, 100))
+    assert few == 0 and most > 800, (few, most)
+
+
+def test_another_seed_draws_other_pages(core: ctypes.CDLL) -> None:
+    trace = trace_of(sessions(5, 3000))
+    hits = [replay(core, trace, Cache(700, seed=seed), "cadence").hits for seed in (1, 1, 2, 3)]
+    assert hits[0] == hits[1] and len(set(hits)) > 1, hits
+    assert len({replay(core, trace, Cache(700, seed=seed), "lru").hits for seed in (1, 2)}) == 1
+
+
 @pytest.mark.parametrize("speed", [0.25, 1.0, 60.0, 600.0])
 def test_cadence_keeps_sessions_that_lru_evicts(core: ctypes.CDLL, speed: float) -> None:
     trace, room = trace_of(sessions(5, 3000)), 700
     best = hits_of(core, "optimum", trace, room)
-    lru, cadence = (replay(core, trace, room, policy, speed).hits for policy in ("lru", "cadence"))
+    lru, cadence = (replay(core, trace, Cache(room, speed=speed), policy).hits for policy in ("lru", "cadence"))
     assert lru < 0.5 * best and cadence > 0.75 * best, (lru, cadence, best)
 
 
@@ -149,7 +174,7 @@ def test_cadence_is_lru_until_it_has_learned(core: ctypes.CDLL, seed: int) -> No
     dice = random.Random(seed)
     trace = trace_of([[dice.randrange(40)] for _ in range(400)])
     for room in (20, 30):
-        lru, cadence = (replay(core, trace, room, policy) for policy in ("lru", "cadence"))
+        lru, cadence = (replay(core, trace, Cache(room), policy) for policy in ("lru", "cadence"))
         assert cadence.stored < 256, "it learns after a round of 256 pages"
         assert cadence.hits == lru.hits
 
@@ -158,7 +183,7 @@ def test_cadence_follows_lru_where_that_hits_more(core: ctypes.CDLL) -> None:
     """The prompts drift: what was used often never returns, and what is new returns once, soon."""
     dice = random.Random(3)
     trace = trace_of([[number // 40, dice.randrange(8) + number // 5, 1, 2] for number in range(6000)])
-    lru, cadence = (replay(core, trace, 60, policy).hits for policy in ("lru", "cadence"))
+    lru, cadence = (replay(core, trace, Cache(60), policy).hits for policy in ("lru", "cadence"))
     assert cadence > 0.97 * lru, (cadence, lru)
 
 
@@ -184,7 +209,7 @@ def test_hints_count_as_far_as_they_are_right(core: ctypes.CDLL, seed: int) -> N
 
     def share(hints: str) -> float:
         hinted = with_hints(trace, HintsWanted.parse(hints, seed)) if hints else trace
-        return float(replay(core, hinted, room, "cadence").hits / best)
+        return float(replay(core, hinted, Cache(room), "cadence").hits / best)
 
     none, right, mostly, random_ones = map(share, ("", "over:1", "over:0.9", "over:0.5"))
     assert right > none + 0.2 and mostly > none + 0.1, (none, right, mostly)
@@ -230,9 +255,30 @@ def test_the_command_prints_a_cell_for_each_policy_and_size(small: Path, tmp_pat
     assert len(picture.findall(".//{http://www.w3.org/2000/svg}polyline")) == len(names)
 
 
-def test_the_command_fails_if_cadence_hits_less_than_lru() -> None:
-    def cells(percent: float) -> list[policies.Cell]:
-        return [policies.Cell("a", 1.0, 5.0, name, hit, hit) for name, hit in (("lru", 80.0), ("cadence", percent))]
+def cells_of(*changes: float) -> list[policies.Cell]:
+    """Returns cells in which cadence hits so many per cent more than LRU."""
+    cells = []
+    for share, change in enumerate(changes):
+        for name, hits in (("lru", 50.0), ("cadence", 50 + change / 2)):
+            cells.append(policies.Cell("a", 1.0, float(share), name, hits, hits))
+    return cells
 
-    assert policies.worse_than_lru(cells(79.7)) == []
-    assert policies.worse_than_lru(cells(79.5)) == ["a at 5 %, speed 1: cadence 79.5, lru 80.0 (-0.6 %)"]
+
+def test_the_command_fails_if_cadence_hits_less_than_lru_in_a_cell() -> None:
+    assert policies.worse_than_lru(cells_of(12.0, -0.9)) == []
+    assert policies.worse_than_lru(cells_of(12.0, -1.1)) == [
+        "a at 1 %, disk 0x, speed 1, seed 1: cadence 49.5, lru 50.0 (-1.1 %)"
+    ]
+
+
+def test_the_command_fails_if_cadence_gains_too_little_in_the_mean() -> None:
+    assert policies.worse_than_lru(cells_of(5.2, 4.9)) == []
+    assert policies.worse_than_lru(cells_of(5.0, 4.8)) == [
+        "in the mean of 2 cells 1.049 times LRU's hits, less than 1.05"
+    ]
+
+
+def test_cells_are_compared_with_lru_at_the_same_disk() -> None:
+    lru, same = cells_of(10.0)
+    larger = msgspec.structs.replace(same, disk=3.0)
+    assert [before for _, before in policies.compared([lru, same, larger])] == [50.0]
