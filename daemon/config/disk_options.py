@@ -56,7 +56,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         float,
         share_setting(
             "Least share of the arena that is written to disk ahead of eviction; up to a half is, if engines store as"
-            " much."
+            " much or evict.policy chooses."
         ),
     ] = 0.1
     store_timeout: Annotated[

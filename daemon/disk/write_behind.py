@@ -184,7 +184,13 @@ class WriteBehind:
         return self._owner.find_hurries(ahead)
 
     def _ahead(self) -> int:
-        """Returns how many frames are to be free or written: as many as engines have just stored, within limits."""
+        """Returns how many frames are to be free or written: as many as engines have just stored, within limits.
+
+        A policy that learned chooses among pages that may leave, and those are the written ones: so as many as allowed.
+        """
+        order = self._owner.eviction()
+        if order.learned and not order.follows_lru:
+            return self._most_ahead
         return max(self._least_ahead, min(self.stores.frames, self._most_ahead))
 
     @property
