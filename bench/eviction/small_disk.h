@@ -5,7 +5,7 @@
 #include "core/daemon/fetch.h"
 #include "small_index.h"
 
-enum { BATCH_FRAMES = 128, LEAST_AHEAD = 10, MOST_AHEAD = 2, SMALLEST_PART = 8 }; /* as daemon/disk/write_behind.py has them */
+enum { BATCH_FRAMES = 128, LEAST_AHEAD = 10, CHOICE_AHEAD = 3, SMALLEST_PART = 8 }; /* as daemon/disk/write_behind.py has them */
 
 static inline bool open_disk(pt_owner *o, uint32_t pages, uint64_t now)
 {
@@ -29,7 +29,7 @@ static inline uint32_t write_batch(pt_owner *o, uint64_t now)
 /* Writes what would be lost if `frames` frames were taken now, and no less than the daemon writes ahead. */
 static inline void write_ahead(pt_owner *o, uint32_t frames, uint64_t now)
 {
-    uint32_t part = pt_cadence_chooses(o) ? MOST_AHEAD : LEAST_AHEAD, least = o->view.frame_count / part + 1;
+    uint32_t part = pt_cadence_chooses(o) ? CHOICE_AHEAD : LEAST_AHEAD, least = o->view.frame_count / part + 1;
     uint32_t ahead = frames > least ? frames : least;
     while (o->disk.open && pt_frames_before_unwritten(o, 0, ahead) < ahead && write_batch(o, now))
         ;

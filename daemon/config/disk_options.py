@@ -55,8 +55,8 @@ class DiskOptions(Section, frozen=True, kw_only=True):
     write_behind: Annotated[
         float,
         share_setting(
-            "Least share of the arena that is written to disk ahead of eviction; up to a half is, if engines store as"
-            " much or evict.policy chooses."
+            "Least share of the arena that is written to disk ahead of eviction; a third is while evict.policy chooses,"
+            " and up to a half if engines store as much."
         ),
     ] = 0.1
     store_timeout: Annotated[

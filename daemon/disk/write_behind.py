@@ -58,6 +58,7 @@ class WriteBehind:
         self._frames = header.frames
         self._frame_bytes = header.frame_bytes
         self._least_ahead = max(1, int(header.frames * options.write_behind))
+        self._least_choice = max(self._least_ahead, header.frames // 3)
         self._most_ahead = max(self._least_ahead, header.frames // 2)
         self.stores = StoreRate(self._frame_bytes)
         self.flush_all = False
@@ -186,12 +187,11 @@ class WriteBehind:
     def _ahead(self) -> int:
         """Returns how many frames are to be free or written: as many as engines have just stored, within limits.
 
-        A policy that learned chooses among pages that may leave, and those are the written ones: so as many as allowed.
+        A policy that learned chooses among pages that may leave, and those are the written ones: so they are more.
         """
         order = self._owner.eviction()
-        if order.learned and not order.follows_lru:
-            return self._most_ahead
-        return max(self._least_ahead, min(self.stores.frames, self._most_ahead))
+        least = self._least_choice if order.learned and not order.follows_lru else self._least_ahead
+        return max(least, min(self.stores.frames, self._most_ahead))
 
     @property
     def _batch(self) -> int:
