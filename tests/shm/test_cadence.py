@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from learning_index import Engine, learn
-from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome, TierFlag
+from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome, TierFlag, WriteRule
 
 
 def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
@@ -85,6 +85,18 @@ def test_pinned_pages_stay() -> None:
         kept = len(pins)
         learn(engine, seed=1)
         assert engine.has([1, 2, 3])[:kept] == [True] * kept
+    engine.check()
+
+
+def test_a_page_that_was_used_again_does_not_leave_before_it_is_written() -> None:
+    """No store says that it was used: the evictor has to notice."""
+    engine = Engine(256)
+    engine.owner.disk_open(1000, WriteRule.SECOND)
+    learn(engine)
+    assert [engine.use([1]), engine.use([1])] == [0, 1]
+    learn(engine, seed=1)
+    assert engine.owner.eviction().learned and engine.has([1]) == [True]
+    assert engine.owner.unwritten().pages == 1
     engine.check()
 
 

@@ -66,13 +66,22 @@ static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t be
     return now - ready.tick >= (now - unwritten.tick) / 2 ? ready : unwritten;
 }
 
+/* Returns a leaf that the policy chose. One that is in no other tier is to be written if it was used after it was listed. */
+static inline pt_candidate pt_chosen(pt_owner *o, uint32_t entry, uint64_t now)
+{
+    pt_policy *list = o->ready[pt_tenant_of(o, entry)];
+    uint64_t tick = pt_true_tick(o, entry, now), listed = o->kind->listed(list, entry);
+    bool only_here = o->disk.open && !(pt_tiers(&o->view.entries[entry]) & PT_TIER_DISK);
+    return (pt_candidate){list, entry, PT_LEAVES, only_here && listed < tick ? listed : tick};
+}
+
 /* Returns the page that should be evicted next, of those that were last used before `before`. */
 static inline pt_candidate pt_next_to_leave(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence_is_full(o);
     uint32_t entry = pt_cadence_chooses(o) ? pt_least_leaf(o, before, now).entry : PT_NONE;
     if (entry != PT_NONE)
-        return (pt_candidate){o->ready[pt_tenant_of(o, entry)], entry, PT_LEAVES, pt_true_tick(o, entry, now)};
+        return pt_chosen(o, entry, now);
     return pt_least_recently_used(o, before, now);
 }
 
@@ -211,9 +220,7 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
 /* Evicts the page that was offered, or another one if it is in use by now. Returns false if there is none. */
 static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t now)
 {
-    pt_policy *list = o->ready[pt_tenant_of(o, offer->entry)];
-    pt_candidate c = {list, offer->entry, PT_LEAVES, pt_true_tick(o, offer->entry, now)};
-    return pt_evict_candidate(o, c, now, now, now) == PT_EVICTED || pt_evict_one(o, now, now);
+    return pt_evict_candidate(o, pt_chosen(o, offer->entry, now), now, now, now) == PT_EVICTED || pt_evict_one(o, now, now);
 }
 
 static inline enum pt_turn pt_turn_wholly(const pt_owner *o, const pt_device *d, uint32_t entry)

@@ -24,6 +24,8 @@ typedef struct {
     /* Returns the entry that should be evicted next, or PT_NONE if none is listed. Stores the tick with which it was listed
      * in *tick. */
     uint32_t (*coldest)(const pt_policy *, uint64_t *tick);
+    /* Returns the tick with which an entry was listed. The caller guarantees that it is. */
+    uint64_t (*listed)(const pt_policy *, uint32_t entry);
     /* Calls `see` for the entries that are listed with a tick before `before`, in no order, until `see` returns false. */
     void (*walk)(const pt_policy *, uint64_t before, pt_see *see, void *context);
     /* Returns whether this policy or a sibling lists the entry. */

@@ -118,6 +118,8 @@ static uint32_t pt_lru_coldest(const pt_policy *p, uint64_t *tick)
     return p->heap[0].entry;
 }
 
+static uint64_t pt_lru_listed(const pt_policy *p, uint32_t entry) { return p->heap[p->place[entry]].tick; }
+
 /* Walks a subtree of the heap. No entry below another one is colder, so the walk ends at the first entry that is too warm. */
 static bool pt_lru_walk_from(const pt_policy *p, uint32_t at, uint64_t before, pt_see *see, void *context)
 {
@@ -156,6 +158,7 @@ static const pt_policy_kind pt_lru = {
     .remove = pt_lru_remove,
     .used = pt_lru_used,
     .coldest = pt_lru_coldest,
+    .listed = pt_lru_listed,
     .walk = pt_lru_walk,
     .lists = pt_lru_lists,
     .count = pt_lru_count,
