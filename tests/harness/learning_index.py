@@ -38,12 +38,12 @@ class Engine:
     def keys(self, prompt: Sequence[int]) -> list[bytes]:
         return [sha256(repr(tuple(prompt[: end + 1])).encode()).digest() for end in range(len(prompt))]
 
-    def use(self, prompt: Sequence[int], hint: HintKind = HintKind.NONE) -> int:
+    def use(self, prompt: Sequence[int], hint: HintKind = HintKind.NONE, chain: ChainKind = ChainKind.PROMPT) -> int:
         """Matches a prompt and stores what is missing. Returns the number of pages that hit."""
         keys = self.keys(prompt)
         with self.session.match(Pins, None, b"".join(keys)) as pins:
             hits = len(pins)
-            self.store(keys[hits:], keys[hits - 1] if hits else b"", hint=hint)
+            self.store(keys[hits:], keys[hits - 1] if hits else b"", chain, hint=hint)
         return hits
 
     def store(

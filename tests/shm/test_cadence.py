@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from learning_index import Engine, learn
+from learning_index import LEARNING, Engine, learn
 from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome, TierFlag, WriteRule
 
 
@@ -115,6 +115,53 @@ def test_a_client_that_does_not_say_is_never_answered_that_a_page_was_left_out()
     for number in range(200):
         keys = engine.keys([5000 + number, 1, 2])
         assert engine.store(keys, b"", ChainKind.UNKNOWN) == bytes([ReserveOutcome.GRANTED]) * 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_that_do_not_say_get_what_lru_gives(seed: int) -> None:
+    """They store the new pages of a prompt, and what was there before looks like the end of another one."""
+    dice, engines = random.Random(seed), [Engine(64, learns=learns) for learns in (False, True)]
+    learn(engines[1])
+    for engine in engines:
+        for number in range(LEARNING):  # the last rounds are of such clients
+            engine.use([5000 + number], chain=ChainKind.UNKNOWN)
+    hits = [[engine.use(prompt, chain=ChainKind.UNKNOWN) for engine in engines] for prompt in sessions(dice, 1500)]
+    assert sum(lru for lru, _ in hits) > 500
+    assert all(lru == ours for lru, ours in hits)
+    assert not engines[1].owner.eviction().learned
+    engines[1].check()
+
+
+def test_most_pages_of_a_round_decide_whether_the_policy_chooses() -> None:
+    engine = Engine(32)
+    learn(engine)
+    for few in (True, False, True):
+        for number in range(LEARNING):
+            rare = number % 4 == 0
+            engine.use([number + 10_000 * few], chain=ChainKind.UNKNOWN if rare is few else ChainKind.PROMPT)
+        assert engine.owner.eviction().learned is few
+
+
+def test_a_store_is_refused_and_not_left_out_where_no_page_may_leave() -> None:
+    engine = Engine(32)
+    learn(engine)
+    engine.owner.flush(-1, TierFlag.BOTH)
+    prompt = list(range(32))
+    engine.use(prompt)
+    with engine.session.match(Pins, None, b"".join(engine.keys(prompt))) as pins:
+        assert len(pins) == 32 and engine.owner.eviction().learned
+        assert engine.store(engine.keys([99, 1]), b"") == bytes([ReserveOutcome.REFUSED_FULL]) * 2
+    assert engine.owner.eviction().left_out == 0
+
+
+def test_an_index_of_one_page_learns() -> None:
+    engine = Engine(1)
+    learn(engine)
+    assert engine.owner.eviction().learned
+    for number in range(100):
+        engine.use([number % 3])
+    assert engine.owner.header().pages == 1
+    engine.check()
 
 
 def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:

@@ -47,6 +47,7 @@ typedef struct {
     uint32_t run, run_life; /* the page before the last one that was evicted, if both were used alike, and its life then */
     uint32_t run_left; /* how many more of them may leave without a draw */
     uint64_t stored, next_slice; /* pages */
+    int64_t untold; /* pages stored in this round by clients that do not say which page is before which, less all others */
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
     uint32_t swept[PT_SLICES]; /* the moments when the slices were added up last */
     uint32_t began, round_ended; /* moments of the first store and of the last round's end */

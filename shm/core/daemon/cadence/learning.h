@@ -60,7 +60,18 @@ static inline void pt_note_round(pt_cadence *c, uint32_t now)
     c->round_ended = now;
 }
 
-/* Adds up what is due. After each round the index follows. */
+/* A round of stores is over: the index follows. Where the clients do not say which page is before which, the policy cannot know
+ * which pages are leaves, and the order is LRU's until most stores of a round say so. */
+static inline void pt_end_round(pt_cadence *c, uint32_t now)
+{
+    pt_note_round(c, now);
+    pt_returns_update(&c->returns);
+    c->learned = c->full_pages && c->untold <= 0;
+    c->untold = 0;
+    pt_learned_save(c->saved, &c->returns, c->learned ? c->full_pages : 0);
+}
+
+/* Adds up what is due. */
 static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
 {
     uint32_t round = pt_pages_a_round(c);
@@ -71,12 +82,8 @@ static inline void pt_cadence_sweep(pt_cadence *c, uint64_t now)
         c->swept[c->slice] = pt_moment(now);
         c->next_slice += round / PT_SLICES;
         c->slice = (c->slice + 1) % PT_SLICES;
-        if (c->slice)
-            continue;
-        pt_note_round(c, pt_moment(now));
-        pt_returns_update(&c->returns);
-        pt_learned_save(c->saved, &c->returns, c->full_pages);
-        c->learned = c->full_pages;
+        if (!c->slice)
+            pt_end_round(c, pt_moment(now));
     }
     if (c->stored >= c->next_slice) /* more was stored at once than a round: the rest is not made up for */
         c->next_slice = c->stored + 1;

@@ -138,6 +138,7 @@ static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_
         pt_cadence_missed(c, hash, r->now);
         pt_link_at(c, entry, place);
         pt_cadence_become(c, entry, hash, &page, place->said.lasts);
+        c->untold += r->chain_kind == PT_CHAIN_UNKNOWN ? 1 : -1;
     }
     pt_place_after(c, place, r->chain_kind == PT_CHAIN_NONE ? PT_NONE : entry);
     if (entry == PT_NONE)
@@ -169,7 +170,7 @@ static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, 
 
 /* Makes room for a chain while the pages that leave are worth less than its own last page; pages at its end that are worth
  * less are left out. Returns how many pages are to be stored: all where a disk keeps what leaves, where several ranks store
- * a page, and for a client that does not know this answer. */
+ * a page, where no page may leave, and for a client that does not know this answer. */
 static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
                                         uint32_t count, const pt_place *place)
 {
@@ -181,8 +182,8 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
     while (count && pt_lacks_frames(o, tenant, need, most)) {
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
         pt_offer other = pt_least_leaf(o, r->now, r->now);
-        if (other.entry == PT_NONE && pt_kept_frames(&o->cadence->kept, r->now))
-            return count; /* the store is compared with nothing: some pages are not kept any more */
+        if (other.entry == PT_NONE)
+            return count; /* the store is compared with nothing: it gets what room can be made, and the rest is refused */
         while (other.entry != PT_NONE && other.worth <= own && pt_lacks_frames(o, tenant, need, most) &&
                pt_evict_offer(o, &other, r->now))
             other = pt_least_leaf(o, r->now, r->now);
