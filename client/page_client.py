@@ -181,9 +181,9 @@ class PageClient(PrefetchingClient):
         """Says what is known of pages: that their session is over or when it returns, or that they are to be kept.
 
         Sends a message and waits for no response, but perhaps for the daemon's socket to take it, at most `timeout`.
-        Hints have an effect with `evict.policy = "cadence"`. They move pages in the order of eviction, and never reject
-        a store; keys of pages that do not exist are counted and ignored. A store without a hint, or NO_HINT, ends the
-        hint of the pages that it uses. Kept pages stay kept until their time ends, or until Hint.unkeep().
+        Hints move pages in the order of eviction, and never reject a store; keys of pages that do not exist are counted
+        and ignored. A store without a hint, or NO_HINT, ends the hint of the pages that it uses. Kept pages stay kept
+        until their time ends, or until Hint.unkeep(). With `evict.policy = "lru"` hints have no effect.
 
         Args:
             keys: The pages; all keys from the first page of the prompt on, since the last page is useless without them.

@@ -42,8 +42,8 @@ class ListedNamespace(msgspec.Struct, frozen=True):
 def ls(socket: Path, namespace: str | None, most: int, show: str | None) -> None:
     """List the namespaces, or the largest prefixes of one.
 
-    A prefix is all pages that begin with the same page. Which page follows which is known of pages that were stored
-    with evict.policy = "cadence"; of others, those that were stored together count as one prefix.
+    A prefix is all pages that begin with the same page. Which page follows which is not known of pages that were stored
+    with evict.policy = "lru": those that were stored together count as one prefix.
 
     Exit codes: 0: success; 1: no such namespace; 2: invalid usage; 3: no daemon.
     """

@@ -51,8 +51,8 @@ def pin(socket: Path, namespace: str | None, file: IO[bytes] | None, show: str |
 
     For prompts that many requests share. Pages stay pinned until `pagetier unpin`, a flush or a restart of the daemon.
     Pages that are not in memory are not pinned. All pages that are kept by request have at most the share
-    evict.keep_share of the arena; beyond that, the oldest of the user that keeps most end. Needs evict.policy =
-    "cadence".
+    evict.keep_share of the arena; beyond that, the oldest of the user that keeps most end. With evict.policy = "lru" no
+    page can be pinned.
 
     Exit codes: 0: all pages are pinned; 1: some are not (the message says how many), or no such namespace; 2: invalid
     usage; 3: no daemon.

@@ -99,12 +99,12 @@ class EvictOptions(Section, frozen=True, kw_only=True):
     policy: Annotated[
         str,
         choice_setting(
-            "Evict the least recently used page, or the one that is expected to return last, learned from how prompts"
-            " return.",
-            "lru",
+            "Evict the page that is expected to return last, learned from how prompts return, or the least recently"
+            " used one.",
             "cadence",
+            "lru",
         ),
-    ] = "lru"
+    ] = "cadence"
     keep_share: Annotated[
         float, share_setting("Share of the arena that may be kept by request: its pages are evicted last.")
     ] = 0.5

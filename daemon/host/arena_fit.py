@@ -171,8 +171,11 @@ def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
     return max(0, room + need.in_memory - need.index_fixed - fixed) // (each + need.index_per_frame) * need.frame
 
 
-# Private memory of the daemon for each entry of the index: its place in each of three lists. `bench/large_host.py`.
-_ENTRY_BYTES = 24
+# Private memory of the daemon for each entry of the index: 24 for its place in each of three lists
+# (`bench/large_host.py`), and for evict.policy = cadence, which a reload may set, 4 for the leaves and 3 for the guard.
+_ENTRY_BYTES = 31
+# What it remembers of pages that left: four records of 12 bytes for each entry (`shm/core/daemon/cadence/departed.h`).
+_DEPARTED_ENTRY_BYTES, _MOST_DEPARTED_BYTES = 48, 64 << 20
 # RssAnon of the HTTP process, after a scrape, is 20 MiB.
 _HTTP_BYTES = 24 << 20
 # RssAnon of the disk worker is 18 MiB. The rest is what LMDB keeps of the transactions of its largest batch.
@@ -232,7 +235,8 @@ def _index_of_disk(geometry: Geometry) -> int:
 def processes_of(config: Config) -> Processes:
     """Returns what the daemon takes beside its segments, with HTTP and the disk worker if configured."""
     serves_http = config.metrics.listen is not None or config.http.listen
-    daemon = Processes().fixed + config.entries * _ENTRY_BYTES + (_HTTP_BYTES if serves_http else 0)
+    departed = min(config.entries * _DEPARTED_ENTRY_BYTES, _MOST_DEPARTED_BYTES)
+    daemon = Processes().fixed + config.entries * _ENTRY_BYTES + departed + (_HTTP_BYTES if serves_http else 0)
     disk = config.disk
     if not disk.size:
         return Processes(fixed=daemon)

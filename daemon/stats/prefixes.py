@@ -1,6 +1,6 @@
 """Lists the prompts' beginnings of a namespace by size. Imported only by `pagetier ls`, since it needs numpy.
 
-Which page follows which is known of pages that were stored with evict.policy = "cadence". Of others only those that
+Which page follows which is not known of pages that were stored with evict.policy = "lru". Of those, only pages that
 were stored together are known to belong together.
 """
 

@@ -15,6 +15,8 @@ from pagetier.client import Client, Keys, Part
 from running_daemon import START_S, RunningDaemon
 
 SIZE = 1000
+ARENA = "128MiB"  # no page of a test is evicted, or left out
+pytestmark = pytest.mark.usefixtures("empty_daemon")  # prompts have the same numbers in all tests
 
 
 @pytest.fixture

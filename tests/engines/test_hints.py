@@ -14,7 +14,7 @@ def counts(scene: Scene) -> HintReport:
 
 
 def test_hints_of_requests_reach_the_daemon() -> None:
-    with scene_of(hybrid()[0], "--evict-policy", "cadence") as scene, scene.engine() as engine:
+    with scene_of(hybrid()[0]) as scene, scene.engine() as engine:
 
         def ask(number: int, said: dict[str, Any] | None) -> dict[str, Any]:
             return engine.do("generate", prompts=[prompt(number)], tokens=4, said=said)

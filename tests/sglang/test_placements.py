@@ -128,10 +128,7 @@ _WRONG: dict[str, Any] = {"pagetier": {"keep": -1}}
 
 
 def test_what_is_known_of_sessions_reaches_the_daemon() -> None:
-    with (
-        DiskDaemon(1024, "256MiB", "--evict-policy", "cadence") as daemon,
-        SglangEngine(SPEC, daemon.socket) as engine,
-    ):
+    with DiskDaemon(1024, "256MiB") as daemon, SglangEngine(SPEC, daemon.socket) as engine:
 
         def hinted() -> tuple[int, int]:
             hints = daemon.snapshot().hints

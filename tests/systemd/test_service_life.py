@@ -42,6 +42,9 @@ def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
 
 
 def test_restarts_during_stores_and_evictions_lose_no_page(world: World) -> None:
+    world.machine.write(
+        CONFIG, SMALL + '[evict]\npolicy = "lru"\n'
+    )  # leaves out no page, and so evicts with each store
     world.start()
     with world.engine(PAGES, prompts=50) as engine:  # eight times the capacity of the arena
         stored = engine.until(lambda report: report.stored > 400, "the engine does not store").stored

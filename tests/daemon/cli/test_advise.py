@@ -76,7 +76,7 @@ def memory(values: dict[str, Any]) -> dict[str, float]:
 
 def test_a_daemon_that_evicts_by_cadence_predicts_the_least_that_it_finds(tmp_path: Path) -> None:
     draw, pages, found = random.Random(11), 0, 0
-    flags = ("--evict-policy", "cadence", "--metrics-listen", str(tmp_path / "metrics.sock"))
+    flags = ("--metrics-listen", str(tmp_path / "metrics.sock"))
     with RunningDaemon("16MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         for number in range(600):
             prompt = min(int(draw.paretovariate(0.4)), 500)

@@ -21,7 +21,7 @@ KEYS = SPACE.keys(TOKENS)
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DiskDaemon]:
-    with write_through("--evict-policy", "cadence") as running:
+    with write_through() as running:
         running.wait_open()
         yield running
 

@@ -20,7 +20,7 @@ SPACE, OTHER = namespace(), namespace(revision="other")
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
-    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "cadence") as running:
+    with RunningDaemon("16MiB", "64KiB") as running:
         yield running
 
 
@@ -85,7 +85,7 @@ def test_invalid_usage(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 
 def test_with_lru_nothing_is_pinned(file: Path) -> None:
-    with RunningDaemon() as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
         done = daemon.pagetier("pin", "--keys-file", str(file))
         assert done.exit_code == Exit.WRONG and "evict.policy = lru" in done.output
 

@@ -33,7 +33,7 @@ TYPED = {
     "index.entries": ("123456", 123456),
     "index.namespaces": ("7", 7),
     "index.namespace_idle": ("90s", 90.0),
-    "evict.policy": ("cadence", "cadence"),
+    "evict.policy": ("lru", "lru"),
     "evict.keep_share": ("0.25", 0.25),
     "evict.low": ("0.25", 0.25),
     "evict.high": ("0.5", 0.5),

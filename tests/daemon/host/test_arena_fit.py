@@ -30,7 +30,7 @@ def configured(arena: int = GIB, size: int = 0, environments: int = 4) -> Config
 
 
 def test_the_disk_s_worker_and_http_are_counted() -> None:
-    entries = 1024 * 24  # of an arena of 1 GiB
+    entries = 1024 * (31 + 48)  # of an arena of 1 GiB
     alone = processes_of(configured())
     assert alone == Processes(fixed=48 * MIB + entries)
     assert alone.beside(0) == 48 * MIB + entries
@@ -41,7 +41,7 @@ def test_the_disk_s_worker_and_http_are_counted() -> None:
 
 def test_a_large_index_takes_private_memory_of_the_daemon() -> None:
     small, large = (Config(index=IndexOptions(entries=entries)) for entries in (1, 10_000_001))
-    assert processes_of(large).beside(0) - processes_of(small).beside(0) == 240_000_000
+    assert processes_of(large).beside(0) - processes_of(small).beside(0) == 310_000_000 + 64 * MIB - 48
 
 
 def test_a_batch_of_writes_is_a_part_of_the_arena_and_limited() -> None:

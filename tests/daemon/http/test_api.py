@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(place: Path) -> Iterator[DiskDaemon]:
-    with write_through("--http-listen", str(place), "--evict-policy", "cadence") as running:
+    with write_through("--http-listen", str(place)) as running:
         running.wait_open()
         yield running
 
@@ -137,7 +137,8 @@ def test_there_is_a_name_for_every_hint() -> None:
 
 def test_a_hint_without_effect_is_a_conflict(tmp_path: Path) -> None:
     place = tmp_path / "http.sock"
-    with RunningDaemon("1MiB", "64KiB", "--http-listen", str(place)) as daemon, daemon.client() as client:
+    flags = ("--http-listen", str(place), "--evict-policy", "lru")
+    with RunningDaemon("1MiB", "64KiB", *flags) as daemon, daemon.client() as client:
         client.store(KEYS, np.ones((6, FRAME), np.uint8))
         answer = call(place, "POST", "/v1/hint", named(KEYS) | {"hint": "keep"})
     assert answer == (409, {"error": "hints have no effect with evict.policy = lru"})

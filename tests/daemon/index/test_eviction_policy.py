@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from eventually import eventually
+from keyed_pages import prompt
 from learning_index import Engine
+from leaving_out import use
 from metrics_scrape import scrape, value
 from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.log_throttle import MINUTE_S
@@ -21,14 +23,20 @@ from replay_command import Chain, replay_json, write_trace
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop
 
-FLAGS = ("--evict-policy=cadence", "--evict-low=0", "--evict-high=0")
-CADENCE, LRU = '[evict]\npolicy = "cadence"\n', '[evict]\npolicy = "lru"\n'
+FLAGS = ("--evict-low=0", "--evict-high=0")
+LEARNED = {"choosing", "following lru"}
+DEFAULT, LRU = "", '[evict]\npolicy = "lru"\n'
 
 
 def eviction(daemon: RunningDaemon) -> dict[str, Any]:
     """Returns what `pagetier stats --json` says of the eviction."""
     values: dict[str, Any] = json.loads(daemon.pagetier("stats", "--json").stdout)
     return dict(values["eviction"])
+
+
+def shows(daemon: RunningDaemon, states: set[str]) -> bool:
+    """Returns whether one of these states of the eviction is shown soon."""
+    return eventually(lambda: eviction(daemon)["state"] in states)
 
 
 def rounds(count: int) -> list[Chain]:
@@ -46,10 +54,10 @@ def until_lru_is_followed(loop: OwnTimeLoop) -> tuple[Engine, Evictor]:
     """
     for _ in range(60):
         engine = Engine(1024)
-        evictor = Evictor(engine.owner, EvictOptions(policy="cadence"), loop)
+        evictor = Evictor(engine.owner, EvictOptions(), loop)
         for turn in range(100):
-            for prompt in range(98):
-                engine.use([prompt, *range(9)])
+            for number in range(98):
+                engine.use([number, *range(9)])
             engine.use([1000 + turn, *range(31)])
         assert evictor.poll().state in {EvictionState.LEARNING, EvictionState.CHOOSING}
         for turn in range(200):
@@ -71,10 +79,10 @@ def limit_memory(daemon: RunningDaemon, more: int) -> None:
 def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # else 64 MiB of address space are reserved for each thread
     daemon = RunningDaemon("16MiB", "64KiB", "--index-entries=1000000")  # learning takes 52 MB
-    daemon.config.touch()
+    daemon.config.write_text(LRU)
     with daemon:
         limit_memory(daemon, 24 << 20)
-        reloaded = daemon.reload(CADENCE)
+        reloaded = daemon.reload(DEFAULT)
         assert "evict.policy = cadence (lru runs, because memory is too short to learn)" in reloaded
         (line,) = daemon.lines("event=eviction_policy")
         assert "level=warning" in line and 'state="no memory"' in line
@@ -87,15 +95,29 @@ def test_lru_is_shown_where_memory_is_too_short_to_learn(monkeypatch: pytest.Mon
             assert client.wait_attached(10.0)
         limit_memory(daemon, -1)
         daemon.reload(LRU)
-        assert "evict.policy = cadence" in (reloaded := daemon.reload(CADENCE)) and "lru runs" not in reloaded
+        assert "evict.policy = cadence" in (reloaded := daemon.reload(DEFAULT)) and "lru runs" not in reloaded
         assert eventually(lambda: eviction(daemon)["state"] == "learning")
         assert "lru runs" not in daemon.pagetier("config").stdout
 
 
 def test_without_the_policy_lru_is_shown() -> None:
-    with RunningDaemon() as daemon:
+    with RunningDaemon("16MiB", "64KiB", "--evict-policy", "lru") as daemon:
         assert eviction(daemon) == {"policy": "lru", "state": "lru", "left_out": 0, "switches": 0}
         assert "evict.policy" not in daemon.pagetier("stats").stdout
+
+
+@pytest.mark.parametrize(("arena", "frame"), [("64MiB", "64MiB"), ("16MiB", "1MiB"), ("64KiB", "4KiB")])
+def test_a_small_arena_learns_and_changes_its_policy(arena: str, frame: str) -> None:
+    daemon = RunningDaemon(arena, frame)
+    daemon.config.write_text(DEFAULT)
+    with daemon, daemon.client() as client:
+        for text, states in ((DEFAULT, LEARNED), (LRU, {"lru"}), (DEFAULT, LEARNED)):
+            daemon.reload(text)
+            for turn in range(150):
+                use(client, prompt(turn % 7, 2 + turn % 3))
+                assert use(client, prompt(100 + turn, 1)).refused == 0
+            assert shows(daemon, states)
+            assert daemon.findings() == []
 
 
 def test_the_policy_is_shown_as_it_learns_and_chooses(tmp_path: Path) -> None:
@@ -107,7 +129,7 @@ def test_the_policy_is_shown_as_it_learns_and_chooses(tmp_path: Path) -> None:
         left_out = report["pages_left_out"]
         assert left_out > 0
         assert eventually(lambda: eviction(daemon)["left_out"] == left_out)
-        assert eviction(daemon)["state"] in {"choosing", "following lru"}
+        assert eviction(daemon)["state"] in LEARNED
         assert f"{left_out:,} pages left out" in daemon.pagetier("stats").stdout.replace("\n  ", " ")
         assert "cadence" in daemon.pagetier("top").stdout
         assert daemon.lines("event=eviction_policy")
