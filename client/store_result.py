@@ -15,7 +15,7 @@ class Outcome(IntEnum):
         PRESENT: The page was in the cache already.
         PENDING: Another process is writing the page.
         REFUSED: The page was rejected and is not stored.
-        LEFT_OUT: The page is not stored: those in the arena are expected to be used sooner (evict.policy).
+        LEFT_OUT: The page was not rejected, and is not stored: those in the arena are expected to be used sooner.
     """
 
     STORED = 0
@@ -30,7 +30,7 @@ class StoreResult(msgspec.Struct, frozen=True):
 
     Attributes:
         codes: One byte for each page, an Outcome.
-        reason: Why pages were rejected; empty if there is nothing to say.
+        reason: Why pages were rejected; empty if none was. Pages that were left out have no reason.
     """
 
     codes: bytes
@@ -58,7 +58,7 @@ class StoreResult(msgspec.Struct, frozen=True):
 
     @property
     def refused(self) -> int:
-        """The number of pages that were rejected."""
+        """The number of pages that were rejected. Pages that were left out do not count."""
         return self.codes.count(Outcome.REFUSED)
 
     @property

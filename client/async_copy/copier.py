@@ -148,7 +148,7 @@ class AsyncCopier:
         """Starts to store this rank's part of a page for each key, except for skipped pages.
 
         Pages become readable chunk by chunk, from the first page on. If the copies cannot keep up with the stores, the
-        last pages are left out. Raises ValueError if the keys have another layout than the cache, a page that is not
+        last pages are dropped. Raises ValueError if the keys have another layout than the cache, a page that is not
         skipped lacks tokens, or `after` is not an event of the device.
 
         Args:
@@ -217,9 +217,9 @@ class AsyncCopier:
         return self._store_resources.counts + self._loaded
 
     @property
-    def left_out(self) -> int:
+    def dropped(self) -> int:
         """The number of granted pages that were not stored because the copies could not keep up."""
-        return self._store_resources.counts.left_out
+        return self._store_resources.counts.dropped
 
     def _session_of(self, match: Match | MatchHandle) -> Session | None:
         """Returns the session in which the pages of a match can be pinned; None if there is none."""

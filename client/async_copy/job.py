@@ -156,14 +156,14 @@ class Counts(msgspec.Struct):
     """Pages and bytes since the copier was created. Each stream queue has its own counts.
 
     Attributes:
-        left_out: Granted pages that did not fit into the backlog.
+        dropped: Granted pages that did not fit into the backlog.
         failed: Pages of stores and loads that failed.
         cancelled: Pages of stores and loads that were cancelled.
         stored: Bytes that were stored.
         loaded: Bytes that were loaded.
     """
 
-    left_out: int = 0
+    dropped: int = 0
     failed: int = 0
     cancelled: int = 0
     stored: int = 0

@@ -24,7 +24,7 @@ from pagetier.shm._core import Session
 
 _NO_RESPONSE = "the daemon did not answer in time"
 _CANCELLED = "the store was cancelled"
-_LEFT_OUT = "copies cannot keep up: the last pages were left out"
+_DROPPED = "copies cannot keep up: the last pages were dropped"
 _UNUSABLE = "the memory of some pages cannot be used"
 _SKIPPED = "some pages were marked as skipped"
 
@@ -179,9 +179,9 @@ class StoringJob(CopyJob):
         frames = self._frames_of(reservation)
         found = len(frames.table) if frames is not None else 0
         kept = self._backlog.accept(self._sizes[pages[:found]])
-        self._counts.left_out += found - kept
+        self._counts.dropped += found - kept
         self._counts.failed += len(pages) - found
-        self._abandon(pages[kept:found], _LEFT_OUT)
+        self._abandon(pages[kept:found], _DROPPED)
         self._abandon(pages[found:], _UNUSABLE)
         if frames is not None:
             self._cut(pages[:kept], frames)

@@ -79,7 +79,7 @@ class SelfTest:
             model="pagetier-selftest", dtype="bytes", page_tokens=_PAGE_TOKENS, layout="", salt=secrets.token_hex(16)
         )
         self._namespace = namespace
-        self._keys: Keys = namespace.keys(range(_PAGE_TOKENS))
+        self._keys = Keys(namespace, namespace.keys(range(_PAGE_TOKENS)).data, ())  # no prompt: it is not left out
 
     def attach(self) -> str:
         """Attaches to the daemon."""

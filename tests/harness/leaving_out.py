@@ -28,18 +28,22 @@ def use(client: Client, keys: Keys) -> StoreResult:
     return client.reserve(keys, PAGE).publish()
 
 
-def use_all_that_return(client: Client) -> None:
-    """Uses the prompts that return."""
-    for keys in _RETURNING:
-        use(client, keys)
+def use_all_that_return(client: Client) -> int:
+    """Uses the prompts that return. Returns how many of their pages were left out."""
+    return sum(use(client, keys).left_out for keys in _RETURNING)
 
 
-def until_left_out(client: Client) -> tuple[Keys, StoreResult]:
-    """Uses prompts until pages of one that is new are left out. Returns that one, and what became of its pages."""
+def until_left_out(client: Client) -> tuple[Keys, StoreResult, int]:
+    """Uses prompts until pages of one that is new are left out.
+
+    Returns:
+        That prompt, what became of its pages, and how many pages of all prompts were left out.
+    """
+    total = 0
     for turn in range(_ROUNDS):
-        use_all_that_return(client)
+        total += use_all_that_return(client)
         new = prompt(1000 + turn, NEW_PAGES)
         result = use(client, new)
         if result.left_out:
-            return new, result
+            return new, result, total + result.left_out
     raise AssertionError(f"no page was left out in {_ROUNDS} rounds")

@@ -46,7 +46,11 @@ class Offload:
 
     @property
     def stored(self) -> bool:
-        """Whether all pages can be loaded by every process, once all stores have ended."""
+        """Whether all pages can be loaded by every process, once all stores have ended.
+
+        Otherwise SGLang offers them again with the next pages of their prompt, or when it is used again; so it does
+        with pages that were left out.
+        """
         if self._stores is None:
             return False
         return all(_READABLE.issuperset(store.wait(0.0).codes) for store in self._stores)

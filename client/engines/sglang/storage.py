@@ -71,7 +71,7 @@ class PagetierStorage(HiCacheStorage):
         return [True] * loaded + [False] * (len(keys) - loaded)
 
     def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
-        """Stores pages of the host pool, and returns which are stored, or are being stored by another process."""
+        """Stores pages of the host pool, and returns which were not rejected."""
         pages = self._pages
         none = [False] * len(keys)
         return self._safely(none, pages.store, PoolName.KV.value, keys, host_indices, extra_info) if pages else none
@@ -90,7 +90,7 @@ class PagetierStorage(HiCacheStorage):
         return {transfer.name: self._load_pool(transfer, extra_info) for transfer in transfers}
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
-        """Stores pages of the host pools, and returns which are stored, or are being stored by another process."""
+        """Stores pages of the host pools, and returns which were not rejected."""
         return {transfer.name: self._store_pool(transfer, extra_info) for transfer in transfers}
 
     def exists(self, key: str) -> bool:

@@ -25,7 +25,6 @@ from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Prompt
 
-_STORED: Final = frozenset((Outcome.STORED, Outcome.PRESENT, Outcome.PENDING))
 _TRAILING: Final = "trailing_pages"
 _MEMORY: Final = np.uint8(TierFlag.MEMORY)
 _MOST_BATCHES: Final = 4096  # between two reports
@@ -160,14 +159,19 @@ class StoragePages:
         return _counted(self.loaded, group, pages, began)
 
     def store(self, name: str, keys: Sequence[str], indices: Any, extra: Any) -> list[bool]:
-        """Stores pages, and returns which are stored or are being stored by another process."""
+        """Stores pages.
+
+        Returns:
+            Which pages were not rejected: SGLang warns of a failed batch otherwise. A page that was left out is no
+            failure; the next lookup says that it is absent.
+        """
         groups = self._opened()
         if groups is None:
             return [False] * len(keys)
         group, began = groups[name], clock.now()
         result = group.cache.copies.store(_keys(group, keys, extra), _slots(group, indices), self._timeout)
         _counted(self.stored, group, result.stored, began)
-        return [code in _STORED for code in result.codes]
+        return [code != Outcome.REFUSED for code in result.codes]
 
     def clear(self, timeout: float) -> list[str]:
         """Drops the pages of all pools, each within `timeout` seconds. Returns the pools that may have some left."""

@@ -34,7 +34,7 @@ class StoreCommand(msgspec.Struct, frozen=True):
         group: The index of the group.
         first: The index of the first page in the request.
         keys: 32 bytes for each page.
-        blocks: The block of each page; a page with block 0 is left out.
+        blocks: The block of each page; a page with block 0 is skipped.
         salt: The salt of the namespace in which the index records these pages. It is not shown in a repr, because it
             separates tenants.
         retains_blocks: Whether the request keeps its blocks until this store has ended. If not, they may be reused from

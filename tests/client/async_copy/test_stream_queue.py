@@ -94,16 +94,16 @@ def test_chunks_are_published_as_their_events_come(world: World, process: Proces
     assert store.wait(0).reason == ""
 
 
-def test_the_last_pages_of_a_store_are_left_out_when_the_backlog_is_full(world: World) -> None:
+def test_the_last_pages_of_a_store_are_dropped_when_the_backlog_is_full(world: World) -> None:
     process = Process(world, msgspec.structs.replace(COPYING, queue_limit=3.5 * PAGE / 2**31))
     store = granted(process, 1, 5)
-    assert process.copier.left_out == 2 and world.owner.settle() == 3
+    assert process.copier.dropped == 2 and world.owner.settle() == 3
     other = granted(process, 2, 2)
     assert other.ready and other.wait(0).outcomes == [Outcome.REFUSED] * 2
     assert "cannot keep up" in other.wait(0).reason
     carried_out(process)
     assert [outcome.name for outcome in store.wait(0).outcomes] == ["STORED"] * 3 + ["REFUSED"] * 2
-    assert process.copier.counts.left_out == 4
+    assert process.copier.counts.dropped == 4
     assert granted(process, 2, 2).wait(0).pending == 2, "there is room again"
 
 

@@ -19,10 +19,12 @@ import torch
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
+from leaving_out import NEW_PAGES, small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
 from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.engine_groups import EngineGroup
+from pagetier.client.engines.sglang.offloads import Offload
 from pagetier.client.engines.sglang.storage_pages import StoragePages
 from virtual_clock import VirtualClock, in_main_thread, standing_clock, virtual_clock
 
@@ -170,3 +172,44 @@ def test_pages_in_memory_stay_while_a_load_waits_for_others(daemon: DiskDaemon, 
         assert load.result(LONG_S) == PAGES
         assert np.array_equal(tensors, content)
         assert pins(daemon) == 0
+
+
+def test_pages_that_are_left_out_are_no_failed_backup() -> None:
+    """SGLang would warn of one; pages that the daemon rejects are a failure."""
+    tensors, slots = np.ones((2, LAYERS, NEW_PAGES, TOKENS, 2, 8), np.uint16), torch.arange(NEW_PAGES * TOKENS)
+    with small_daemon() as daemon, daemon.client() as client:
+        until_left_out(client)
+        pages, found, new = pages_of(client, tensors), NEW_PAGES, HASHES
+        for prompt in range(100):
+            use_all_that_return(client)
+            new = [sha256(b"%d of %d" % (page, prompt)).hexdigest() for page in range(NEW_PAGES)]
+            pages.stored.clear()
+            assert pages.store(FULL, new, slots, None) == [True] * NEW_PAGES
+            found = pages.count(new, None)
+            if found < NEW_PAGES:
+                break
+        assert found < NEW_PAGES, "no page was left out"
+        assert sum(batch.pages for batch in pages.stored) == found
+        client.close()
+        assert pages.store(FULL, new, slots, None) == [False] * NEW_PAGES
+
+
+def test_an_offload_of_pages_that_are_left_out_has_ended_and_is_not_stored() -> None:
+    """So SGLang offers the pages again when their prompt is used again."""
+    tensors = [list(part) for part in np.ones((2, LAYERS, NEW_PAGES, TOKENS, 2, 8), np.uint16)]
+    with small_daemon() as daemon, daemon.client() as client:
+        until_left_out(client)
+        cache = client.register(tensors, layout="separate_blocks", model="test", page_tokens=TOKENS)
+        left_out = 0
+        for prompt in range(100):
+            use_all_that_return(client)
+            first = 1000 * prompt
+            store = cache.async_store(range(first, first + NEW_PAGES * TOKENS), range(NEW_PAGES))
+            offload = Offload([store])
+            assert offload.wait(LONG_S) and offload.poll()
+            result = store.wait(0.0)
+            assert offload.stored is (result.left_out == 0) and result.refused == 0 and result.reason == ""
+            left_out += result.left_out
+        assert left_out
+        counts = cache.copier().counts
+        assert counts.failed == counts.dropped == counts.cancelled == 0

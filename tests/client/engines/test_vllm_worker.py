@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from leaving_out import small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.vllm import worker as half
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand, StepCommands, StoreCommand
@@ -287,3 +288,21 @@ def test_k_and_v_are_not_confused_by_the_shape_of_the_cache(client: Client) -> N
     assert not ends(loading).failed
     for one, other in zip(source.layers, target.layers, strict=True):
         assert torch.equal(one[:, 5], other[9])
+
+
+def test_pages_that_are_left_out_release_their_blocks_and_are_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with small_daemon() as daemon, daemon.client() as client:
+        until_left_out(client)
+        worker, blocks = worker_of(client, heads_first(), salt=token_hex(8)), range(1, BLOCKS)
+        asked = stored = 0
+        for number in range(30):
+            use_all_that_return(client)
+            command = store_command(worker, 0, blocks, held=True, prompt=number)
+            worker.store([msgspec.structs.replace(command, before=b"")])
+            assert ends(worker).stored == {command.request}
+            with client.match(keys_of(worker, 0, len(blocks), number)) as match:
+                stored += len(match)
+            asked += len(blocks)
+        assert stored < asked, "no page was left out"
+        assert worker.counters.taken().get("stored_pages", 0) == stored
+        assert caplog.messages == []
