@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from anonymous_segments import Memory, attach
-from numbered_pages import GEOMETRY, store
+from learning_index import Engine
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.shm._core import Owner, Session, WriteRule
+from pagetier.shm._core import Owner, WriteRule
 from pagetier.tiers.worker_protocol import Command, Stored, Write, Wrote
-from virtual_time_loop import OwnTimeLoop
 
-FRAMES = GEOMETRY.frames
+FRAMES = 64
 ROUND = 256  # pages that the policy learns from before it chooses
 
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    memory = Memory(GEOMETRY)
-    yield memory
-    memory.close()
-
-
-@pytest.fixture
-def owner(memory: Memory) -> Owner:
-    return memory.adopted()
-
-
-@pytest.fixture
-def session(memory: Memory, owner: Owner) -> Iterator[Session]:
-    slot = attach(owner, 1)
-    session = memory.session(slot)
-    yield session
-    session.retire()
-    owner.reap(slot)
-    assert owner.check_integrity() == []
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def frames_ahead(owner: Owner) -> int:
@@ -57,31 +34,26 @@ def frames_ahead(owner: Owner) -> int:
     return owner.frames_before_unwritten(FRAMES)
 
 
-def fill(owner: Owner, session: Session, pages: int) -> None:
-    for number in range(pages):
-        store(owner, session, [number])
-        owner.settle()
+def filled(engine: Engine, prompts: int) -> Engine:
+    """Returns the engine after it stored so many prompts of one page."""
+    for prompt in range(prompts):
+        engine.use([prompt])
+    return engine
 
 
-def test_little_of_memory_is_written_ahead_with_lru(owner: Owner, session: Session, virtual_time: OwnTimeLoop) -> None:
-    fill(owner, session, 2 * ROUND)
-    assert 1 <= frames_ahead(owner) < FRAMES // 3
+def test_little_of_memory_is_written_ahead_with_lru() -> None:
+    engine = filled(Engine(FRAMES, learns=False), 2 * ROUND)
+    assert 1 <= frames_ahead(engine.owner) < FRAMES // 3
 
 
-def test_a_third_of_memory_is_written_ahead_for_a_policy_that_chooses(
-    owner: Owner, session: Session, virtual_time: OwnTimeLoop
-) -> None:
+def test_a_third_of_memory_is_written_ahead_for_a_policy_that_chooses() -> None:
     """Only a written page may leave, so the policy chooses among those."""
-    owner.learn_returns()
-    fill(owner, session, 2 * ROUND)
-    assert owner.eviction().learned and not owner.eviction().follows_lru
-    assert frames_ahead(owner) >= FRAMES // 3
+    engine = filled(Engine(FRAMES), 2 * ROUND)
+    assert engine.owner.eviction().learned and not engine.owner.eviction().follows_lru
+    assert frames_ahead(engine.owner) >= FRAMES // 3
 
 
-def test_little_of_memory_is_written_ahead_while_the_policy_learns(
-    owner: Owner, session: Session, virtual_time: OwnTimeLoop
-) -> None:
-    owner.learn_returns()
-    fill(owner, session, ROUND // 4)
-    assert not owner.eviction().learned
-    assert 1 <= frames_ahead(owner) < FRAMES // 3
+def test_little_of_memory_is_written_ahead_while_the_policy_learns() -> None:
+    engine = filled(Engine(FRAMES), ROUND // 4)
+    assert not engine.owner.eviction().learned
+    assert 1 <= frames_ahead(engine.owner) < FRAMES // 3
