@@ -36,9 +36,12 @@ def unlimited_hits(chains: list[Chain]) -> int:
 
 @pytest.mark.parametrize("write", [None, "through"])
 def test_evicted_pages_are_hit_on_disk(tmp_path: Path, write: str | None) -> None:
-    """The daemon of the first replay writes all pages when it stops, however slow the disk is."""
+    """The daemon of the first replay writes all pages when it stops, however slow the disk is.
+
+    Traces whose names begin alike share their pages.
+    """
     chains = chat(400, seed=1)
-    first, _ = write_trace(tmp_path / "first.jsonl.gz", chains[:200])
+    first, _ = write_trace(tmp_path / "chat.first.jsonl.gz", chains[:200])
     trace, tokens = write_trace(tmp_path / "chat.jsonl.gz", chains)
     more = ("--disk", "64MiB", "--disk-path", tmp_path / "disk", *(("--disk-write", write) if write else ()))
     replay_json(first, "--arena", "4MiB", *more)
@@ -75,7 +78,7 @@ def test_a_disk_that_is_kept_is_reused(tmp_path: Path) -> None:
 
 def test_a_running_daemon_with_a_disk_has_disk_hits(tmp_path: Path) -> None:
     chains = chat(200, seed=3)
-    first, _ = write_trace(tmp_path / "first.jsonl.gz", chains[:1])
+    first, _ = write_trace(tmp_path / "chat.first.jsonl.gz", chains[:1])
     trace, _ = write_trace(tmp_path / "chat.jsonl.gz", chains)
     with write_through() as daemon:
         assert replay_json(first, "--socket", daemon.socket)["pages_stored"] > 0

@@ -140,13 +140,13 @@ def test_a_budget_is_spent_on_whole_prefixes() -> None:
     flags = ("--disk-write-behind", "0.25", "--disk-budget", str(100 * 60_000))
     with DiskDaemon(FRAMES, "64MiB", *flags) as daemon, Engine(daemon) as engine:
         chains, reached = budgeted(daemon, engine)
-        assert daemon.until(lambda disk: disk.budget and disk.budget.left < 8 * 60_000), daemon.reported()
+        assert daemon.until(lambda disk: disk.budget and disk.budget.skipped_bytes), daemon.reported()
         snapshot = daemon.snapshot()
         assert snapshot.disk.budget is not None
+        assert snapshot.disk.budget.left < 8 * 60_000
         assert snapshot.tiers.disk.pages <= 100
         assert snapshot.tiers.disk.pages >= 40
         assert snapshot.disk.budget.per_day == 6_000_000
-        assert snapshot.disk.budget.skipped_bytes > 0
         assert snapshot.disk_work.skipped > 0
         assert "not written, by rule or because the disk could not" in " ".join(daemon.pagetier("stats").output.split())
         for chain, length in zip(chains, reached, strict=True):
