@@ -18,9 +18,12 @@ LONG_S = 20.0
 
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
-    """Yields a daemon for all tests of a module, which may choose the size of its ARENA and ARENA_FRAME."""
+    """Yields a daemon for all tests of a module, which may choose the size of its ARENA and ARENA_FRAME.
+
+    It evicts by LRU: tests store pages that never return, of which `cadence` would leave some out.
+    """
     sizes = getattr(request.module, "ARENA", "16MiB"), getattr(request.module, "ARENA_FRAME", "64KiB")
-    with RunningDaemon(*sizes) as running:
+    with RunningDaemon(*sizes, "--evict-policy", "lru") as running:
         yield running
 
 

@@ -181,7 +181,6 @@ def test_an_interrupt_in_a_call_of_a_store_ends_no_later_one(
     numbers = count(1)
     for place in each_interrupt(call):
         later = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1)).wait(LONG_S)
-        # Other tests have stored some of these pages, and no page of this engine returns.
-        assert later.stored + later.present + later.left_out == 1, place
+        assert later.stored + later.present == 1, place  # other tests have stored some of these pages
     assert engine.copier.close(LONG_S)
     assert eventually(lambda: empty(daemon))
