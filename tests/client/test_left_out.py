@@ -45,12 +45,6 @@ def test_a_page_that_is_left_out_is_not_rejected(
     assert daemon.findings() == []
 
 
-def test_a_page_that_was_left_out_is_stored_when_it_returns(client: Client) -> None:
-    keys, result, _ = until_left_out(client)
-    stored = next((turn for turn in range(100) if use(client, keys).left_out == 0), -1)
-    assert stored >= 0 and in_memory(client, keys) == len(keys), result
-
-
 def test_the_page_of_the_selftest_is_not_left_out() -> None:
     """Prompts of one page, as its own, never return, beside others that return and would fill more than the memory."""
     with small_daemon(frame="1MiB") as daemon, daemon.client() as client:
