@@ -100,6 +100,18 @@ def test_a_page_that_was_used_again_does_not_leave_before_it_is_written() -> Non
     engine.check()
 
 
+def test_a_prompt_that_is_stored_page_by_page_does_not_count_as_used_again() -> None:
+    """A store stamps the page before its first one, so that it stays."""
+    engine = Engine(256)
+    engine.owner.disk_open(1000, WriteRule.SECOND)
+    for session in range(300):
+        keys = engine.keys([session, *range(15)])
+        for page, before in zip(keys, [b"", *keys], strict=False):
+            assert engine.store([page], before) == bytes([ReserveOutcome.GRANTED])
+    assert engine.owner.eviction().learned and engine.owner.unwritten().pages == 0
+    engine.check()
+
+
 def test_pages_without_a_prompt_are_stored_whatever_they_are_worth() -> None:
     engine = Engine(32)
     learn(engine)

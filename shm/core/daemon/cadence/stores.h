@@ -59,17 +59,24 @@ static inline void pt_link_at(pt_cadence *c, uint32_t entry, const pt_place *pla
         pt_cadence_link(c, entry, place->parent);
 }
 
-/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it. */
+/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it: that is no use of
+ * it, so its place in the order of LRU moves with its tick, unless it was used before. */
 static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *prompt, uint32_t count)
 {
     uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
+    uint64_t tick = r->now + count + 1;
+    pt_policy *list = parent == PT_NONE ? NULL : pt_list_of(o, parent);
+    uint64_t listed = list ? o->kind->listed(list, parent) : UINT64_MAX;
+    bool unused = listed < tick && pt_true_tick(o, parent, r->now) <= listed;
     pt_place_after(o->cadence, &prompt->place, parent);
     pt_note_ancestors(o, parent, prompt->place.said, r->now, r->now + count);
     if (parent == PT_NONE)
         return;
     prompt->place.cadence = o->cadence->pages[parent].cadence;
-    pt_stamp(o, parent, r->now + count + 1);
+    pt_stamp(o, parent, tick);
     o->cadence->pages[parent].stamped = (uint32_t)pt_tick_of(o->cadence, parent);
+    if (unused)
+        o->kind->used(list, parent, tick);
 }
 
 /* Returns the number of a prompt's first page, from what the client says or from the page before it; 0: not known. */
