@@ -27,6 +27,7 @@ _ENVIRON: Final = {
     "HOME": "/etc",  # with .config/pagetier/copy.toml
     "LANGUAGE": "tr",
     "LC_ALL": "tr_TR.ISO-8859-9",
+    "LOGNAME": "an-ordinary-user-with-a-long-name",  # too long for sockets in folders that have it
     "NOTIFY_SOCKET": "/run/pagetier/notify",
     "PAGETIER_ARENA_SIZE": "nonsense",
     "PAGETIER_CONFIG": "/etc/pagetier/pagetierd.toml",

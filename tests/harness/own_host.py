@@ -94,7 +94,8 @@ def _clean_environment() -> None:
         if (home / path).exists():
             os.environ.setdefault(name, str(home / path))
     _HOME.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"HOME": str(_HOME), "LANG": "C.UTF-8"}
+    # pytest names its temporary folder after the user, and a socket's path has at most 107 bytes.
+    os.environ |= {"HOME": str(_HOME), "LANG": "C.UTF-8", "LOGNAME": str(os.geteuid())}
     locale.setlocale(locale.LC_ALL, "")
     os.umask(0o022)
 
