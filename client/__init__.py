@@ -2,15 +2,15 @@
 
 from pagetier.client.async_copy import AsyncCopier, LoadHandle, StoreHandle
 from pagetier.client.client import Client
-from pagetier.client.futures import PendingReservation, Prefetch
-from pagetier.client.group_location import GroupLocation, LocatedHit
+from pagetier.client.fleet_lookup import Location
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
 from pagetier.client.groups import ChunkedAttention, FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.location import Location
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
+from pagetier.client.pending_reservation import PendingReservation, Prefetch
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
 from pagetier.client.registered_groups import NO_BLOCK, RegisteredGroups
 from pagetier.client.registration import CacheGroup

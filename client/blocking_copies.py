@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
+from pagetier.client.destinations import reachable_pages
 from pagetier.client.keys import Keys
-from pagetier.client.load import reachable_pages
 from pagetier.client.match import Match
 from pagetier.client.page_client import PageClient
 from pagetier.client.paged_blocks import Blocks

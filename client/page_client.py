@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.client.futures import PendingReservation, flush_request, packed_sizes, reservation_request
+from pagetier.client.destinations import destination_of, unpinned_prefix_of
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.load import destination_of, unpinned_prefix_of
 from pagetier.client.match import Match
 from pagetier.client.misuse import require_keys, require_match, require_namespace, why_nothing_loaded
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
+from pagetier.client.pending_reservation import PendingReservation, flush_request, packed_sizes, reservation_request
 from pagetier.client.prefetching_client import PrefetchingClient
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import StoreResult

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.futures import RESPONSE_S, FleetPages, Prefetch, prefetch_request
-from pagetier.client.group_location import GroupLocation, LocatedHit, request_group_location
+from pagetier.client.destinations import UnpinnedPrefix
+from pagetier.client.fleet_lookup import Location, request_location, space_of
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.keys import Keys
-from pagetier.client.load import UnpinnedPrefix
-from pagetier.client.location import Location, request_location, space_of
 from pagetier.client.matching_client import MatchingClient
 from pagetier.client.misuse import require_keys
 from pagetier.client.pending_request import PendingRequest
+from pagetier.client.pending_reservation import RESPONSE_S, FleetPages, Prefetch, prefetch_request
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.clock import Deadline
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
 from pagetier.client.blocking_copies import BlockingCopies, DeviceCopies, HostCopies, LazyCopier
+from pagetier.client.destinations import reachable_pages
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.load import reachable_pages
 from pagetier.client.match import Match
 from pagetier.client.misuse import require_same
 from pagetier.client.page_client import PageClient

@@ -13,8 +13,8 @@ import numpy as np
 from pagetier.client.async_copy.arena_pages import Indices, bytes_of_pages, chunks_of, located, picked
 from pagetier.client.async_copy.job import CopyJob, Piece
 from pagetier.client.async_copy.store_resources import StoreResources
-from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
+from pagetier.client.pending_reservation import PendingReservation
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import Outcome, StoreResult
 from pagetier.kernels.device import Copy, Direction, Event

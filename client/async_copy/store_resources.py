@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 from pagetier.client.async_copy.job import Counts
 from pagetier.client.async_copy.throttle import CopyBacklog
-from pagetier.client.futures import PendingReservation
 from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part
+from pagetier.client.pending_reservation import PendingReservation
 from pagetier.kernels.config.copy_settings import CopySettings
 
 _RETRY_S: Final = 2e-3

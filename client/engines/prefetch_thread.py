@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from pagetier.client.client import Client
-from pagetier.client.futures import Prefetch
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys
+from pagetier.client.pending_reservation import Prefetch
 
 _MOST_HINTS: Final = 256
 

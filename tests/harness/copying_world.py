@@ -15,7 +15,7 @@ from keyed_pages import assert_exact, page_of
 from pagetier.client import AsyncCopier, Keys, Namespace, Part, PendingReservation
 from pagetier.client.async_copy.stream_queue import StreamQueue
 from pagetier.client.attachment import Attachment, LinkedSession
-from pagetier.client.futures import reservation_request
+from pagetier.client.pending_reservation import reservation_request
 from pagetier.client.rpc import Requests
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Direction

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.futures import FleetPages
+from pagetier.client.fleet_lookup import request_pages, space_of
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
-from pagetier.client.location import request_pages, space_of
 from pagetier.client.pending_request import PendingRequest
+from pagetier.client.pending_reservation import FleetPages
 from pagetier.shm._core import KEY_BYTES, Session
 from pagetier.shm.protocol import Located, Space
 
