@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 
 from pagetier.client import Client, Namespace
-from pagetier.daemon.cli.connect import daemon_at
+from pagetier.daemon.cli.daemon_connection import daemon_at
 from pagetier.daemon.cli.top.history import History, Moment
 from pagetier.daemon.cli.top.screen import UNICODE, WIDTH, ScreenContext, screen
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/harness"))
 from eventually import eventually

@@ -16,7 +16,7 @@ from pagetier.daemon.common.frame_advice import frame_advice
 from pagetier.daemon.common.huge_page_report import FEW_REMEDY
 from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
-from pagetier.daemon.config.load import Beside, ConfigError
+from pagetier.daemon.config.loader import Beside, ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.host import Host

@@ -14,18 +14,18 @@ from typing import Any, NoReturn
 
 import click
 
-from pagetier.daemon.check_config import check_config
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.common.version_option import version_option
 from pagetier.daemon.config.cli_options import ConfigCommand, NonEmptyPath, config_flags, config_options
-from pagetier.daemon.config.load import ConfigError, ConfigReader
+from pagetier.daemon.config.loader import ConfigError, ConfigReader
 from pagetier.daemon.config.schema import Config
+from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host.arena_fit import fit, geometry_of, need_of, serves
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
-from pagetier.daemon.release_memory import give_back_memory, name_meant
+from pagetier.daemon.memory_release import give_back_memory, name_meant
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.config import config_of
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.common.advice import NamespaceAdvice, SizeAdvice, read_advice
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.config.load import with_changes
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.config.loader import with_changes
 from pagetier.daemon.config.room import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description

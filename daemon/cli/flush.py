@@ -11,13 +11,13 @@ from typing import IO, Any, NoReturn
 import click
 import msgspec
 
-from pagetier.daemon.cli.confirm import confirm
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.confirmation import confirm
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.pages import keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.common.progress import Progress, progress_for_people
-from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import NamespaceStats
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm import clock
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import FORGET, FORGET_KEYS, Flush, Flushed, Forget, Save, Saved

@@ -8,7 +8,7 @@ from typing import IO
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.pages import named_pages, pages_options
 from pagetier.daemon.stats.page_lookup import look_up
 from pagetier.shm.units import counted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.cli.pages import named_space
 from pagetier.shm import clock
 from pagetier.shm._core import Observer

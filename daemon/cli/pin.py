@@ -10,10 +10,10 @@ from typing import IO, Any, TypeVar
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.cli.pages import BATCH_BYTES, keys_file_option, keys_in
 from pagetier.daemon.common.namespaces import means
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import HintKind
 from pagetier.shm.protocol import HINTS, HintPages, PagesHinted
 from pagetier.shm.units import counted, format_size

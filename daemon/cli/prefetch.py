@@ -9,7 +9,7 @@ from typing import IO
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option, timeout_option
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option, timeout_option
 from pagetier.daemon.cli.pages import BATCH_BYTES, named_pages, pages_options
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import PREFETCH, Fetch, Fetched, FetchOutcome

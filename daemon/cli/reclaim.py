@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from pagetier.daemon.cli.confirm import confirm
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.cli.confirmation import confirm
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import Reclaim, Reclaimed
 
 _RISK = (

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from pagetier.daemon.cli.config import config_of
-from pagetier.daemon.cli.confirm import confirm
-from pagetier.daemon.cli.connect import Daemon, daemon_at, socket_option
+from pagetier.daemon.cli.confirmation import confirm
+from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.config.fields import fields
-from pagetier.daemon.config.load import ConfigError, with_changes
-from pagetier.daemon.config.reload import Changes, LiveSettings
+from pagetier.daemon.config.live_settings import Changes, LiveSettings
+from pagetier.daemon.config.loader import ConfigError, with_changes
 from pagetier.daemon.config.room import frames_of_disk
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.protocol import Resize, Resized
 from pagetier.shm.units import counted, format_size
 

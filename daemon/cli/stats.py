@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from pagetier.daemon.cli.connect import daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.disk.disk_report import DiskReport, Standing
-from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.units import counted, format_size
 
 
@@ -68,6 +68,6 @@ def _tier(name: str, tier: PageTier) -> str:
 
 
 def _show_tables(snapshot: Snapshot, socket: Path) -> None:
-    from pagetier.daemon.cli.render import show_snapshot
+    from pagetier.daemon.cli.tables import show_snapshot
 
     show_snapshot(snapshot, socket)

@@ -62,7 +62,7 @@ def _heading(parameter: str | None) -> str:
 
 
 def config_flags(parameters: Mapping[str, Any]) -> dict[str, str | None]:
-    """Returns those of a command's `parameters` that `config_options` added, for `config.load`."""
+    """Returns those of a command's `parameters` that `config_options` added, for `loader.load`."""
     names = [field.parameter for field in fields()]
     return {name: parameters[name] for name in names if name in parameters}
 

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from pagetier.daemon.config.load import ConfigError, read_text
+from pagetier.daemon.config.loader import ConfigError, read_text
 
 _TOKEN: Final = re.compile(r"[!-~]{16,512}")
 _REMEDY: Final = "`openssl rand -hex 32` makes one"

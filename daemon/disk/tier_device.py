@@ -14,7 +14,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.room import frames_of_device
-from pagetier.daemon.config.validate import beyond_its_disk
+from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.disk.device_writes import STALLED_S
 from pagetier.daemon.disk.disk_report import DeviceReport, Standing, with_state
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes

@@ -17,7 +17,7 @@ from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
 from pagetier.daemon.fleet.breaker import Call
 from pagetier.daemon.fleet.fleet_health import FleetHealth
-from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.daemon.fleet.questions import Answered, Locates
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.workers.supervisor import Supervisor

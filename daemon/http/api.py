@@ -30,8 +30,8 @@ from pagetier.daemon.http.located_pages import located
 from pagetier.daemon.http.openapi import description
 from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
-from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})

@@ -11,7 +11,7 @@ import sys
 from typing import Final
 
 from pagetier.daemon.common.child_environ import environ_without_credentials
-from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.http.channel_messages import (

@@ -15,11 +15,11 @@ from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.fleet.fleet_tier import FleetTier
-from pagetier.daemon.index.chains import reserve_chains, wrong_request
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
 from pagetier.daemon.index.pressure import PinQuota
+from pagetier.daemon.index.prompts import reserve_chains, wrong_request
 from pagetier.daemon.index.quotas import StoreQuota, why_refused
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants

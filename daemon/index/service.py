@@ -12,14 +12,14 @@ from contextlib import suppress
 import msgspec
 
 from pagetier.daemon.common.namespaces import printable
-from pagetier.daemon.config.load import ConfigError
-from pagetier.daemon.config.reload import LiveSettings
+from pagetier.daemon.config.live_settings import LiveSettings
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.reads import NO_LIMIT
 from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.fleet.fleet_tier import FleetTier
-from pagetier.daemon.fleet.locates import wrong_pages
+from pagetier.daemon.fleet.questions import wrong_pages
 from pagetier.daemon.host.arena_fit import short_index
 from pagetier.daemon.host.peer_credentials import Peer
 from pagetier.daemon.index.evictor import Evictor

@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier.daemon.config.cli_options import table_subject
 from pagetier.daemon.config.fields import Field, fields
-from pagetier.daemon.config.reload import AT_ONCE
+from pagetier.daemon.config.live_settings import AT_ONCE
 
 _HEAD = """\
 # Configuration

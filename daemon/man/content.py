@@ -11,7 +11,7 @@ import msgspec
 from pagetier.daemon.cli import main as pagetier
 from pagetier.daemon.config.cli_options import options_by_table, table_subject
 from pagetier.daemon.config.fields import Field, fields
-from pagetier.daemon.config.reload import AT_ONCE
+from pagetier.daemon.config.live_settings import AT_ONCE
 from pagetier.daemon.main import main as pagetierd
 from pagetier.daemon.man.configuration_page import configuration_page
 from pagetier.daemon.man.roff import Roff

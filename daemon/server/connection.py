@@ -9,7 +9,7 @@ from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
 from pagetier.daemon.host.refusals import why_forbidden
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
-from pagetier.daemon.server.house import House
+from pagetier.daemon.server.server_state import House
 from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event

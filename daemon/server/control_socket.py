@@ -14,9 +14,9 @@ from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.host.listening_socket import BoundSocket
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
-from pagetier.daemon.server.house import GREETING_S, House
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.listener import ConnectionAcceptor
+from pagetier.daemon.server.server_state import GREETING_S, House
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, UnmappedIds, unmapped_ids

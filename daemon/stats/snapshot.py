@@ -1,4 +1,4 @@
-"""The state of a running cache as typed values; observe.py reads it.
+"""The state of a running cache as typed values; snapshot_reader.py reads it.
 
 The fields are the keys of `pagetier stats --json`: new ones may be added, none is renamed. Counters start when the
 segments are created, and continue over restarts of the daemon. While the daemon works, two numbers may be from slightly

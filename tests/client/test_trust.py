@@ -185,7 +185,7 @@ def untrusted() -> Iterator[Path]:
 @pytest.mark.parametrize("command", ["stats", "flush", "resize", "doctor", "top"])
 def test_commands_do_not_trust_it_either(untrusted: Path, command: str) -> None:
     arguments = {"flush": ["--namespace", "m"], "resize": ["--disk-size", "1GiB"], "top": ["--once"]}.get(command, [])
-    imports = f"import pagetier.daemon.cli.render\nfrom pagetier.daemon.cli.{command} import {command} as command"
+    imports = f"import pagetier.daemon.cli.tables\nfrom pagetier.daemon.cli.{command} import {command} as command"
     code, output = output_as(ALICE, imports, "command()", *arguments)
     assert code == (1 if command == "doctor" else 3), output
     assert f"{untrusted} belongs to user {MALLORY}" in output

@@ -20,8 +20,8 @@ from click.testing import CliRunner, Result
 from eventually import eventually
 from pagetier.client import Client, Namespace
 from pagetier.daemon.cli import main
-from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import AttachmentRecord, IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import (

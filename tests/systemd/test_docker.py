@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pagetier.daemon.cli import main as cli
 from pagetier.daemon.config.cli_options import config_flags
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import load
+from pagetier.daemon.config.loader import load
 from pagetier.daemon.main import main
 from pagetier.shm.exit_codes import Exit
 

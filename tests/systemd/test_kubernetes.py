@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from pagetier.daemon.cli import main as cli
-from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.loader import ConfigError, load
 from pagetier.daemon.fleet.fleet_tier import WORKER_SOCKET
 from pagetier.daemon.main import main
 from pagetier.shm.exit_codes import Exit

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from pagetier.daemon.cli import main
 from pagetier.daemon.cli import unit as unit_command
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import load
+from pagetier.daemon.config.loader import load
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from pagetier.daemon.cli.config import config_of
-from pagetier.daemon.cli.connect import Refused, Unreachable, daemon_at
+from pagetier.daemon.cli.daemon_connection import Refused, Unreachable, daemon_at
 from pagetier.daemon.cli.doctor.daemon_checks import (
     check_charge,
     check_daemon,
@@ -33,10 +33,10 @@ from pagetier.daemon.cli.doctor.host_checks import (
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
 from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, load
+from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.exit_codes import Exit
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}

@@ -8,15 +8,15 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pagetier.daemon.cli.connect import Daemon, Refused
+from pagetier.daemon.cli.daemon_connection import Daemon, Refused
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import geometry_of, serves, short_index
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.server.control_socket import locked_out
-from pagetier.daemon.stats.observe import take_snapshot
 from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.protocol import Check, Findings
 from pagetier.shm.segment_files import FoundSegments, survey, user_name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.cli.render import synced
+from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.room import room_of_device
 from pagetier.daemon.config.schema import Config

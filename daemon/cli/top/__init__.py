@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from pagetier.daemon.cli.connect import Daemon, Unreachable, daemon_at, socket_option
+from pagetier.daemon.cli.daemon_connection import Daemon, Unreachable, daemon_at, socket_option
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm import clock
 from pagetier.shm.exit_codes import Exit
 
@@ -47,7 +47,7 @@ def top(socket: Path, interval: float, once: bool) -> None:  # noqa: FBT001  cli
 
     Exit codes: 0: success; 3: no daemon at the start.
     """
-    from pagetier.daemon.cli.render import console_for_people
+    from pagetier.daemon.cli.tables import console_for_people
 
     console = console_for_people()
     if once or not console.is_terminal or console.is_dumb_terminal:

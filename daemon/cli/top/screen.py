@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from pagetier.daemon.cli.render import age, count, device_line, fleet_line, quota_cells, synced
+from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells, synced
 from pagetier.daemon.cli.top.history import MINUTES, History
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot

@@ -16,7 +16,7 @@ from injection.forked_processes import Engine, ForkedDaemon, Stage
 from oracle.checker import FLEET_NAME, WORKER_NAME, Losses, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from pagetier.shm._core import IndexHeader
 from running_daemon import CALL_S, START_S
 

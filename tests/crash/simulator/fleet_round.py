@@ -19,7 +19,7 @@ from eventually import Stopwatch, eventually, pace
 from oracle.checker import Kind
 from oracle.journal import read_journals
 from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.stats.observe import take_snapshot
+from pagetier.daemon.stats.snapshot_reader import take_snapshot
 from simulator.chapters import CARRIED, carry
 from simulator.report import Results
 from simulator.sampling import Vitals, vitals_in

@@ -18,7 +18,7 @@ from file_changes import write_at
 from memory_cgroup import limited
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli import main
-from pagetier.daemon.cli.connect import daemon_at
+from pagetier.daemon.cli.daemon_connection import daemon_at
 from pagetier.daemon.cli.doctor import host_checks
 from pagetier.daemon.cli.doctor.daemon_checks import check_daemon, check_folder, check_socket
 from pagetier.daemon.cli.doctor.disk_checks import check_disk, check_service_may_write
@@ -32,7 +32,7 @@ from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import Config
+from pagetier.daemon.config.loader import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.disk.disk_report import DiskReport
 from pagetier.daemon.disk.status import Phase
@@ -155,7 +155,7 @@ def test_a_folder_that_the_service_cannot_write_to_is_a_problem(tmp_path: Path) 
 
 @as_root
 def test_an_observer_gets_all_checks_but_the_integrity() -> None:
-    imports = "import pagetier.daemon.cli.doctor, pagetier.daemon.cli.render; from pagetier.daemon.cli import main"
+    imports = "import pagetier.daemon.cli.doctor, pagetier.daemon.cli.tables; from pagetier.daemon.cli import main"
     with RunningDaemon("16MiB", "64KiB", "--access-socket-mode", "0666", "--access-watch-users", "nobody") as daemon:
         Path(daemon.folder.name).chmod(0o755)
         words, environ = ("doctor", "--socket", str(daemon.socket)), {"PAGETIER_NAME": daemon.name}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagetier.daemon.cli.render import age, count
+from pagetier.daemon.cli.tables import age, count
 from running_daemon import RunningDaemon, namespace
 from terminal import pagetier_on_terminal
 

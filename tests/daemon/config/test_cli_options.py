@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from pagetier.daemon.config.cli_options import config_flags, config_options
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import Config, fields, load
+from pagetier.daemon.config.loader import Config, fields, load
 
 GIVEN = {"--name": "other", "--arena-size": "2GiB", "--evict-high": "0.5", "--access-users": "root,7"}
 

@@ -12,7 +12,7 @@ import pytest
 
 from pagetier.daemon.config.address import Address
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import Config, fields, load
+from pagetier.daemon.config.loader import Config, fields, load
 from pagetier.daemon.config.quota import ShareRange, TenantQuota
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pagetier.daemon.check_config import check_config
 from pagetier.daemon.config.disk_options import DiskOptions
-from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import ArenaOptions, Config
+from pagetier.daemon.config_check import check_config
 from pagetier.daemon.host.host import Host
 from pagetier.tiers.fleet import check_host
 

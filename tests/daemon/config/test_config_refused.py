@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.load import MOST_BYTES, ConfigError, fields, load
-from pagetier.daemon.release_memory import name_meant
+from pagetier.daemon.config.loader import MOST_BYTES, ConfigError, fields, load
+from pagetier.daemon.memory_release import name_meant
 from pagetier.shm._core import DISK_DEVICES
 
 

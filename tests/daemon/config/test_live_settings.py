@@ -10,8 +10,8 @@ import pytest
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.fields import replaced
 from pagetier.daemon.config.id_ranges import IdRange
-from pagetier.daemon.config.load import ConfigError
-from pagetier.daemon.config.reload import Changes, LiveSettings
+from pagetier.daemon.config.live_settings import Changes, LiveSettings
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, Config, EvictOptions, LogOptions
 
 WITH_DISK = Config(disk=DiskOptions(path=(Path("/d"),), size=(1 << 30,)))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.daemon.config.fields import fields
-from pagetier.daemon.config.load import ConfigError, load
+from pagetier.daemon.config.loader import ConfigError, load
 from pagetier.daemon.config.quota import ShareRange, TenantQuota
 from pagetier.shm._core import TENANTS
 from refused_starts import pagetierd

@@ -23,13 +23,13 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.index.chains import reserve_chains, wrong_request
+from pagetier.daemon.index.prompts import reserve_chains, wrong_request
 from pagetier.daemon.index.quotas import NO_LIMIT
 from pagetier.daemon.index.reservations import Reservations
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
-from pagetier.daemon.server.house import House
 from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.daemon.server.server_state import House
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.message_codec import LENGTH, pack, read_answer
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space

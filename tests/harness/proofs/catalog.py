@@ -81,7 +81,7 @@ _CLIENT: Final = ("client/", "!client/cli/", "!client/engines/")
 _INDEX: Final = ("daemon/index/", "daemon/server/", "daemon/main.py", "daemon/lifecycle.py")
 _DAEMON: Final = (
     *(*_INDEX, "daemon/common/", "daemon/host/"),
-    *(f"daemon/{name}.py" for name in ("release_memory", "stop_signals", "upkeep")),
+    *(f"daemon/{name}.py" for name in ("memory_release", "stop_signals", "upkeep")),
 )
 _DISK: Final = ("daemon/disk/", "daemon/workers/", "tiers/", "!tiers/fleet/")
 _STORES: Final = (

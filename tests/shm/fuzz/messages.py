@@ -24,8 +24,8 @@ from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.index import scan_queue
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
-from pagetier.daemon.server.house import House
 from pagetier.daemon.server.limits import ConnectionLimits
+from pagetier.daemon.server.server_state import House
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.message_codec import pack, read_answer, read_request

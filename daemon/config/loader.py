@@ -14,7 +14,7 @@ import msgspec
 from pagetier.daemon.config.fields import Field, fields, replaced
 from pagetier.daemon.config.schema import PREFIX, Config
 from pagetier.daemon.config.suggestions import advice_for_line, hint, set_by_kubernetes
-from pagetier.daemon.config.validate import first_conflict
+from pagetier.daemon.config.validation import first_conflict
 from pagetier.shm.socket_path import default_socket
 from pagetier.shm.units import shown
 

@@ -8,7 +8,7 @@ import pytest
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.absent_pages import AbsentPages
-from pagetier.daemon.fleet.locates import Answered, Locates
+from pagetier.daemon.fleet.questions import Answered, Locates
 from pagetier.shm.protocol import Locate, ProtocolError, Space
 from pagetier.tiers.worker_protocol import Command, Find, Found
 

@@ -11,7 +11,7 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, Engine
-from pagetier.daemon.index.chains import reserve_chains, wrong_chains
+from pagetier.daemon.index.prompts import reserve_chains, wrong_chains
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome
 from pagetier.shm.message_codec import pack, read_request
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space

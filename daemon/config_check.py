@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.load import ConfigError
+from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.room import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
-from pagetier.daemon.config.validate import beyond_its_disk
+from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.shm.segment_files import survey

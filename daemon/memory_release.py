@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pagetier.daemon.config.fields import fields
-from pagetier.daemon.config.load import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
+from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
 from pagetier.shm.log_format import event
 from pagetier.shm.removal import give_back
 from pagetier.shm.segment_files import KINDS, owner_of
