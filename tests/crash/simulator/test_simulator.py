@@ -56,7 +56,7 @@ daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DI
 # The daemon loses all pages on disk with each disk worker that dies.
 DISK_LOST = """
 import shutil
-from pagetier.daemon.disk.tier_device import TierDevice
+from pagetier.daemon.disk.disk_device import TierDevice
 ended = TierDevice.ended
 def forget(self, slot, why):
     shutil.rmtree(self.options.path)

@@ -15,7 +15,7 @@ from daemon_turns import Turns
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from pagetier.daemon.cli import flush as flush_command
-from pagetier.daemon.disk.flush_to_disk import _ASKED_AGAIN_S
+from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
 from pagetier.daemon.index.service import _TIDY_EVERY_S
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.exit_codes import Exit

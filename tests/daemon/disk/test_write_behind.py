@@ -12,7 +12,7 @@ from anonymous_segments import Memory, attach
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, _IDLE_S, STALLED_S, DeviceWrites
-from pagetier.daemon.disk.flush_to_disk import _ASKED_AGAIN_S, DiskFlush
+from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S, DiskFlush
 from pagetier.daemon.disk.write_behind import _RECHECK_S, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.shm import clock
