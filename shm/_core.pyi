@@ -298,8 +298,8 @@ class UnwrittenPages(NamedTuple):
     skipped: int
 
 @final
-class DiskDevice(NamedTuple):
-    """A device of the disk tier: what it has, and the tick of its coldest page, 0 if it has none.
+class DeviceUsage(NamedTuple):
+    """The pages and the frames of a device of the disk tier, and the tick of its coldest page, 0 if it has none.
 
     `ordered_frames` are reserved for pages that are being written. A device that is not open has no frames.
     """
@@ -983,7 +983,7 @@ class Owner:
         """Closes a device with everything that it contained."""
     def disk_complete(self, device: int = 0, /) -> None:
         """Records that all pages on a device were reported."""
-    def disk_device(self, device: int = 0, /) -> DiskDevice:
+    def disk_device(self, device: int = 0, /) -> DeviceUsage:
         """Returns what a device has."""
     def devices(self, entries: Array, /) -> bytes:
         """Returns the device (u8) that each page is on or is being written to; 0 for an entry that does not exist."""

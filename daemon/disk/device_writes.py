@@ -11,7 +11,7 @@ from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.write_batch import WriteBatch, write_command
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES, DiskDevice, Owner
+from pagetier.shm._core import KEY_BYTES, DeviceUsage, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import ProtocolError
 from pagetier.tiers.worker_protocol import Stored, Sync, Synced, Write, Wrote
@@ -71,7 +71,7 @@ class DeviceWrites:
         return len(self._in_flight)
 
     @property
-    def room(self) -> DiskDevice:
+    def room(self) -> DeviceUsage:
         """What the device has."""
         return self._owner.disk_device(self.number)
 

@@ -76,11 +76,11 @@ class SharedTier(Protocol):
     def release_stores(self) -> None:
         """Releases the stores that waited for the disk and need not any more."""
 
-    def others_open(self, device: TierDevice) -> bool:
+    def others_open(self, device: DiskDevice) -> bool:
         """Returns whether pages can be found on another device."""
 
 
-class TierDevice:
+class DiskDevice:
     """One device, a Watcher of its worker. On the loop's thread only.
 
     Attributes:

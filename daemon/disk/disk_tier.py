@@ -12,7 +12,7 @@ from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.backpressure import BackPressure
-from pagetier.daemon.disk.disk_device import TierDevice
+from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.disk.pending_flushes import Answers
@@ -63,7 +63,7 @@ class DiskTier:
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
         self.flush = DiskFlush(self._owner, config.disk, self.write_behind)
         self.published = StatusPublisher(self._owner)
-        self._devices: list[TierDevice] = []
+        self._devices: list[DiskDevice] = []
         self._leaving = False
         self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
         self._removals: set[asyncio.Task[None]] = set()
@@ -107,14 +107,14 @@ class DiskTier:
         """Implements SharedTier.release_stores()."""
         self.backpressure.release_ready()
 
-    def others_open(self, device: TierDevice) -> bool:
+    def others_open(self, device: DiskDevice) -> bool:
         """Implements SharedTier.others_open()."""
         return any(other.is_open for other in self._devices if other is not device)
 
-    def _add(self, options: DeviceOptions) -> TierDevice:
+    def _add(self, options: DeviceOptions) -> DiskDevice:
         taken = {device.number for device in self._devices}
         number = next(number for number in range(DISK_DEVICES) if number not in taken)
-        device = TierDevice(number, options, self, self._segments, self._loop)
+        device = DiskDevice(number, options, self, self._segments, self._loop)
         device.supervisor.populated = self._populated
         self._devices.append(device)
         return device
@@ -210,7 +210,7 @@ class DiskTier:
         self._add_missing()
 
     @property
-    def _staying(self) -> list[TierDevice]:
+    def _staying(self) -> list[DiskDevice]:
         return [device for device in self._devices if not device.supervisor.leaving]
 
     def _add_missing(self) -> None:
@@ -221,14 +221,14 @@ class DiskTier:
                 log.info("disk tier in %s: added", new.path, extra=event("disk_device_added"))
                 self._add(new).start()
 
-    def _remove(self, device: TierDevice) -> None:
+    def _remove(self, device: DiskDevice) -> None:
         """Ends the worker of a device. Until it has ended, the device keeps its number."""
         log.info("disk tier in %s: removed, its files stay", device.options.path, extra=event("disk_device_removed"))
         task = self._loop.create_task(self._end(device))
         self._removals.add(task)
         task.add_done_callback(self._removals.discard)
 
-    async def _end(self, device: TierDevice) -> None:
+    async def _end(self, device: DiskDevice) -> None:
         await device.supervisor.retire()
         self._devices.remove(device)
         self.write_behind.remove(device.writes)

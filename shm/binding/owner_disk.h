@@ -79,7 +79,7 @@ static PyObject *owner_disk_close(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* disk_device(device = 0) -> DiskDevice: what a device has, and the tick of its coldest page. */
+/* disk_device(device = 0) -> DeviceUsage: its pages and frames, and the tick of its coldest page. */
 static PyObject *owner_disk_device(Owner *self, PyObject *args)
 {
     unsigned int device = 0;
@@ -93,7 +93,7 @@ static PyObject *owner_disk_device(Owner *self, PyObject *args)
     }
     tick = tick == UINT64_MAX ? 0 : tick;
     return record_of_numbers(
-        DiskDevice, (uint64_t[]){d->open, d->frames, d->used_frames, d->ordered_frames, d->pages, d->bytes, tick}, 7);
+        DeviceUsage, (uint64_t[]){d->open, d->frames, d->used_frames, d->ordered_frames, d->pages, d->bytes, tick}, 7);
 }
 
 static bool space_exists(Owner *self, uint32_t space)

@@ -44,7 +44,7 @@ static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *DiskDevice, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn, *SegmentSizes,
+    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn, *SegmentSizes,
     *StructLayout, *SeenEvents;
 
 static const struct {
@@ -59,7 +59,7 @@ static const struct {
     {"ReservedPages", reserved_fields, &ReservedPages},
     {"PagesToWrite", batch_fields, &PagesToWrite},
     {"FlushedPages", flushed_fields, &FlushedPages},
-    {"DiskDevice", device_fields, &DiskDevice},
+    {"DeviceUsage", device_fields, &DeviceUsage},
     {"UnwrittenPages", unwritten_fields, &UnwrittenPages},
     {"Eviction", eviction_fields, &Eviction},
     {"SampledLookups", lookups_fields, &SampledLookups},

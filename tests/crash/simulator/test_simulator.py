@@ -56,12 +56,12 @@ daemon.open_segments = lambda settings, leftovers: opened(settings, Leftovers.DI
 # The daemon loses all pages on disk with each disk worker that dies.
 DISK_LOST = """
 import shutil
-from pagetier.daemon.disk.disk_device import TierDevice
-ended = TierDevice.ended
+from pagetier.daemon.disk.disk_device import DiskDevice
+ended = DiskDevice.ended
 def forget(self, slot, why):
     shutil.rmtree(self.options.path)
     ended(self, slot, why)
-TierDevice.ended = forget
+DiskDevice.ended = forget
 """
 
 # The fleet's worker, a process of its own, publishes pages without verifying them.
