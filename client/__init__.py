@@ -16,7 +16,7 @@ from pagetier.client.registered_groups import NO_BLOCK, RegisteredGroups
 from pagetier.client.registration import CacheGroup
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import Outcome, StoreResult
-from pagetier.kernels.config.file import SettingsError
+from pagetier.kernels.config.settings_file import SettingsError
 from pagetier.kernels.device import DeviceError
 from pagetier.kernels.layout.cache_layout import LayoutError
 from pagetier.kernels.layout.named_layouts import LAYOUT_NAMES

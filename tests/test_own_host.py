@@ -14,7 +14,7 @@ import pytest
 from hostile_host import PLACES, REFUSED
 from own_host import ROOT, is_hidden
 from pagetier.kernels.config.copy_settings import CopySettings
-from pagetier.kernels.config.file import load_settings
+from pagetier.kernels.config.settings_file import load_settings
 from pagetier.shm.socket_path import default_socket
 
 ROOM = 1 << 30

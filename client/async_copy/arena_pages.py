@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.kernels.layout.frames import Arena, Frames, frames_of
-from pagetier.kernels.layout.tables import row_bytes
+from pagetier.kernels.layout.struct_dtypes import row_bytes
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import Session
 

@@ -18,7 +18,7 @@ from pagetier.client.keys import Keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import part_of, require_named
 from pagetier.kernels.config.copy_settings import CopySettings
-from pagetier.kernels.config.file import load_settings
+from pagetier.kernels.config.settings_file import load_settings
 from pagetier.kernels.device import Device, Direction, EngineEvent
 from pagetier.kernels.host.host_device import HostDevice
 from pagetier.kernels.layout.frames import Frames
@@ -247,7 +247,7 @@ def open_copier(client: OpeningClient, cache: PagedCache, settings: CopySettings
         client: The client, attached or not. The caller still has to close it.
         cache: A cache in host memory or on a GPU. For a GPU, the arena is pinned in the background, and a slower copy
             path is used until that is done.
-        settings: The limits of the copies; None for those of the settings file, see kernels/config/file.py.
+        settings: The limits of the copies; None for those of the settings file, see kernels/config/settings_file.py.
     """
     chosen = load_settings() if settings is None else settings
     if cache.cache.device == "cpu":

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 FILE_VARIABLE = "PAGETIER_CONFIG"
-# The settings of the engines, which a host may set for all processes; see kernels/config/file.py.
+# The settings of the engines, which a host may set for all processes; see kernels/config/settings_file.py.
 _ENGINE_VARIABLES = ("PAGETIER_COPY_CONFIG",)
 
 # Returns the configuration that would be in force if the daemon that runs loaded the given one.

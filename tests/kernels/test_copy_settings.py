@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
-from pagetier.kernels.config.file import (
+from pagetier.kernels.config.settings_file import (
     COPY_VARIABLE,
     SettingsError,
     calibrated_path,

@@ -11,7 +11,7 @@ import msgspec
 
 from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, thresholds_of, way_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
-from pagetier.kernels.config.file import SettingsError, calibrated_path, load_settings
+from pagetier.kernels.config.settings_file import SettingsError, calibrated_path, load_settings
 from pagetier.kernels.device import DeviceError
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.units import spell_size

@@ -44,7 +44,7 @@ from pagetier.client.engines.weights import ModelIdentity, started_ns
 from pagetier.client.engines.weights_thread import WeightsThread
 from pagetier.client.registered_cache import RegisteredCache
 from pagetier.client.registration import paged_cache_of
-from pagetier.kernels.config.file import load_settings
+from pagetier.kernels.config.settings_file import load_settings
 from pagetier.kernels.layout.page_layout import Shard
 from pagetier.kernels.layout.transfer import PagedCache
 

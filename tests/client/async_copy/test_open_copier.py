@@ -18,7 +18,7 @@ from fake_pinning_driver import WAIT_S, PinningDriver
 from pagetier.client import Client, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
 from pagetier.client.async_copy.copier import copier_pinning
-from pagetier.kernels.config.file import COPY_VARIABLE, SettingsError
+from pagetier.kernels.config.settings_file import COPY_VARIABLE, SettingsError
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.host.host_device import HostDevice, HostStream
 from pagetier.kernels.layout import engine_layouts

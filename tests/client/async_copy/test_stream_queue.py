@@ -15,7 +15,7 @@ from keyed_pages import assert_exact, pages_of
 from pagetier.client import AsyncCopier, Match, Outcome, StoreHandle
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.device import Copy
-from pagetier.kernels.layout.tables import token_rows
+from pagetier.kernels.layout.struct_dtypes import token_rows
 from virtual_clock import VirtualClock
 
 PAGE = 6016

@@ -15,7 +15,7 @@ from pagetier.client.cli.calibrate import calibrate
 from pagetier.client.cli.calibrate.measure import Measured
 from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
-from pagetier.kernels.config.file import COPY_VARIABLE, load_settings
+from pagetier.kernels.config.settings_file import COPY_VARIABLE, load_settings
 from pagetier.kernels.device import DeviceError
 
 KIB = 1 << 10
