@@ -19,8 +19,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
 from pagetier.client import Client
-from pagetier.client.engines.location_changes import LocationChanges
-from pagetier.client.engines.vllm.kv_events import Announcer, KnownPage, fields_of_group, prefix_cache_resets
+from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.vllm.events import Announcer, KnownPage, fields_of_group, prefix_cache_resets
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult

@@ -8,7 +8,8 @@
     --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
         "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
 
-Only cache_hooks.py, linker.py, model.py and storage.py import SGLang. The other modules recognise its objects by their
+linker/ is the one door, storage/ the other, and both serve the pools of pools/. Only linker/cache_hooks.py,
+linker/linker.py, model.py and storage/backend.py import SGLang. The other modules recognise its objects by their
 attributes, so that they can be imported without SGLang.
 """
 
@@ -16,12 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pagetier.client.engines.sglang.linker import PagetierLinker
-    from pagetier.client.engines.sglang.storage import PagetierStorage
+    from pagetier.client.engines.sglang.linker.linker import PagetierLinker
+    from pagetier.client.engines.sglang.storage.backend import PagetierStorage
 
 __all__ = ["PagetierLinker", "PagetierStorage"]
 
-_MODULES: Final = {"PagetierLinker": "linker", "PagetierStorage": "storage"}
+_MODULES: Final = {"PagetierLinker": "linker.linker", "PagetierStorage": "storage.backend"}
 
 
 def __getattr__(name: str) -> Any:

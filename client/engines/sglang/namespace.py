@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pagetier.client.engines.sglang.device_pools import STATE, DevicePool
+from pagetier.client.engines.sglang.pools.device_pools import STATE, DevicePool
 from pagetier.client.engines.weights import ModelIdentity, WeightsSource, source_of
 from pagetier.client.keys import Namespace
 from pagetier.kernels.layout.transfer import PagedCache

@@ -6,7 +6,7 @@
 The scheduler's process (scheduler.py, arriving_pages.py, store_planner.py) decides which pages are loaded and stored,
 and the workers (worker.py, kv_tensors.py) copy them. Only commands (messages.py) go from the scheduler to the workers;
 once, at start, the workers send the shape of a page of each group. Only connector.py, connector_metadata.py, metrics.py
-and kv_events.py import vLLM. The other modules recognise vLLM's objects by their attributes, which change between
+and events.py import vLLM. The other modules recognise vLLM's objects by their attributes, which change between
 versions, so that they can be imported and tested without vLLM.
 """
 

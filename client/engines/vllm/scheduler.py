@@ -10,13 +10,13 @@ import msgspec
 
 from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.vllm.adapters import Adapters, private_name
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters, LookupCounts
+from pagetier.client.engines.vllm.events import Announcer
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
-from pagetier.client.engines.vllm.kv_events import Announcer
 from pagetier.client.engines.vllm.load_planner import load_command
+from pagetier.client.engines.vllm.lora import Adapters, private_name
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces

@@ -13,17 +13,17 @@ from typing import Any, Final
 from pagetier.client.async_copy.copier import open_copier
 from pagetier.client.client import Client
 from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.file_digests import FileDigests, user_memory
-from pagetier.client.engines.location_changes import LocationChanges
 from pagetier.client.engines.unsupported import UnsupportedError
-from pagetier.client.engines.vllm.adapters import Adapters
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.draft_model import draft_model_of, weights_sources
 from pagetier.client.engines.vllm.engine_log import describe_cache
+from pagetier.client.engines.vllm.events import Announcer, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
-from pagetier.client.engines.vllm.kv_events import Announcer, prefix_cache_resets
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
+from pagetier.client.engines.vllm.lora import Adapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pagetier.client import Client, RegisteredCache
-from pagetier.client.engines.sglang.engine_groups import EngineGroup
-from pagetier.client.engines.sglang.lookups import Lookups
+from pagetier.client.engines.sglang.linker.lookups import Lookups
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.engines.sglang.settings import LinkerSettings
 from running_daemon import RunningDaemon
 

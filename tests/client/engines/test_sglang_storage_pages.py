@@ -22,10 +22,10 @@ from fleet_host import PATIENT, FleetHost
 from leaving_out import NEW_PAGES, small_daemon, until_left_out, use_all_that_return
 from pagetier.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
-from pagetier.client.engines.sglang.device_pools import FULL, WINDOW
-from pagetier.client.engines.sglang.engine_groups import EngineGroup
-from pagetier.client.engines.sglang.offloads import Offload
-from pagetier.client.engines.sglang.storage_pages import StoragePages
+from pagetier.client.engines.sglang.linker.offloads import Offload
+from pagetier.client.engines.sglang.pools.device_pools import FULL, WINDOW
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
+from pagetier.client.engines.sglang.storage.pages import StoragePages
 from virtual_clock import VirtualClock, in_main_thread, standing_clock, virtual_clock
 
 __all__ = ["standing_clock", "virtual_clock"]

@@ -13,11 +13,11 @@ import pytest
 
 from fake_vllm_config import Config, group, vllm_config
 from pagetier.client.engines.unsupported import UnsupportedError
-from pagetier.client.engines.vllm.adapters import private_name
 from pagetier.client.engines.vllm.counters import HELP, ConnectorCounters
 from pagetier.client.engines.vllm.draft_model import draft_model_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import paged_cache
+from pagetier.client.engines.vllm.lora import private_name
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of, with_adapter
 from pagetier.client.engines.vllm.rank_share import ContextShare, check_prefill, kind_in, ranks_of, share_of
 from pagetier.client.engines.vllm.request_state import LoadedTokens

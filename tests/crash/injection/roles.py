@@ -18,7 +18,7 @@ from oracle.journal import Journal, Reported
 from oracle.page_contents import words
 from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Blocks, Client, Hint, Match, MatchHandle, Part, Reservation
-from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, SlidingWindow
 from pagetier.kernels.layout import engine_layouts

@@ -15,7 +15,7 @@ from eventually import pace
 from oracle.journal import Reported
 from oracle.witness import PromptPage, Verified, Witness
 from pagetier.client import Client, Keys
-from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.events.changes import LocationChanges
 from simulator.chapters import Chapters
 from simulator.heartbeats import Heartbeats
 from simulator.scenes import LARGE, SMALL, Chain, Scene, chain_of

@@ -77,8 +77,8 @@ _VLLM_ALONE: Final = (*_VLLM, "!client/engines/fleet_reads.py", "!client/engines
 """Without the modules that only several engines, or one with a draft model, put to use."""
 _VLLM_SEVERAL: Final = (
     *_VLLM,
-    *(f"!client/engines/{name}.py" for name in ("announced_pages", "location_changes", "request_hints")),
-    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "finished_hints", "kv_events")),
+    *("!client/engines/events/", "!client/engines/request_hints.py"),
+    *(f"!client/engines/vllm/{name}.py" for name in ("events", "finished_hints", "lora")),
 )
 """Without those of LoRA, events and hints, which are used by tests of one engine."""
 _SGLANG: Final = (*_ADAPTERS, "!client/engines/vllm/", f"{_REQUIREMENTS}/sglang.txt")
@@ -104,14 +104,14 @@ _OLDER_MODELS: Final = (
 )
 _VLLM_OLDER: Final = (
     *(*_ADAPTERS, "!client/engines/sglang/"),
-    *(f"!client/engines/{name}.py" for name in ("announced_pages", "fleet_reads", "location_changes")),
+    *("!client/engines/events/", "!client/engines/fleet_reads.py"),
     *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.28", "vllm-0.30")),
 )
 """With all modules that import vLLM: its older versions may lack what they name."""
 
 _DYNAMO: Final = (
     *(*_ADAPTERS, "!client/engines/fleet_reads.py", "!client/engines/request_hints.py"),
-    *(f"!client/engines/vllm/{name}.py" for name in ("adapters", "draft_model", "finished_hints")),
+    *(f"!client/engines/vllm/{name}.py" for name in ("draft_model", "finished_hints", "lora")),
     *(f"{_REQUIREMENTS}/{name}.txt" for name in ("vllm", "vllm-0.32", "sglang", "dynamo")),
 )
 _DYNAMO_VLLM: Final = ("tests/engines/test_dynamo.py", "tests/engines/test_dynamo_hybrid.py")

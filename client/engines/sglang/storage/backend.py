@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolName, PoolTransferResult
 from sglang.srt.observability.metrics_collector import StorageMetrics
 
-from pagetier.client.engines.sglang.storage_pages import Restorable, StoragePages
+from pagetier.client.engines.sglang.storage.pages import Restorable, StoragePages
 from pagetier.client.engines.unsupported import log_unsupported
 
 log = logging.getLogger("pagetier.sglang")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Generic
 
 from pagetier.client.client import Client
-from pagetier.client.engines.announced_pages import AnnouncedPages, Change, P
+from pagetier.client.engines.events.table import AnnouncedPages, Change, P
 from pagetier.shm import clock
 from pagetier.shm._core import EventsResult, Session, TierFlag
 from pagetier.shm.clock import Deadline

@@ -11,10 +11,10 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from pagetier.client.client import Client
-from pagetier.client.engines.location_changes import LocationChanges
-from pagetier.client.engines.sglang.engine_groups import hashes_of
-from pagetier.client.engines.sglang.placement_events import PlacementEvents
-from pagetier.client.engines.sglang.transfers import Transfers
+from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.sglang.linker.events import PlacementEvents
+from pagetier.client.engines.sglang.linker.transfers import Transfers
+from pagetier.client.engines.sglang.pools.engine_groups import hashes_of
 
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 

@@ -13,9 +13,9 @@ from typing import Any
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
-from pagetier.client.engines.sglang.device_pools import STATE
-from pagetier.client.engines.sglang.loads import LayerCounter
-from pagetier.client.engines.sglang.transfers import Transfers
+from pagetier.client.engines.sglang.linker.loads import LayerCounter
+from pagetier.client.engines.sglang.linker.transfers import Transfers
+from pagetier.client.engines.sglang.pools.device_pools import STATE
 from pagetier.client.engines.unsupported import log_unsupported
 
 log = logging.getLogger("pagetier.sglang")

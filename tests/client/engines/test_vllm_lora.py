@@ -13,7 +13,7 @@ import pytest
 
 from eventually import eventually
 from pagetier.client.engines.file_digests import FileDigests
-from pagetier.client.engines.vllm.adapters import Adapters
+from pagetier.client.engines.vllm.lora import Adapters
 
 AFTER_NS = 10**9
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from pagetier.client.engines.announced_pages import Change
-from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.table import Change
 from pagetier.client.engines.vllm.request_state import Tracked
 from pagetier.shm._core import KEY_BYTES, TierFlag
 

@@ -11,13 +11,13 @@ import msgspec
 from pagetier.client.async_copy.handles import StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.sglang.device_pools import FULL
-from pagetier.client.engines.sglang.engine_groups import EngineGroup, by_pool, hashes_of
-from pagetier.client.engines.sglang.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
-from pagetier.client.engines.sglang.lookups import Lookups
-from pagetier.client.engines.sglang.offloads import Offload, Offloads
-from pagetier.client.engines.sglang.placement_events import PlacementEvents
-from pagetier.client.engines.sglang.released_hints import ReleasedHints
+from pagetier.client.engines.sglang.linker.events import PlacementEvents
+from pagetier.client.engines.sglang.linker.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
+from pagetier.client.engines.sglang.linker.lookups import Lookups
+from pagetier.client.engines.sglang.linker.offloads import Offload, Offloads
+from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
+from pagetier.client.engines.sglang.pools.device_pools import FULL
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, by_pool, hashes_of
 from pagetier.kernels.layout.slot_map import slot_map
 
 log = logging.getLogger("pagetier.sglang")

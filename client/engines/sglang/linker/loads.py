@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from pagetier.client.async_copy.handles import LoadHandle
-from pagetier.client.engines.sglang.engine_groups import EngineGroup
-from pagetier.client.engines.sglang.lookups import Hit
+from pagetier.client.engines.sglang.linker.lookups import Hit
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
 from pagetier.client.match import Match, MatchHandle
 from pagetier.kernels.layout.slot_map import SlotMap, slot_map
 from pagetier.shm.clock import Deadline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from pagetier.client.engines.sglang.device_pools import FULL, STATE, WINDOW, DevicePool
+from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, WINDOW, DevicePool
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.groups import FullAttention, Recurrent, SlidingWindow
 from pagetier.client.registration import CacheGroup

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 
-from pagetier.client.engines import announced_pages
-from pagetier.client.engines.announced_pages import AnnouncedPages, Change
-from pagetier.client.engines.vllm.kv_events import KnownPage
+from pagetier.client.engines.events import table
+from pagetier.client.engines.events.table import AnnouncedPages, Change
+from pagetier.client.engines.vllm.events import KnownPage
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from seeded_random import chance
 
@@ -100,7 +100,7 @@ def test_pages_stay_on_a_disk_that_is_being_opened() -> None:
 
 
 def test_a_large_sweep_takes_several_turns_and_heads_come_first() -> None:
-    count = announced_pages._LOCATED_AT_ONCE + 10
+    count = table._LOCATED_AT_ONCE + 10
     host, pages = Host(), AnnouncedPages[KnownPage](count)
     for number in reversed(range(count)):
         pages.learn(key(number), page(number))
@@ -108,6 +108,6 @@ def test_a_large_sweep_takes_several_turns_and_heads_come_first() -> None:
     host.tiers = {key(number): MEMORY for number in range(count)}
     pages.sweep()
     first = pages.update(host, 0)
-    assert len(first) == announced_pages._LOCATED_AT_ONCE and pages.waits
+    assert len(first) == table._LOCATED_AT_ONCE and pages.waits
     assert [change.page.at for change in first] == sorted(change.page.at for change in first)
     assert len(pages.update(host, 0)) == 10 and not pages.waits

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 
-from pagetier.client.engines.announced_pages import Change
-from pagetier.client.engines.location_changes import LocationChanges
+from pagetier.client.engines.events.changes import LocationChanges
+from pagetier.client.engines.events.table import Change
 from pagetier.client.hash_inputs import mixed_into
 from pagetier.shm._core import KEY_BYTES, TierFlag
 

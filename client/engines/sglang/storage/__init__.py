@@ -1,0 +1,1 @@
+"""The storage backend of SGLang's HiCache: stores and loads pages of the host pools."""
