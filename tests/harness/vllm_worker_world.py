@@ -27,7 +27,7 @@ def worker_of(
     salt: str,
     settings: CopySettings = COPYING,
     shard: Shard = WHOLE,
-    zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
+    zeroing: Zeroing = Zeroing.AFTER_STORES_END,
     first: int = 0,
 ) -> WorkerHalf:
     lanes = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Generic
 
 from pagetier.client.client import Client
-from pagetier.client.engines.events.table import AnnouncedPages, Change, P
+from pagetier.client.engines.events.table import Change, EventTable, P
 from pagetier.shm import clock
 from pagetier.shm._core import EventsResult, Session, TierFlag
 from pagetier.shm.clock import Deadline
@@ -32,7 +32,7 @@ class LocationChanges(Generic[P]):
 
     def __init__(self, client: Client, lease: float, most_pages: int = _MOST_PAGES) -> None:
         self._client = client
-        self._pages = AnnouncedPages[P](most_pages)
+        self._pages = EventTable[P](most_pages)
         self._session: Session | None = None
         self._served = _Absence(lease)
         self._disk = _Absence(lease)

@@ -39,11 +39,11 @@ class Locator(Protocol):
         """Returns the TierFlag of each page."""
 
 
-class AnnouncedPages(Generic[P]):
+class EventTable(Generic[P]):
     """A bounded table of pages. What exceeds the bound is not announced.
 
     A page is located again after it was learned or an event named it, so that the difference between where it is and
-    where routers believe it is can be announced. A sweep locates all pages, some of them in each turn.
+    where routers believe it is can be announced. A sweep locates all pages, some of them in each call of update().
 
     Args:
         limit: The most pages. Beyond it a page takes the place of one that is in no tier.

@@ -15,7 +15,7 @@ from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, placement_events
+from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, sglang_events
 from pagetier.client.engines.sglang.linker.loads import LayerCounter
 from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
 from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
@@ -182,7 +182,7 @@ def _services(
     if rank:
         return RankServices(prefetch)
     install_hooks()
-    events = placement_events(client, settings.events_lease) if params.enable_kv_cache_events else None
+    events = sglang_events(client, settings.events_lease) if params.enable_kv_cache_events else None
     by_priority = getattr(facts.server, "radix_eviction_policy", "") == "priority"
     return RankServices(prefetch, events, ReleasedHints(prefetch, by_priority=by_priority))
 

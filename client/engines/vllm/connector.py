@@ -98,7 +98,7 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Waits for or cancels the stores that read blocks which this step writes, before the step is computed."""
         if self._worker is not None:
-            self._worker.make_room(kv_connector_metadata.commands)
+            self._worker.end_overwritten_stores(kv_connector_metadata.commands)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Receives the commands of the step.
@@ -267,13 +267,13 @@ class PagetierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[Any]:
         """Returns the events of the pages that came and left since the last call."""
-        announcer = self._scheduler.announcer if self._scheduler is not None else None
-        return announcer.taken() if announcer is not None else ()
+        events = self._scheduler.events if self._scheduler is not None else None
+        return events.taken() if events is not None else ()
 
     def has_pending_push_work(self) -> bool:
         """Returns whether vLLM should do another step without requests, to announce pages. Called from 0.32 on."""
-        announcer = self._scheduler.announcer if self._scheduler is not None else None
-        return announcer is not None and announcer.waits
+        events = self._scheduler.events if self._scheduler is not None else None
+        return events is not None and events.waits
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> PagetierStats:

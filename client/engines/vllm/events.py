@@ -39,7 +39,7 @@ class KnownPage(msgspec.Struct, frozen=True, gc=False):
     lora: Any
 
 
-class Announcer:
+class VllmEvents:
     """Returns changes of where the pages of this engine's requests are as events. Called by vLLM's scheduler only.
 
     Args:

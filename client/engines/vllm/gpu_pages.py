@@ -1,8 +1,8 @@
 """Remembers the pages that only vLLM's own cache has, and stores each of them when its block is about to be reused.
 
 No block is kept from reuse: the messages of the steps name all blocks that get new content, and the worker waits for
-the stores that still read one of them, or cancels them (`WorkerHalf.make_room`). So no block can leak, vLLM's order of
-eviction does not change, and a page that is lost is only a miss.
+the stores that still read one of them, or cancels them (`WorkerHalf.end_overwritten_stores`). So no block can leak,
+vLLM's order of eviction does not change, and a page that is lost is only a miss.
 """
 
 from __future__ import annotations
@@ -195,22 +195,22 @@ def _obstacle(config: Any, groups: Any, pool: Any) -> str:
 
 
 def _commands_of(pages: Iterable[tuple[int, _Page]]) -> Iterator[StoreCommand]:
-    """Yields a command for each run of consecutive pages, those nearest to the head of their prompt first."""
-    runs: list[list[tuple[int, _Page]]] = []
+    """Yields a command for each sequence of consecutive pages, those nearest to the head of their prompt first."""
+    sequences: list[list[tuple[int, _Page]]] = []
     ends: dict[bytes, list[tuple[int, _Page]]] = {}
     distinct = {page.key: (block, page) for block, page in pages}
     for block, page in sorted(distinct.values(), key=lambda one: one[1].at):
-        run = ends.pop(page.before, None)
-        if run is None:
-            runs.append(run := [])
-        run.append((block, page))
-        ends[page.key] = run
-    yield from map(_command_of, runs)
+        sequence = ends.pop(page.before, None)
+        if sequence is None:
+            sequences.append(sequence := [])
+        sequence.append((block, page))
+        ends[page.key] = sequence
+    yield from map(_command_of, sequences)
 
 
-def _command_of(run: list[tuple[int, _Page]]) -> StoreCommand:
-    first = run[0][1]
-    keys, blocks = b"".join(page.key for _, page in run), tuple(block for block, _ in run)
+def _command_of(sequence: list[tuple[int, _Page]]) -> StoreCommand:
+    first = sequence[0][1]
+    keys, blocks = b"".join(page.key for _, page in sequence), tuple(block for block, _ in sequence)
     return StoreCommand("", 0, first.at, keys, blocks, first.salt, before=first.before)
 
 

@@ -138,7 +138,7 @@ class Tracked:
         tables: For each group the blocks of the pages.
         vllm_groups: The number of vLLM's groups: several divisions of the ranks have as many each.
         said: What the request says of its session.
-        learned_hashes: The number of hashes whose pages the announcer knows.
+        learned_hashes: The number of hashes whose pages the events know.
         grain: The number of tokens of which the length of every hit is a multiple.
     """
 

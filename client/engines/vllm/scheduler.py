@@ -12,7 +12,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.vllm.arriving_pages import ArrivingPages, PrefixCache
 from pagetier.client.engines.vllm.counters import ConnectorCounters, LookupCounts
-from pagetier.client.engines.vllm.events import Announcer
+from pagetier.client.engines.vllm.events import VllmEvents
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.load_planner import load_command
@@ -42,7 +42,7 @@ class SchedulerHalf:
         client: This process's client.
         groups: The groups in vLLM's order.
         disk_timeout: Seconds that a request may wait for pages on disk.
-        announcer: Receives the pages of requests; None if KV cache events are disabled.
+        events: Announces the pages of requests; None if KV cache events are disabled.
         private: The namespaces that no other engine can name.
         prefix_cache: Whether vLLM has a prefix cache of its own.
 
@@ -58,7 +58,7 @@ class SchedulerHalf:
         client: Client,
         groups: Sequence[PagedGroup],
         disk_timeout: float,
-        announcer: Announcer | None = None,
+        events: VllmEvents | None = None,
         private: Iterable[Namespace] = (),
         prefix_cache: PrefixCache = PrefixCache.ON,
     ) -> None:
@@ -73,7 +73,7 @@ class SchedulerHalf:
         self._late: list[StoreCommand] = []
         self._engine_id = token_hex(16)
         self._private = PrivateNamespaces(client, private)
-        self.counters, self.announcer = ConnectorCounters(), announcer
+        self.counters, self.events = ConnectorCounters(), events
         self._hints = FinishedHints(self._prefetches, self.counters)
         self._lookups = LookupCounts(client, self.counters)
         self.gpu_pages: GpuPages | None = None
@@ -146,8 +146,8 @@ class SchedulerHalf:
         gpu, tracked = self.gpu_pages, self._tracked
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
         stores = (*planned, *self._late)
-        if self.announcer is not None:
-            self.announcer.scheduled(map(tracked.get, output.num_scheduled_tokens), stores)
+        if self.events is not None:
+            self.events.scheduled(map(tracked.get, output.num_scheduled_tokens), stores)
         commands = StepCommands(tuple(self._loads), stores, frozenset(self._written))
         self._loads, self._late, self._written, self._given = [], [], set(), {}
         self._arriving.end_step()
@@ -184,8 +184,8 @@ class SchedulerHalf:
         if self.gpu_pages is not None:
             late = [*self.gpu_pages.remember(late)]
         self._late.extend(late)
-        if self.announcer is not None:
-            self.announcer.scheduled([tracked], late)
+        if self.events is not None:
+            self.events.scheduled([tracked], late)
         if self.gpu_pages is None:
             self._touch(tracked)
         tracked.release_hit()
@@ -210,7 +210,7 @@ class SchedulerHalf:
         for tracked in self._tracked.values():
             tracked.release_hit()
             tracked.mark_stale()
-        for of_old_weights in (self._arriving, self.announcer, self.gpu_pages):
+        for of_old_weights in (self._arriving, self.events, self.gpu_pages):
             if of_old_weights is not None:
                 of_old_weights.clear()
         salt = token_hex(16)

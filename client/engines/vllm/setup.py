@@ -19,7 +19,7 @@ from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.vllm.arriving_pages import PrefixCache
 from pagetier.client.engines.vllm.draft_model import draft_model_of, weights_sources
 from pagetier.client.engines.vllm.engine_log import describe_cache
-from pagetier.client.engines.vllm.events import Announcer, prefix_cache_resets
+from pagetier.client.engines.vllm.events import VllmEvents, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
@@ -156,8 +156,8 @@ def open_scheduler(
         attachment_log.opened(lambda: describe_cache(client.session, paged, [shape.nbytes for shape in shapes]))
         private = () if identity.weights else namespaces
         divided = len(paged) > len(kinds)  # an event has no place for the share of a rank
-        announcer = None if divided else _announcer(config, groups, client, pool, settings)
-        half = SchedulerHalf(client, paged, settings.disk_timeout, announcer, private, prefix_cache_of(config))
+        events = None if divided else _kv_cache_events(config, groups, client, pool, settings)
+        half = SchedulerHalf(client, paged, settings.disk_timeout, events, private, prefix_cache_of(config))
         half.reads.fleet.limits = settings.fleet_limits
         half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
@@ -198,15 +198,17 @@ def _paged_groups(
     return paged
 
 
-def _announcer(config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings) -> Announcer | None:
-    """Returns an announcer if KV cache events are enabled and this engine could load what it announces."""
-    events = getattr(config, "kv_events_config", None)
-    if events is None or not events.enable_kv_cache_events:
+def _kv_cache_events(
+    config: Any, groups: Any, client: Client, pool: Any, settings: ConnectorSettings
+) -> VllmEvents | None:
+    """Returns the events if KV cache events are enabled and this engine could load what they announce."""
+    wanted = getattr(config, "kv_events_config", None)
+    if wanted is None or not wanted.enable_kv_cache_events:
         return None
     if not directions_of(config.kv_transfer_config, settings).loads:
         return None
     specs = [group.kv_cache_spec for group in groups.kv_cache_groups]
-    return Announcer(LocationChanges(client, settings.events_lease), specs, prefix_cache_resets(pool))
+    return VllmEvents(LocationChanges(client, settings.events_lease), specs, prefix_cache_resets(pool))
 
 
 def _shape(config: Any, group: Any, cache: PagedCache) -> PageShape:
@@ -238,9 +240,9 @@ def _events(rank_groups: Sequence[RankGroup]) -> Callable[[], object]:
 
 
 def _zeroing(rank_groups: Sequence[RankGroup], groups: Any) -> Zeroing:
-    """Returns when blocks are zeroed. On GPUs the model runner zeroes blocks of hybrid models before make_room()."""
+    """Returns when blocks are zeroed. On GPUs the model runner zeroes blocks of hybrid models before stores end."""
     zeroes = rank_groups[0].cache.cache.device != "cpu" and getattr(groups, "needs_kv_cache_zeroing", True)
-    return Zeroing.BEFORE_MAKE_ROOM if zeroes and len(rank_groups) > 1 else Zeroing.AFTER_MAKE_ROOM
+    return Zeroing.BEFORE_STORES_END if zeroes and len(rank_groups) > 1 else Zeroing.AFTER_STORES_END
 
 
 def _recorded(device: str) -> object:

@@ -29,10 +29,10 @@ _BATCH_PAGES: Final = 64  # pages of several requests that are stored together
 
 
 class Zeroing(Enum):
-    """The time in a step at which blocks are zeroed. If it is before make_room(), no store may outlive its step."""
+    """Whether a step zeroes blocks before or after end_overwritten_stores(). Before, no store may outlive its step."""
 
-    AFTER_MAKE_ROOM = 1
-    BEFORE_MAKE_ROOM = 2
+    AFTER_STORES_END = 1
+    BEFORE_STORES_END = 2
 
 
 class RankGroup(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ _NOTHING: Final = Finished(frozenset(), frozenset(), frozenset(), frozenset())
 class WorkerHalf:
     """The worker's half of the connector. Called by one thread of vLLM's worker.
 
-    The order of calls in each step is make_room(), load() and store(), finished().
+    The order of calls in each step is end_overwritten_stores(), load() and store(), finished().
 
     Args:
         client: This process's client.
@@ -116,7 +116,7 @@ class WorkerHalf:
         client: Client,
         rank_groups: Sequence[RankGroup],
         event: Callable[[], object],
-        zeroing: Zeroing = Zeroing.AFTER_MAKE_ROOM,
+        zeroing: Zeroing = Zeroing.AFTER_STORES_END,
         first: int = 0,
     ) -> None:
         self._client, self._event, self._zeroing = client, event, zeroing
@@ -124,7 +124,7 @@ class WorkerHalf:
         numbers = range(first, first + len(self.rank_groups))
         self._groups = dict(zip(numbers, self.rank_groups, strict=True))
         self._namespaces = {number: group.namespace for number, group in self._groups.items()}
-        self._store_delay = _STORE_DELAY_S if zeroing is Zeroing.AFTER_MAKE_ROOM else 0.0
+        self._store_delay = _STORE_DELAY_S if zeroing is Zeroing.AFTER_STORES_END else 0.0
         self.counters = ConnectorCounters()
         self._storing: list[_Storing] = []
         self._loading: dict[str, _Loading] = {}
@@ -138,7 +138,7 @@ class WorkerHalf:
         """Stores the pages of later commands in these namespaces, one for each group."""
         self._namespaces = dict(zip(self._groups, namespaces, strict=True))
 
-    def make_room(self, commands: StepCommands) -> None:
+    def end_overwritten_stores(self, commands: StepCommands) -> None:
         """Waits for the stores that read blocks which this step writes. Called before the step is computed.
 
         Stores that take too long are cancelled.
@@ -150,10 +150,10 @@ class WorkerHalf:
 
         A request keeps its blocks until finished() has returned it.
         """
-        room = self._sync_load_bytes
+        sync_bytes = self._sync_load_bytes
         for command in map(self._share_of, loads):
-            room -= self._bytes_of(command)
-            self._loading[command.request] = self._start_load(command) if room < 0 else self._load_now(command)
+            sync_bytes -= self._bytes_of(command)
+            self._loading[command.request] = self._start_load(command) if sync_bytes < 0 else self._load_now(command)
 
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
@@ -165,7 +165,7 @@ class WorkerHalf:
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
             store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, self._store_delay)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
-        if self._zeroing is Zeroing.BEFORE_MAKE_ROOM:
+        if self._zeroing is Zeroing.BEFORE_STORES_END:
             self._wait_or_cancel(self._storing)
 
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from pagetier.client.engines.events import table
-from pagetier.client.engines.events.table import AnnouncedPages, Change
+from pagetier.client.engines.events.table import Change, EventTable
 from pagetier.client.engines.vllm.events import KnownPage
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from seeded_random import chance
@@ -40,7 +40,7 @@ def page(number: int) -> KnownPage:
 
 def test_routers_believe_the_truth_after_each_sweep() -> None:
     numbers = chance()
-    host, pages = Host(), AnnouncedPages[KnownPage](40)
+    host, pages = Host(), EventTable[KnownPage](40)
     for _ in range(2000):
         number = int(numbers.integers(1, 60))
         match int(numbers.integers(6)):
@@ -70,7 +70,7 @@ def test_routers_believe_the_truth_after_each_sweep() -> None:
 
 
 def test_a_full_table_keeps_what_it_has_announced() -> None:
-    host, pages = Host(), AnnouncedPages[KnownPage](3)
+    host, pages = Host(), EventTable[KnownPage](3)
     host.tiers = {key(number): MEMORY for number in range(1, 7)}
     for number in range(1, 5):
         pages.learn(key(number), page(number))
@@ -85,7 +85,7 @@ def test_a_full_table_keeps_what_it_has_announced() -> None:
 
 
 def test_pages_stay_on_a_disk_that_is_being_opened() -> None:
-    host, pages = Host(), AnnouncedPages[KnownPage](10)
+    host, pages = Host(), EventTable[KnownPage](10)
     host.tiers = {key(1): MEMORY | DISK, key(2): DISK}
     for number in (1, 2):
         pages.learn(key(number), page(number))
@@ -101,7 +101,7 @@ def test_pages_stay_on_a_disk_that_is_being_opened() -> None:
 
 def test_a_large_sweep_takes_several_turns_and_heads_come_first() -> None:
     count = table._LOCATED_AT_ONCE + 10
-    host, pages = Host(), AnnouncedPages[KnownPage](count)
+    host, pages = Host(), EventTable[KnownPage](count)
     for number in reversed(range(count)):
         pages.learn(key(number), page(number))
     assert pages.update(host, 0) == []

@@ -209,8 +209,8 @@ def pages_found_after(client: Client, zeroing: Zeroing, steps: list[list[int]]) 
     worker = worker_of(client, cache, salt=salt, settings=slow_of(cache, client, 100), zeroing=zeroing)
     contents = {}
     for step, blocks in enumerate(steps):
-        if zeroing is Zeroing.AFTER_MAKE_ROOM:
-            worker.make_room(StepCommands(written=frozenset(blocks)))
+        if zeroing is Zeroing.AFTER_STORES_END:
+            worker.end_overwritten_stores(StepCommands(written=frozenset(blocks)))
         for block in blocks:
             cache.put(block, 1000 * step + block)
         contents[step] = [cache.page(block) for block in blocks]
@@ -245,7 +245,7 @@ def test_a_store_waits_for_its_delay_or_for_a_step_that_computes_nothing(
     monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
     worker = worker_of(client, heads_first(), salt=token_hex(8))
     worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
-    other = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_MAKE_ROOM)
+    other = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_STORES_END)
     other.store([store_command(other, 0, BLOCKS_TO_STORE)])  # is not delayed
     ends(other)
     assert worker.finished(False) == Finished(frozenset(), frozenset(), frozenset(), frozenset())
@@ -262,7 +262,7 @@ def test_a_delayed_store_is_not_lost_to_a_step_that_needs_its_blocks(
     worker = worker_of(client, heads_first(), salt=token_hex(8))
     for prompt in range(2):
         worker.store([store_command(worker, 0, BLOCKS_TO_STORE, prompt=prompt)])
-    worker.make_room(StepCommands(written=frozenset(BLOCKS_TO_STORE[:1])))
+    worker.end_overwritten_stores(StepCommands(written=frozenset(BLOCKS_TO_STORE[:1])))
     assert [stored_pages(client, worker, prompt) for prompt in range(2)] == [len(BLOCKS_TO_STORE)] * 2
     ends(worker)
 
@@ -270,7 +270,7 @@ def test_a_delayed_store_is_not_lost_to_a_step_that_needs_its_blocks(
 def test_no_store_is_delayed_if_none_may_outlive_its_step(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half, "_STORE_DELAY_S", 600.0)
     monkeypatch.setattr(half, "_CANCEL_AFTER_S", 20.0)
-    worker = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_MAKE_ROOM)
+    worker = worker_of(client, heads_first(), salt=token_hex(8), zeroing=Zeroing.BEFORE_STORES_END)
     worker.store([store_command(worker, 0, BLOCKS_TO_STORE)])
     assert stored_pages(client, worker, 0) == len(BLOCKS_TO_STORE)
     ends(worker)

@@ -12,16 +12,16 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from pagetier.client.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
-from pagetier.client.engines.sglang.linker.events import PlacementEvents
+from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.transfers import Transfers
 from pagetier.client.engines.sglang.pools.engine_groups import hashes_of
 
 _CACHE: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 
 
-def placement_events(client: Client, lease: float) -> PlacementEvents:
+def sglang_events(client: Client, lease: float) -> SglangEvents:
     """Returns the events of an engine. `lease` is that of LocationChanges."""
-    return PlacementEvents(LocationChanges(client, lease), BlockStored, BlockRemoved)
+    return SglangEvents(LocationChanges(client, lease), BlockStored, BlockRemoved)
 
 
 @cache
@@ -40,7 +40,7 @@ def _transfers(radix_cache: Any) -> Transfers | None:
 
 def _take_events(events: list[Any], radix_cache: Any) -> Any:
     transfers = _transfers(radix_cache)
-    return events if transfers is None else transfers.with_placement_events(events)
+    return events if transfers is None else transfers.with_events(events)
 
 
 def _on_release(_: None, radix_cache: Any, req: Any, **__: Any) -> None:

@@ -39,7 +39,7 @@ class PlacedPage(msgspec.Struct, frozen=True, gc=False):
     tokens: array[int]
 
 
-class PlacementEvents:
+class SglangEvents:
     """Adds events of pagetier's tiers to those of SGLang. Called by SGLang's scheduler only.
 
     SGLang names tokens and parents in the events of its GPU only, and its whole hashes in the calls of the linker only.

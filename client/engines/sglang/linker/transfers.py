@@ -11,7 +11,7 @@ import msgspec
 from pagetier.client.async_copy.handles import StoreHandle
 from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.sglang.linker.events import PlacementEvents
+from pagetier.client.engines.sglang.linker.events import SglangEvents
 from pagetier.client.engines.sglang.linker.loads import GroupPages, LayerCounter, LoadingBatch, QueuedLoad
 from pagetier.client.engines.sglang.linker.lookups import Lookups
 from pagetier.client.engines.sglang.linker.offloads import Offload, Offloads
@@ -68,7 +68,7 @@ class RankServices(msgspec.Struct, frozen=True, eq=False):
     """
 
     prefetch: PrefetchThread
-    events: PlacementEvents | None = None
+    events: SglangEvents | None = None
     hints: ReleasedHints | None = None
 
 
@@ -153,7 +153,7 @@ class Transfers:
             opened.lookups.expire()
         return self._offloads.completed()
 
-    def with_placement_events(self, events: Sequence[Any]) -> Sequence[Any]:
+    def with_events(self, events: Sequence[Any]) -> Sequence[Any]:
         """Returns SGLang's events and those of pagetier. SGLang asks in every step, also when it is idle."""
         if self._events is None:
             return events

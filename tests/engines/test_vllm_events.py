@@ -20,7 +20,7 @@ from disk_daemon import FRAME, DiskDaemon
 from eventually import eventually
 from pagetier.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
-from pagetier.client.engines.vllm.events import Announcer, KnownPage, fields_of_group, prefix_cache_resets
+from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, fields_of_group, prefix_cache_resets
 from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult
@@ -35,7 +35,7 @@ SPEC = FullAttentionSpec(block_size=PAGE, num_kv_heads=1, head_size=8, dtype=tor
 
 @dataclass
 class Host:
-    """A daemon with a disk, an announcer, and a router that believes what it announces."""
+    """A daemon with a disk, events of vLLM, and a router that believes them."""
 
     daemon: DiskDaemon
     client: Client
@@ -50,16 +50,16 @@ class Host:
 
     def renew(self, most_pages: int = 1000) -> None:
         self.changes = LocationChanges[KnownPage](self.client, self.lease, most_pages)
-        self.announcer = Announcer(self.changes, [SPEC], prefix_cache_resets(self.pool))
+        self.events = VllmEvents(self.changes, [SPEC], prefix_cache_resets(self.pool))
 
     def learn(self, number: int = 0, pages: int = PAGES) -> list[bytes]:
-        """Lets the announcer know a prompt, and returns the hashes of its pages."""
+        """Lets the events know a prompt, and returns the hashes of its pages."""
         hashes = [bytes([number, page]) * 16 for page in range(pages)]
         request = SimpleNamespace(
             request_id=f"r{number}", block_hashes=hashes, all_token_ids=list(range(pages * PAGE)), lora_request=None
         )
         request.mm_features, request.cache_salt, request.prompt_embeds = [], None, None
-        self.announcer.learn(Tracked(request, [self.group]))
+        self.events.learn(Tracked(request, [self.group]))
         return hashes
 
     def store(self, hashes: list[bytes]) -> None:
@@ -74,7 +74,7 @@ class Host:
 
     def tells(self) -> list[Any]:
         """Returns the events of one step, and believes them."""
-        events = self.announcer.taken()
+        events = self.events.taken()
         for event in events:
             known = self.believed[event.medium]
             if type(event).__name__ == "BlockStored":
@@ -171,7 +171,7 @@ def test_after_a_reset_of_the_prefix_cache_all_pages_are_announced_again(host: H
     host.pool.cached_block_hash_to_block = {}
     host.believed = {"CPU": set(), "STORAGE": set()}  # AllBlocksCleared
     assert host.believes(PAGES, PAGES)
-    host.announcer.clear()
+    host.events.clear()
     assert host.believes(0, 0)
 
 
@@ -243,7 +243,7 @@ class SglangRemoved(msgspec.Struct, tag="BlockRemoved"):
 def test_routers_decode_what_is_announced(host: Host, schema: Any) -> None:
     """The media are words of vLLM: SGLang's router and Dynamo take an unknown one for a GPU."""
     written(host)
-    host.announcer.clear()
+    host.events.clear()
     removed = host.tells()
     host.renew()
     host.learn()
@@ -285,7 +285,7 @@ def test_a_subscriber_that_hangs_delays_no_step(host: Host, tmp_path: Path) -> N
 
     def step() -> None:
         host.pool.cached_block_hash_to_block = {}  # after a reset all pages are announced again
-        publisher.publish(EventBatch(0.0, host.announcer.taken()))
+        publisher.publish(EventBatch(0.0, host.events.taken()))
 
     with zmq.Context() as context, context.socket(zmq.SUB) as hanging:
         hanging.setsockopt(zmq.RCVHWM, 1)
