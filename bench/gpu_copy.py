@@ -34,8 +34,8 @@ from pagetier.client.cli.calibrate.measure import (
     speeds_of,
 )
 from pagetier.client.cli.calibrate.measure import median_seconds as medians
-from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
-from pagetier.kernels.config.copy_settings import CopySettings, Thresholds, WayName
+from pagetier.client.cli.calibrate.thresholds import COPY_PATHS, thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, PathName, Thresholds
 from pagetier.kernels.device import Copy, Direction, Event, Stream
 
 KIB: Final = 1 << 10
@@ -64,18 +64,18 @@ class Bench:
 
     def __init__(self, device: str, streams: Streams, scale: Scale) -> None:
         self.device, self.streams, self.scale = device, streams, scale
-        self._streams: dict[tuple[WayName, Direction], Stream] = {}
+        self._streams: dict[tuple[PathName, Direction], Stream] = {}
         self.scenes = {direction: Scene(device, scale.total_bytes) for direction in Direction}
 
-    def work(self, direction: Direction, run: int, way: WayName) -> CopyBatch:
+    def work(self, direction: Direction, run: int, path: PathName) -> CopyBatch:
         """Returns the work of a direction's whole memory, in chunks, on a stream of its own."""
-        return self.work_on(self.scenes[direction], direction, run, way)
+        return self.work_on(self.scenes[direction], direction, run, path)
 
-    def work_on(self, scene: Scene, direction: Direction, run: int, way: WayName) -> CopyBatch:
+    def work_on(self, scene: Scene, direction: Direction, run: int, path: PathName) -> CopyBatch:
         """Returns work on any memory. The same path and direction share a stream."""
-        if (way, direction) not in self._streams:
-            self._streams[way, direction] = self.streams(way, direction)
-        return CopyBatch(self._streams[way, direction], scene.copies(direction, run, self.scale.chunk_bytes))
+        if (path, direction) not in self._streams:
+            self._streams[path, direction] = self.streams(path, direction)
+        return CopyBatch(self._streams[path, direction], scene.copies(direction, run, self.scale.chunk_bytes))
 
     def settle(self) -> None:
         """Waits for everything on the device."""
@@ -96,7 +96,10 @@ def thresholds(bench: Bench) -> dict[Direction, Thresholds]:
     """Returns the thresholds that `pagetier calibrate` finds."""
     scale = bench.scale
     timing = Timing(scale.total_bytes, scale.chunk_bytes, rounds=3, runs=scale.runs)
-    return {way: thresholds_of(speeds_of(bench.scenes[way], bench.streams, way, timing)) for way in Direction}
+    return {
+        direction: thresholds_of(speeds_of(bench.scenes[direction], bench.streams, direction, timing))
+        for direction in Direction
+    }
 
 
 def verify(bench: Bench) -> None:
@@ -104,15 +107,15 @@ def verify(bench: Bench) -> None:
     scene, before = bench.scenes[Direction.LOAD], bench.scenes[Direction.LOAD].cache.clone()
     for run in bench.scale.runs:
         pages = None
-        for way in COPY_WAYS:
+        for path in COPY_PATHS:
             scene.arena.zero_()
-            do(bench.work_on(scene, Direction.STORE, run, way))
+            do(bench.work_on(scene, Direction.STORE, run, path))
             pages = scene.arena.clone() if pages is None else pages
             scene.cache.fill_(0xA5)
             bench.settle()
-            do(bench.work_on(scene, Direction.LOAD, run, way))
-            assert torch.equal(scene.arena, pages), f"{way}: different pages, runs of {run}"
-            assert torch.equal(scene.cache, before), f"{way}: different bytes were loaded, runs of {run}"
+            do(bench.work_on(scene, Direction.LOAD, run, path))
+            assert torch.equal(scene.arena, pages), f"{path}: different pages, runs of {run}"
+            assert torch.equal(scene.cache, before), f"{path}: different bytes were loaded, runs of {run}"
 
 
 # --- over a plain copy ----------------------------------------------------------------------------------------
@@ -122,9 +125,9 @@ def over_plain(bench: Bench) -> Iterator[Result]:
     """Measures each path at each length, one direction and both at once, in turn with a plain copy of as many bytes."""
     for direction, run in product(Direction, bench.scale.runs):
         plain, *taken = _timed(bench, [direction], [[direction]], run)
-        for way, seconds in zip(WAYS, taken, strict=True):
-            goal = GOALS.get(run, REPORTED) if way == "auto" else REPORTED
-            name = f"{direction.value}_{_label(way)}_{run // KIB}kib_over_plain"
+        for path, seconds in zip(PATHS, taken, strict=True):
+            goal = GOALS.get(run, REPORTED) if path == "auto" else REPORTED
+            name = f"{direction.value}_{_label(path)}_{run // KIB}kib_over_plain"
             yield Result(name, plain / seconds, "x", _rates(bench, 1, seconds, plain), goal)
     for run in bench.scale.runs:
         yield from _both_over_sum(bench, run)
@@ -142,7 +145,7 @@ def _both_over_sum(bench: Bench, run: int) -> Iterator[Result]:
     yield Result(f"both_plain_{run // KIB}kib_over_sum", best / at_once, "x", plain)
 
 
-WAYS: Final[tuple[WayName, ...]] = (*COPY_WAYS, "auto")
+PATHS: Final[tuple[PathName, ...]] = (*COPY_PATHS, "auto")
 
 
 def _timed(
@@ -150,8 +153,8 @@ def _timed(
 ) -> list[float]:
     """Returns the seconds of each plain copy and then of each path, all taken in turn."""
     actions: list[Begin] = [partial(bench.plain, each) for each in plain]
-    for way in WAYS:
-        actions.append(partial(do, *(bench.work(direction, run, way) for direction in directions)))
+    for path in PATHS:
+        actions.append(partial(do, *(bench.work(direction, run, path) for direction in directions)))
     return medians(actions, bench.scale.rounds)
 
 
@@ -160,8 +163,8 @@ def _rates(bench: Bench, directions: int, seconds: float, plain: float) -> str:
     return f"{nbytes / seconds / 1e9:.1f} GB/s, plain {nbytes / plain / 1e9:.1f}"
 
 
-def _label(way: WayName) -> str:
-    return "chosen" if way == "auto" else way
+def _label(path: PathName) -> str:
+    return "chosen" if path == "auto" else path
 
 
 # --- beside a matrix product ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from fake_cuda import SimulatedDriver, SimulatedTorch
 from pagetier.client.cli.calibrate import measure
 from pagetier.client.cli.calibrate.measure import Scene, Streams, Timing
-from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.config.copy_settings import CopySettings, PathName
 from pagetier.kernels.device import Direction
 from pagetier.kernels.gpu import cuda
 from pagetier.kernels.gpu.cuda import CudaDevice, CudaStream
@@ -39,8 +39,8 @@ class HostMemoryDevice(CudaDevice):
 def simulated_streams(index: int, settings: CopySettings) -> Streams:
     """Returns a function that makes streams, in place of gpu_streams()."""
 
-    def stream(way: WayName, direction: Direction) -> CudaStream:
-        chosen = msgspec.structs.replace(settings, path=way)
+    def stream(path: PathName, direction: Direction) -> CudaStream:
+        chosen = msgspec.structs.replace(settings, path=path)
         return HostMemoryDevice(index, chosen, lambda frames: True, Driver(index, SimulatedDriver())).stream(direction)
 
     return stream

@@ -97,7 +97,7 @@ class AsyncCopier:
         backlog = CopyBacklog(settings.queue_limit, rate, settings.store_bandwidth)
         part = part_of(cache.shard)
         self._store_resources = StoreResources(client, cache.page.nbytes, part, backlog, settings)
-        stores, loads = (device.stream(way) for way in (Direction.STORE, Direction.LOAD))
+        stores, loads = (device.stream(direction) for direction in (Direction.STORE, Direction.LOAD))
         self._stores = StreamQueue(stores, rate, BandwidthCap(settings.store_bandwidth), settings.depth)
         self._loads = StreamQueue(loads, Rate(), BandwidthCap(settings.load_bandwidth), _LAYERS_IN_ADVANCE)
         self._loaded = Counts()

@@ -7,8 +7,8 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-WayName = Literal["auto", "kernel", "staged", "dma"]
-WAYS: Final[tuple[str, ...]] = get_args(WayName)
+PathName = Literal["auto", "kernel", "staged", "dma"]
+PATH_NAMES: Final[tuple[str, ...]] = get_args(PathName)
 
 _KIB: Final = 1 << 10
 _MIB: Final = 1 << 20
@@ -57,7 +57,7 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         stores, loads: The thresholds of each direction.
     """
 
-    path: WayName = "auto"
+    path: PathName = "auto"
     programs: int = 16
     store_bandwidth: int = 0
     load_bandwidth: int = 0
@@ -70,8 +70,8 @@ class CopySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loads: Thresholds = msgspec.field(default_factory=Thresholds)
 
     def __post_init__(self) -> None:
-        if self.path not in WAYS:
-            raise ValueError(f"path = {self.path!r} is not one of {', '.join(WAYS)}")
+        if self.path not in PATH_NAMES:
+            raise ValueError(f"path = {self.path!r} is not one of {', '.join(PATH_NAMES)}")
         _between(self, "programs", 1, 65535)
         _between(self, "depth", 1, 64)
         _between(self, "chunk", 1, _MOST_BYTES)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.config.copy_settings import CopySettings, PathName
 from pagetier.kernels.device import Copy, Direction
 from pagetier.kernels.gpu import triton_kernels
 from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable, Tables, launch
@@ -56,7 +56,7 @@ Memcpy: TypeAlias = Callable[[Moves, Queue], None]
 """Enqueues moves, unordered among themselves. Raises DeviceError."""
 
 
-class Way(Protocol):
+class CopyPath(Protocol):
     """A path for the bytes of a copy. Belongs to one stream."""
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
@@ -83,7 +83,7 @@ class Kernels(Protocol):
     """A path that can also move some pages of a copy, for a path that moves the rest otherwise."""
 
     def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
-        """Enqueues consecutive pages of a copy, like Way.enqueue, with frames that begin at another address.
+        """Enqueues consecutive pages of a copy, like CopyPath.enqueue, with frames that begin at another address.
 
         Repeated calls with the same copy are cheapest.
 
@@ -95,7 +95,7 @@ class Kernels(Protocol):
         """
 
 
-class KernelWay:
+class KernelPath:
     """Runs the kernel pair on the frames themselves, which the device can access (see Memory).
 
     Attributes:
@@ -108,7 +108,7 @@ class KernelWay:
         self._planes: PlaneTable | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """Implements Way. Consecutive copies of one transfer and frames, layer by layer, share their tables."""
+        """Implements CopyPath. Consecutive copies of one transfer and frames, layer by layer, share their tables."""
         self.enqueue_pages(copy, range(len(copy.transfer.slots)), copy.frames.arena.address, queue)
 
     def enqueue_pages(self, copy: Copy, pages: range, address: int, queue: Queue) -> None:
@@ -145,7 +145,7 @@ def _some(tables: Tables, pages: range, address: int) -> Tables:
     return its
 
 
-class DmaWay:
+class DmaPath:
     """Uses the copy engines alone, one move a run."""
 
     def __init__(self, memcpy: Memcpy) -> None:
@@ -153,14 +153,14 @@ class DmaWay:
         self._last: Cutting | None = None
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """Implements Way. Consecutive copies of one transfer and frames share the split into runs."""
+        """Implements CopyPath. Consecutive copies of one transfer and frames share the split into runs."""
         last = self._last
         if last is None or last.transfer is not copy.transfer or last.frames is not copy.frames:
             last = self._last = Cutting(copy.transfer, copy.frames)
         _move(self._memcpy, copy.direction, last.runs(copy.planes), queue)
 
 
-class StagedWay:
+class StagedPath:
     """Runs a kernel between the cache and a ring on the device, and copy engines between the ring and the frames.
 
     The copy engines have a queue of their own, so that they work while the kernel fills or empties another slot. A slot
@@ -172,13 +172,13 @@ class StagedWay:
         self._ring, self._side, self._kernels, self._memcpy = ring, side, kernels, memcpy
 
     def enqueue(self, copy: Copy, queue: Queue) -> None:
-        """Implements Way. If not even one page of a plane fits into a slot, the copy engines move the whole copy."""
+        """Implements CopyPath. If not even one page of a plane fits into a slot, the copy engines move all of it."""
         if slot_needed(copy) > self._ring.slot_bytes:
             _move(self._memcpy, copy.direction, runs_of(copy), queue)
             return
         step = self._store if copy.direction is Direction.STORE else self._load
         for batch in batches(copy, self._ring.slot_bytes):
-            slots = [self._ring.turn() for _ in batch.parts]
+            slots = [self._ring.next_slot() for _ in batch.parts]
             staged, runs = batch.staged(self._ring.address), batch.runs(slots)
             for part, (slot, pages) in enumerate(zip(slots, batch.parts, strict=True)):
                 kernel = partial(self._kernels.enqueue_pages, staged, batch.staged_part(part), slot.address, queue)
@@ -208,7 +208,7 @@ class FrameMemory(Enum):
     PAGEABLE = "pageable"
 
 
-def chosen(copy: Copy, settings: CopySettings, memory: FrameMemory) -> WayName:
+def chosen(copy: Copy, settings: CopySettings, memory: FrameMemory) -> PathName:
     """Returns the copy path for the transfer's run length, or the one that the settings name.
 
     Pageable frames never use the kernel, which cannot access them.
@@ -219,7 +219,7 @@ def chosen(copy: Copy, settings: CopySettings, memory: FrameMemory) -> WayName:
     return "staged" if name == "kernel" and memory is FrameMemory.PAGEABLE else name
 
 
-def _by_length(copy: Copy, settings: CopySettings) -> WayName:
+def _by_length(copy: Copy, settings: CopySettings) -> PathName:
     length = run_bytes(copy.transfer, copy.frames.arena.frame_bytes)
     limits = settings.stores if copy.direction is Direction.STORE else settings.loads
     if length < limits.kernel_below:

@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 import msgspec
 import torch
 
-from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.kernels.config.copy_settings import CopySettings, PathName
 from pagetier.kernels.device import Copy, DeviceError, Direction, Event, event_of
-from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Memcpy, StagedWay, Way, chosen
+from pagetier.kernels.gpu.copy_paths import CopyPath, DmaPath, FrameMemory, KernelPath, Memcpy, StagedPath, chosen
 from pagetier.kernels.gpu.cuda_driver import Driver
 from pagetier.kernels.gpu.launch import Grid
 from pagetier.kernels.gpu.memcpy import OneByOne, memcpy_of
@@ -100,7 +100,7 @@ class _Choice(msgspec.Struct, frozen=True, eq=False):
 
     transfer: Transfer
     memory: FrameMemory
-    way: Way
+    path: CopyPath
 
 
 class CudaStream:
@@ -109,16 +109,20 @@ class CudaStream:
     def __init__(self, direction: Direction, device: CudaDevice) -> None:
         self._device, self._driver = device, device.driver
         urgent = _URGENT[direction]
-        self._queue, self._side = (CudaQueue(self._driver.stream(urgent), device.index) for _ in range(2))
+        self._queue = CudaQueue(self._driver.stream(urgent), device.index)
+        # A staged copy's copy engines have a queue of their own, so that they work while its kernel does.
+        self._side = CudaQueue(self._driver.stream(urgent), device.index)
         grid = Grid(programs=device.settings.programs)
-        self._kernel = KernelWay(grid.to_host() if direction is Direction.STORE else grid)
-        self._ring_kernel = KernelWay(grid)
+        self._kernel = KernelPath(grid.to_host() if direction is Direction.STORE else grid)
+        # A kernel that writes over the bus slows the model, so that it has few programs. The ring is on the GPU.
+        self._ring_kernel = KernelPath(grid)
+        # Batches of moves require registered memory.
         self._memcpies: Mapping[FrameMemory, Memcpy] = {
             FrameMemory.REACHED: memcpy_of(self._driver),
             FrameMemory.PAGEABLE: OneByOne(self._driver),
         }
-        self._ways: dict[tuple[WayName, FrameMemory], Way] = {}
-        self._last: _Choice | None = None
+        self._paths: dict[tuple[PathName, FrameMemory], CopyPath] = {}
+        self._last: _Choice | None = None  # the layers of a transfer are enqueued one after the other
 
     def after(self, event: object) -> None:
         """Implements Stream.after() for a torch.cuda.Event that was recorded outside of a capture."""
@@ -135,7 +139,7 @@ class CudaStream:
         with translated():
             self._driver.enter()
             try:
-                self._way(copy).enqueue(copy, self._queue)
+                self._path(copy).enqueue(copy, self._queue)
             except torch.OutOfMemoryError as error:
                 # There was no memory for the copy's tables: the next copy may find some. The started part ends before
                 # the next event.
@@ -152,23 +156,23 @@ class CudaStream:
         """Implements Stream.call_after_events(). CUDA would hold up the stream during the call."""
         return False
 
-    def _way(self, copy: Copy) -> Way:
+    def _path(self, copy: Copy) -> CopyPath:
         """Returns the copy path. A layer reuses the previous layer's unless the kind of its frames' memory changed."""
         memory, last = self._device.memory_of(copy.frames), self._last
         if last is None or last.transfer is not copy.transfer or last.memory is not memory:
             name = chosen(copy, self._device.settings, memory)
-            way = self._ways[name, memory] = self._ways.get((name, memory)) or self._made(name, memory)
-            last = self._last = _Choice(copy.transfer, memory, way)
-        return last.way
+            path = self._paths[name, memory] = self._paths.get((name, memory)) or self._made(name, memory)
+            last = self._last = _Choice(copy.transfer, memory, path)
+        return last.path
 
-    def _made(self, name: WayName, memory: FrameMemory) -> Way:
+    def _made(self, name: PathName, memory: FrameMemory) -> CopyPath:
         """Creates a copy path. Without a staging ring, copies that would use it are done by the copy engines alone."""
         if name == "kernel":
             return self._kernel
         memcpy = self._memcpies[memory]
         if name == "staged" and self._ring is not None:
-            return StagedWay(self._ring, self._side, self._ring_kernel, memcpy)
-        return DmaWay(memcpy)
+            return StagedPath(self._ring, self._side, self._ring_kernel, memcpy)
+        return DmaPath(memcpy)
 
     @cached_property
     def _ring(self) -> Ring | None:

@@ -45,28 +45,28 @@ class Ring:
         if slots < 1 or not self.slot_bytes or address % _WIDEST:
             raise ValueError(f"cannot make a ring of {slots} slots in {nbytes} bytes at {address:#x}")
         self._slots = [Slot(address + at * self.slot_bytes) for at in range(slots)]
-        self.address, self._turns = address, 0
+        self.address, self._taken = address, 0
         self._owner = owner
 
-    def turn(self) -> Slot:
+    def next_slot(self) -> Slot:
         """Returns the least recently used slot."""
-        self._turns += 1
-        return self._slots[(self._turns - 1) % len(self._slots)]
+        self._taken += 1
+        return self._slots[(self._taken - 1) % len(self._slots)]
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
-    """Planes of a copy that go through a ring together: bytes of its pages from byte `begin` on, `room` bytes a page.
+    """Planes of a copy that go through a ring together: `page_bytes` bytes of each page from `begin` on.
 
     Attributes:
         copy: The copy; none of its pages is skipped.
         begin: The first byte of each page.
-        room: The number of bytes of each page.
+        page_bytes: The number of bytes of each page.
         at_once: The number of pages that go through a slot at once.
     """
 
     copy: Copy
     begin: int
-    room: int
+    page_bytes: int
     at_once: int
 
     @property
@@ -85,7 +85,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         pages = np.zeros(len(self.parts) * self.stride, TOKENS)
         table = np.zeros((len(pages), 1), np.int32)
         pages[place], table[place, 0] = slots.pages, number % self.at_once
-        frames = Frames(Arena(address, self.at_once * self.room, self.room), table)
+        frames = Frames(Arena(address, self.at_once * self.page_bytes, self.page_bytes), table)
         transfer = msgspec.structs.replace(self._shifted(), slots=msgspec.structs.replace(slots, pages=pages))
         return Copy(self.copy.direction, transfer, frames, range(len(self.copy.planes)))
 
@@ -102,14 +102,14 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         """Returns the runs between the pages in slots, one slot a part, and the frames."""
         number = np.arange(len(self.copy.transfer.slots))
         addresses = np.array([slot.address for slot in slots], np.int64)
-        begins = addresses[number // self.at_once] + number % self.at_once * self.room
+        begins = addresses[number // self.at_once] + number % self.at_once * self.page_bytes
         return buffer_runs(self.copy, begins, self.begin)
 
     def _shifted(self) -> Transfer:
         its, which = self.copy.transfer, slice(self.copy.planes.start, self.copy.planes.stop)
         planes = its.planes[which].copy()
         planes["at"] -= self.begin
-        return msgspec.structs.replace(its, planes=planes, layers=its.layers[which], page_bytes=self.room)
+        return msgspec.structs.replace(its, planes=planes, layers=its.layers[which], page_bytes=self.page_bytes)
 
 
 def slot_needed(copy: Copy) -> int:

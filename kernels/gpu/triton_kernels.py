@@ -86,8 +86,8 @@ def gather(
         begin = (item % tiles).to(tl.uint32) * TILE
         if begin < units:
             unit = begin + tl.arange(0, TILE).to(tl.uint32)
-            chain = frames + number * page_frames
-            cached, paged = _sides(unit, units, plane, page, blocks, chain, arena, frame_bytes, block_tokens, UNIT)
+            own_frames = frames + number * page_frames
+            cached, paged = _sides(unit, units, plane, page, blocks, own_frames, arena, frame_bytes, block_tokens, UNIT)
             mask = (unit < units)[:, None]
             words = tl.load(cached, mask=mask, eviction_policy="evict_first")
             tl.store(paged, words, mask=mask, cache_modifier=".cs")
@@ -117,8 +117,8 @@ def scatter(
         begin = (item % tiles).to(tl.uint32) * TILE
         if begin < units:
             unit = begin + tl.arange(0, TILE).to(tl.uint32)
-            chain = frames + number * page_frames
-            cached, paged = _sides(unit, units, plane, page, blocks, chain, arena, frame_bytes, block_tokens, UNIT)
+            own_frames = frames + number * page_frames
+            cached, paged = _sides(unit, units, plane, page, blocks, own_frames, arena, frame_bytes, block_tokens, UNIT)
             mask = (unit < units)[:, None]
             words = tl.load(paged, mask=mask, eviction_policy="evict_first")
             tl.store(cached, words, mask=mask, cache_modifier=".cs")

@@ -12,7 +12,7 @@ Table = Mapping[str, list[float]]
 
 def speeds(table: Table, lengths: tuple[int, ...] = RUNS) -> list[Speed]:
     return [
-        Speed(way, nbytes, value) for way, row in table.items() for nbytes, value in zip(lengths, row, strict=False)
+        Speed(path, nbytes, value) for path, row in table.items() for nbytes, value in zip(lengths, row, strict=False)
     ]
 
 

@@ -20,8 +20,8 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 @cache
-def device_of(way: Any = "auto", pinned: bool = True, staging: int = 1 << 25) -> CudaDevice:
-    return CudaDevice(0, CopySettings(path=way, staging=staging), lambda _: pinned)
+def device_of(path: Any = "auto", pinned: bool = True, staging: int = 1 << 25) -> CudaDevice:
+    return CudaDevice(0, CopySettings(path=path, staging=staging), lambda _: pinned)
 
 
 @cache

@@ -16,7 +16,7 @@ from fake_queues import LateDevice, LateKernels, LateQueue, all_moved
 from interpreted_kernels import interpreted_kernels
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.gpu.copy_paths import DmaWay, FrameMemory, KernelWay, Moves, Queue, StagedWay, chosen
+from pagetier.kernels.gpu.copy_paths import DmaPath, FrameMemory, KernelPath, Moves, Queue, StagedPath, chosen
 from pagetier.kernels.gpu.launch import GRID, Grid, PlaneTable
 from pagetier.kernels.gpu.runs import runs_of
 from pagetier.kernels.gpu.staging import Ring, slot_needed
@@ -36,9 +36,9 @@ def memmoved(moves: Moves, _: Queue) -> None:
     all_moved(moves, list(range(len(moves.nbytes))))
 
 
-def interpreted(grid: Grid) -> KernelWay:
+def interpreted(grid: Grid) -> KernelPath:
     kernels = interpreted_kernels()
-    return KernelWay(grid, {Direction.STORE: kernels.gather, Direction.LOAD: kernels.scatter})
+    return KernelPath(grid, {Direction.STORE: kernels.gather, Direction.LOAD: kernels.scatter})
 
 
 class Rings:
@@ -73,11 +73,11 @@ def test_staged_copies_are_right_in_any_order_of_the_queues(
     placed, device = Placed(case), LateDevice(seed)
     copy = placed.copy(direction)
     rings = Rings(max(16, slot_sizes(copy, more)), slots)
-    way = StagedWay(rings.ring, device.queues[1], LateKernels(device), device.memcpy)
+    path = StagedPath(rings.ring, device.queues[1], LateKernels(device), device.memcpy)
     wanted = placed.after(copy)
     done: list[Any] = []
     for _ in range(3):
-        way.enqueue(copy, device.queues[0])
+        path.enqueue(copy, device.queues[0])
     device.queues[0].do(lambda: done.append(placed.contents()))
     device.finish()
     (there,) = done
@@ -92,7 +92,7 @@ def test_staged_copies_are_right_in_any_order_of_the_queues(
 def test_copies_by_engines_equal_the_host_path(direction: Direction, case: Case, seed: int) -> None:
     placed, device = Placed(case), LateDevice(seed, 1)
     wanted = placed.after(placed.copy(direction))
-    DmaWay(device.memcpy).enqueue(placed.copy(direction), device.queues[0])
+    DmaPath(device.memcpy).enqueue(placed.copy(direction), device.queues[0])
     device.finish()
     placed.expect(wanted)
 
@@ -114,7 +114,7 @@ def test_kernels_on_the_ring_equal_the_host_path(direction: Direction, case: Cas
     placed = Placed(case)
     copy = placed.copy(direction)
     wanted, rings = placed.after(copy), Rings(slot_sizes(copy, more), 2)
-    StagedWay(rings.ring, LateQueue(1), interpreted(case.grid), memmoved).enqueue(copy, LateQueue(0))
+    StagedPath(rings.ring, LateQueue(1), interpreted(case.grid), memmoved).enqueue(copy, LateQueue(0))
     placed.expect(wanted)
     rings.expect_guards()
 
@@ -131,10 +131,10 @@ def test_layers_share_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         "pagetier.kernels.gpu.copy_paths.launch",
         lambda _, its, planes, __: launched.append((its.packed.data_ptr(), planes)),
     )
-    way, copy = KernelWay(), Placed(small_case()).copy(Direction.LOAD)
+    path, copy = KernelPath(), Placed(small_case()).copy(Direction.LOAD)
     other = msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, copy.frames.table))
     for one in (copy, msgspec.structs.replace(copy, planes=range(2, 4)), other):
-        way.enqueue(one, LateQueue(0))
+        path.enqueue(one, LateQueue(0))
     (first, _), (second, planes), (third, _) = launched
     assert first == second != third
     assert planes == range(2, 4)
@@ -149,14 +149,14 @@ def test_copies_of_one_cache_share_its_planes(monkeypatch: pytest.MonkeyPatch) -
         return made[-1]
 
     monkeypatch.setattr("pagetier.kernels.gpu.copy_paths.PlaneTable", counted)
-    way, (one, other) = interpreted(GRID), (Placed(small_case()) for _ in range(2))
+    path, (one, other) = interpreted(GRID), (Placed(small_case()) for _ in range(2))
     copies = {placed: placed.copy(Direction.STORE) for placed in (one, other)}
     for placed, tables in ((one, 1), (one, 1), (other, 2), (one, 3)):
         copy, wanted = copies[placed], placed.after(copies[placed])
         again = msgspec.structs.replace(copy, frames=Frames(copy.frames.arena, copy.frames.table))
         placed.arena[:] = 0xA5
         wanted = placed.after(again)
-        way.enqueue(again, LateQueue(0))
+        path.enqueue(again, LateQueue(0))
         placed.expect(wanted)
         assert len(made) == tables
 
@@ -168,9 +168,9 @@ def test_nothing_to_move(pages: int) -> None:
     placed = Placed(case_of(STORED, slots, np.random.default_rng(1)))
     before, rings = placed.contents(), Rings(1 << 20, 2)
     kernels = interpreted(GRID)
-    for way in (kernels, DmaWay(memmoved), StagedWay(rings.ring, LateQueue(1), kernels, memmoved)):
+    for path in (kernels, DmaPath(memmoved), StagedPath(rings.ring, LateQueue(1), kernels, memmoved)):
         for direction in Direction:
-            way.enqueue(placed.copy(direction), LateQueue(0))
+            path.enqueue(placed.copy(direction), LateQueue(0))
     placed.expect(before)
     empty = slot_map([], 0, 32, 16)
     nothing = msgspec.structs.replace(placed.copy(Direction.LOAD), frames=Frames(placed.frames.arena, NO_FRAMES))
@@ -206,7 +206,7 @@ def journal_of(direction: Direction, slots: int) -> list[tuple[str, ...]]:
     main, side = Journal(0, lines), Journal(1, lines)
     copy = Placed(small_case()).copy(direction)
     rings = Rings(copy.transfer.page_bytes, slots)
-    StagedWay(rings.ring, side, main, main.memcpy).enqueue(copy, main)
+    StagedPath(rings.ring, side, main, main.memcpy).enqueue(copy, main)
     return lines
 
 
@@ -230,7 +230,7 @@ def test_a_slot_is_reused_after_the_kernel_has_read_it() -> None:
 def test_slots_take_turns() -> None:
     ring = Ring(64, 100, 3)
     assert ring.slot_bytes == 32
-    assert [ring.turn().address for _ in range(4)] == [64, 96, 128, 64]
+    assert [ring.next_slot().address for _ in range(4)] == [64, 96, 128, 64]
 
 
 @pytest.mark.parametrize("args", [(64, 100, 0), (64, 60, 4), (65, 100, 2)])
@@ -243,24 +243,24 @@ LIMITS = [(1025, 1025, "kernel"), (1024, 1025, "staged"), (1024, 1024, "dma"), (
 
 
 @BOTH
-@pytest.mark.parametrize(("kernel_below", "staged_below", "way"), LIMITS)
-def test_the_run_length_selects_the_path(direction: Direction, kernel_below: int, staged_below: int, way: str) -> None:
+@pytest.mark.parametrize(("kernel_below", "staged_below", "path"), LIMITS)
+def test_the_run_length_selects_the_path(direction: Direction, kernel_below: int, staged_below: int, path: str) -> None:
     limits = Thresholds(kernel_below, staged_below)
     name = "stores" if direction is Direction.STORE else "loads"
     copy = Placed(small_case()).copy(direction)
     assert set(runs_of(copy).nbytes.tolist()) == {1024}
     given: dict[str, Any] = {name: limits}
-    assert chosen(copy, CopySettings(**given), FrameMemory.REACHED) == way
-    assert chosen(copy, CopySettings(**given), FrameMemory.PAGEABLE) == ("staged" if way == "kernel" else way)
+    assert chosen(copy, CopySettings(**given), FrameMemory.REACHED) == path
+    assert chosen(copy, CopySettings(**given), FrameMemory.PAGEABLE) == ("staged" if path == "kernel" else path)
 
 
 @pytest.mark.parametrize("memory", FrameMemory)
-@pytest.mark.parametrize("way", ["kernel", "staged", "dma"])
-def test_a_configured_path_is_used(way: Any, memory: FrameMemory) -> None:
+@pytest.mark.parametrize("path", ["kernel", "staged", "dma"])
+def test_a_configured_path_is_used(path: Any, memory: FrameMemory) -> None:
     """Unless a kernel would have to access memory that it cannot address."""
     copy = Placed(small_case()).copy(Direction.LOAD)
-    reached = way != "kernel" or memory is FrameMemory.REACHED
-    assert chosen(copy, CopySettings(path=way), memory) == (way if reached else "staged")
+    reached = path != "kernel" or memory is FrameMemory.REACHED
+    assert chosen(copy, CopySettings(path=path), memory) == (path if reached else "staged")
 
 
 def test_published_figures_are_the_default() -> None:

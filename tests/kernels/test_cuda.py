@@ -78,10 +78,10 @@ def test_stores_have_fewer_programs(
     library: SimulatedDriver, torch: SimulatedTorch, programs: int, storing: int
 ) -> None:
     """Writes over the bus slow the model more than reads; the ring is in the GPU's own memory."""
-    ways = {direction: Made(library, programs=programs).device.stream(direction) for direction in Direction}
-    shapes = {direction: (its._kernel.grid.programs, its._kernel.grid.tile) for direction, its in ways.items()}
+    streams = {direction: Made(library, programs=programs).device.stream(direction) for direction in Direction}
+    shapes = {direction: (its._kernel.grid.programs, its._kernel.grid.tile) for direction, its in streams.items()}
     assert shapes == {Direction.STORE: (storing, 2048), Direction.LOAD: (programs, 1024)}
-    assert {its._ring_kernel.grid.programs for its in ways.values()} == {programs}
+    assert {its._ring_kernel.grid.programs for its in streams.values()} == {programs}
 
 
 def test_streams_are_new_ones(library: SimulatedDriver, torch: SimulatedTorch) -> None:
@@ -167,7 +167,7 @@ def test_missing_memory_for_tables_fails_only_that_copy(library: SimulatedDriver
     stream = Made(library, path="dma").device.stream(Direction.STORE)
     full = SimpleNamespace(enqueue=raising(torch.OutOfMemoryError("no room")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "_way", lambda _: full)
+        patch.setattr(stream, "_path", lambda _: full)
         with pytest.raises(ValueError, match="no memory for the tables of a copy: no room"):
             stream.enqueue(placed().copy(Direction.STORE))
     queue, side = torch.streams

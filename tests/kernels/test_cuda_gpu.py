@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
 ]
 BOTH = pytest.mark.parametrize("direction", Direction)
-WAYS = pytest.mark.parametrize("way", ["auto", "kernel", "staged", "dma"])
+PATHS = pytest.mark.parametrize("path", ["auto", "kernel", "staged", "dma"])
 PINNED = pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "pageable"])
 ROWS = ("layer", "kind", "block", "token", "head")
 
@@ -60,9 +60,9 @@ class OnGpu:
             yield
 
 
-def warmed(way: str, its: OnGpu, direction: Direction) -> CudaDevice:
+def warmed(path: str, its: OnGpu, direction: Direction) -> CudaDevice:
     """Returns a device that has compiled, loaded and allocated everything for a test: some of it waits for the GPU."""
-    device = device_of(way)
+    device = device_of(path)
     assert begun(device, [its.copy(direction)] * 2).wait(60)
     its.cache.bitwise_xor_(0).clone()
     torch.cuda.synchronize()
@@ -86,30 +86,30 @@ def _case(layers: int, pages: int) -> Case:
 
 
 @BOTH
-@WAYS
+@PATHS
 @PINNED
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_each_byte_is_copied_and_no_other_changes(direction: Direction, way: str, pinned: bool, case: Case) -> None:
+def test_each_byte_is_copied_and_no_other_changes(direction: Direction, path: str, pinned: bool, case: Case) -> None:
     """Bytes outside of the copy were random and must be unchanged."""
     its = OnGpu(case)
     wanted = its.wanted(direction)
     if pinned:
         with its.registered():
-            assert begun(device_of(way), [its.copy(direction)]).wait(10)
+            assert begun(device_of(path), [its.copy(direction)]).wait(10)
     else:
-        assert begun(device_of(way, False), [its.copy(direction)]).wait(10)
+        assert begun(device_of(path, False), [its.copy(direction)]).wait(10)
     its.expect(wanted)
 
 
 @BOTH
-@WAYS
-def test_many_runs_fit_through_a_small_ring(direction: Direction, way: str) -> None:
+@PATHS
+def test_many_runs_fit_through_a_small_ring(direction: Direction, path: str) -> None:
     """Batches that are split, slots that are reused many times, pages larger than a slot; four copies in succession."""
     its = OnGpu(large_case())
     wanted = its.wanted(direction)
     with its.registered():
-        assert begun(device_of(way, staging=1 << 20), [its.copy(direction)] * 4).wait(30)
+        assert begun(device_of(path, staging=1 << 20), [its.copy(direction)] * 4).wait(30)
     its.expect(wanted)
 
 
@@ -122,11 +122,11 @@ def test_copies_may_be_enqueued_layer_by_layer() -> None:
     its.expect(wanted)
 
 
-@WAYS
-def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
+@PATHS
+def test_a_store_comes_after_what_the_engine_computes(path: str) -> None:
     its, engine, event, gate = OnGpu(small_case()), torch.cuda.Stream(), torch.cuda.Event(), Gate()
     with its.registered():
-        device = warmed(way, its, Direction.STORE)
+        device = warmed(path, its, Direction.STORE)
         its.host.arena ^= 0xA5
         its.host.cache ^= 0x5A
         wanted = its.wanted(Direction.STORE)
@@ -141,13 +141,13 @@ def test_a_store_comes_after_what_the_engine_computes(way: str) -> None:
     its.expect(wanted)
 
 
-@WAYS
-def test_the_engine_continues_after_a_load(way: str) -> None:
+@PATHS
+def test_the_engine_continues_after_a_load(path: str) -> None:
     """The host does not wait, although the load is late."""
     its, other, engine, late = OnGpu(small_case()), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
     gate = Gate()
     with its.registered():
-        device = warmed(way, its, Direction.LOAD)
+        device = warmed(path, its, Direction.LOAD)
         its.host.arena ^= 0xA5
         wanted = its.wanted(Direction.LOAD)
         gate.hold(other)
@@ -164,14 +164,14 @@ def test_the_engine_continues_after_a_load(way: str) -> None:
 
 
 @BOTH
-@WAYS
-def test_a_late_event_does_not_hold_up_the_engine(direction: Direction, way: str) -> None:
+@PATHS
+def test_a_late_event_does_not_hold_up_the_engine(direction: Direction, path: str) -> None:
     """The engine launches its kernels while 73,728 runs wait for an event that comes after them."""
     its, engine, late, gate = OnGpu(large_case()), torch.cuda.Stream(), torch.cuda.Event(), Gate()
     numbers = torch.zeros(1000, device="cuda:0")
     wanted, events = its.wanted(direction), []
     with its.registered():
-        device = warmed(way, its, direction)
+        device = warmed(path, its, direction)
         numbers += 1  # loads its kernel, for which CUDA waits for the GPU
         gate.hold(engine)
         late.record(engine)
@@ -213,10 +213,10 @@ def test_the_address_of_registered_memory_is_the_hosts() -> None:
 class Copying:
     """Repeats one copy in a thread and a stream of its own. `counts` has the copies that ended."""
 
-    def __init__(self, way: Any, copy: Copy) -> None:
+    def __init__(self, path: Any, copy: Copy) -> None:
         self.counts = 0
         self.failed: BaseException | None = None
-        self._device, self._copy = CudaDevice(0, CopySettings(path=way, staging=1 << 20), lambda _: True), copy
+        self._device, self._copy = CudaDevice(0, CopySettings(path=path, staging=1 << 20), lambda _: True), copy
         self._stop, self._thread = Event(), Thread(target=self._work)
 
     def _work(self) -> None:
@@ -241,15 +241,15 @@ class Copying:
 
 
 @BOTH
-@WAYS
-def test_an_engines_graph_is_captured_beside_copies(direction: Direction, way: Any) -> None:
+@PATHS
+def test_an_engines_graph_is_captured_beside_copies(direction: Direction, path: Any) -> None:
     """In global mode, torch's default. The copies allocate memory and query events; the engine queries one, too."""
     its, numbers, graph = OnGpu(large_case()), torch.zeros(1000, device="cuda:0"), torch.cuda.CUDAGraph()
     wanted = its.wanted(direction)
     with its.registered():
-        earlier = begun(device_of(way), [its.copy(direction)])
+        earlier = begun(device_of(path), [its.copy(direction)])
         assert earlier.wait(60)
-        copying = Copying(way, its.copy(direction))
+        copying = Copying(path, its.copy(direction))
         with torch.cuda.graph(graph), copying.running():
             for _ in range(10):
                 numbers += 1

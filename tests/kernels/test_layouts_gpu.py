@@ -19,7 +19,7 @@ from engine_caches import ENGINES, SLOTS, STATES, EngineCache, Shape
 from fake_queues import LateDevice, LateKernels, all_moved
 from gpu_copies import begun, device_of, registered
 from pagetier.kernels.device import Copy, Direction
-from pagetier.kernels.gpu.copy_paths import DmaWay, Moves, Queue, StagedWay, Way
+from pagetier.kernels.gpu.copy_paths import CopyPath, DmaPath, Moves, Queue, StagedPath
 from pagetier.kernels.gpu.staging import Ring, slot_needed
 from pagetier.kernels.layout.page_layout import PageLayout
 from pagetier.kernels.layout.slot_map import SlotMap, joined_slots, slot_map
@@ -39,17 +39,17 @@ class Device(msgspec.Struct, frozen=True):
     perform: Callable[[str, Copy], None]
 
 
-def on_gpu(way: str, copy: Copy) -> None:
-    assert begun(device_of(way), [copy]).wait(10)
+def on_gpu(path: str, copy: Copy) -> None:
+    assert begun(device_of(path), [copy]).wait(10)
 
 
-def on_simulated_device(way: str, copy: Copy) -> None:
+def on_simulated_device(path: str, copy: Copy) -> None:
     """Kernels are the host path here. For "kernel" they fill a ring, too, because the path needs a compiled kernel."""
     late = LateDevice(1)
     ring = torch.empty(8 * slot_needed(copy), dtype=torch.uint8)
-    staged = StagedWay(Ring(ring.data_ptr(), len(ring), 2, ring), late.queues[1], LateKernels(late), late.memcpy)
-    path: Way = DmaWay(_moved) if way == "dma" else staged
-    path.enqueue(copy, late.queues[0])
+    staged = StagedPath(Ring(ring.data_ptr(), len(ring), 2, ring), late.queues[1], LateKernels(late), late.memcpy)
+    chosen: CopyPath = DmaPath(_moved) if path == "dma" else staged
+    chosen.enqueue(copy, late.queues[0])
     late.finish()
 
 
@@ -89,16 +89,16 @@ class Case:
         self.pages = Pages(len(slots), self.layout.nbytes, 4096, seed=4)
         self._perform = device.perform
 
-    def check_store(self, way: str) -> None:
+    def check_store(self, path: str) -> None:
         expected = stored(self.slots, self.expected, self.layout, self.pages)
         for transfer in PagedCache(self.there.layout, self.layout).storing(self.slots):
-            self._perform(way, Copy(Direction.STORE, transfer, self.pages.frames, range(len(transfer.planes))))
+            self._perform(path, Copy(Direction.STORE, transfer, self.pages.frames, range(len(transfer.planes))))
         self._compare(expected)
 
-    def check_load(self, way: str) -> None:
+    def check_load(self, path: str) -> None:
         expected = self.pages.memory.copy()
         transfer = PagedCache(self.there.layout, self.layout).loading(self.slots)
-        self._perform(way, Copy(Direction.LOAD, transfer, self.pages.frames, range(len(transfer.planes))))
+        self._perform(path, Copy(Direction.LOAD, transfer, self.pages.frames, range(len(transfer.planes))))
         load_plainly(self.slots, self.expected, self.layout, self.pages)
         self._compare(expected)
 
@@ -109,11 +109,11 @@ class Case:
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("way", ["kernel", "staged", "dma"])
+@pytest.mark.parametrize("path", ["kernel", "staged", "dma"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_layout_type_and_page_size(device: Device, engine: str, way: str, direction: Direction) -> None:
+def test_each_layout_type_and_page_size(device: Device, engine: str, path: str, direction: Direction) -> None:
     for dtype, page_blocks in product(device.dtypes, device.page_blocks):
         case = Case(device, engine, dtype, slots_of(engine, page_blocks))
         memory = case.pages.memory
         with nullcontext() if device.name == "cpu" else registered(memory.ctypes.data, len(memory)):
-            (case.check_store if direction is Direction.STORE else case.check_load)(way)
+            (case.check_store if direction is Direction.STORE else case.check_load)(path)

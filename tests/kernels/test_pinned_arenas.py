@@ -85,7 +85,7 @@ class World:
     def pinned(self) -> list[int]:
         return list(self.driver.registered)
 
-    def turn(self, session: Session | None) -> None:
+    def switch_to(self, session: Session | None) -> None:
         """Makes another session the current one."""
         self.current = session
         self.arenas.check_session()
@@ -111,7 +111,7 @@ def test_the_first_copy_begins_to_pin_and_the_session_is_held(world: World) -> N
 def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> None:
     for _ in range(2):
         world.copy(world.first)
-    world.turn(world.second)
+    world.switch_to(world.second)
     new = world.copy(world.second)
     assert eventually(lambda: world.lease.ready(frames_in(world.second)), WAIT_S)
     world.complete()
@@ -126,7 +126,7 @@ def test_an_arena_stays_pinned_while_a_copy_of_it_is_in_flight(world: World) -> 
 
 
 def test_a_copy_of_an_older_session_pins_nothing_and_unpins_nothing(world: World) -> None:
-    world.turn(world.second)
+    world.switch_to(world.second)
     world.copy(world.second)
     world.copy(world.first)
     world.lease.begin(world.first)
@@ -154,7 +154,7 @@ def test_under_a_device_that_failed_nothing_is_unpinned(world: World, when: str)
     if when == "enqueuing":
         with pytest.raises(DeviceError):
             world.copy(world.first)
-    world.turn(None)
+    world.switch_to(None)
     assert not world.lease.end(0.1)
     assert world.pinned() == [world.first.arena_address] and not world.first.retire()
 
@@ -207,7 +207,7 @@ def test_no_copy_is_begun_while_its_arena_is_being_unpinned() -> None:
     threads, world = threading.active_count(), World()
     world.pin()
     world.driver.unpins.clear()
-    world.turn(world.second)
+    world.switch_to(world.second)
 
     def refused() -> bool:
         try:

@@ -58,7 +58,7 @@ def through(copy: Copy, slot_bytes: int) -> None:
     memory = aligned(2 * slot_bytes, 3)
     ring = Ring(memory.ctypes.data, len(memory))
     for batch in batches(copy, ring.slot_bytes):
-        slots = [ring.turn() for _ in batch.parts]
+        slots = [ring.next_slot() for _ in batch.parts]
         staged, runs = batch.staged(ring.address), batch.runs(slots)
         assert staged.frames.arena.nbytes <= ring.slot_bytes
         expect_few(runs, copy.frames)

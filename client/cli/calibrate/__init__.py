@@ -1,4 +1,4 @@
-"""`pagetier calibrate`: measures the ways to copy between this host's memory and its GPU, and writes the thresholds.
+"""`pagetier calibrate`: measures the paths of copies between this host's memory and its GPU, and writes the thresholds.
 
 This module only has the command line, so that `pagetier --help` imports little; run.py does the work.
 """

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import torch
 
-from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, Speed
-from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.client.cli.calibrate.thresholds import COPY_PATHS, Speed
+from pagetier.kernels.config.copy_settings import CopySettings, PathName
 from pagetier.kernels.device import Copy, DeviceError, Direction, Stream
 from pagetier.kernels.layout.engine_layouts import latents
 from pagetier.kernels.layout.frames import Arena, frames_of
@@ -102,7 +102,7 @@ CHUNK_BYTES: Final = 32 * MIB
 ROUNDS: Final = 5
 _LONGEST_S: Final = 60.0
 
-Streams = Callable[[WayName, Direction], Stream]
+Streams = Callable[[PathName, Direction], Stream]
 """Returns a stream whose copies all take one path."""
 
 
@@ -142,8 +142,8 @@ def measure_gpu(index: int, settings: CopySettings, timing: Timing | None = None
     streams = gpu_streams(index, settings)
     try:
         scene = Scene(f"cuda:{index}", timing.total_bytes)
-        speeds = {way.value: list(speeds_of(scene, streams, way, timing)) for way in Direction}
-        plain = {way.value: _plain_speed(scene, way, timing.rounds) for way in Direction}
+        speeds = {direction.value: list(speeds_of(scene, streams, direction, timing)) for direction in Direction}
+        plain = {direction.value: _plain_speed(scene, direction, timing.rounds) for direction in Direction}
     except RuntimeError as error:
         raise DeviceError(f"cuda:{index}: {error}") from error
     return Measured(torch.cuda.get_device_name(index), plain, speeds)
@@ -155,8 +155,8 @@ def gpu_streams(index: int, settings: CopySettings) -> Streams:
 
     CudaDevice(index, settings, lambda frames: True)  # reports a missing GPU before it is used
 
-    def stream(way: WayName, direction: Direction) -> Stream:
-        device = CudaDevice(index, msgspec.structs.replace(settings, path=way), lambda frames: True)
+    def stream(path: PathName, direction: Direction) -> Stream:
+        device = CudaDevice(index, msgspec.structs.replace(settings, path=path), lambda frames: True)
         return device.stream(direction)
 
     return stream
@@ -164,12 +164,12 @@ def gpu_streams(index: int, settings: CopySettings) -> Streams:
 
 def speeds_of(scene: Scene, streams: Streams, direction: Direction, timing: Timing) -> Iterator[Speed]:
     """Yields the median speed of each copy path and length."""
-    by_way = {way: streams(way, direction) for way in COPY_WAYS}
+    by_path = {path: streams(path, direction) for path in COPY_PATHS}
     for run_bytes in timing.runs:
         copies = scene.copies(direction, run_bytes, timing.chunk_bytes)
-        actions = [partial(do, CopyBatch(stream, copies)) for stream in by_way.values()]
-        for way, seconds in zip(by_way, median_seconds(actions, timing.rounds), strict=True):
-            yield Speed(way, run_bytes, scene.nbytes / seconds / 1e9)
+        actions = [partial(do, CopyBatch(stream, copies)) for stream in by_path.values()]
+        for path, seconds in zip(by_path, median_seconds(actions, timing.rounds), strict=True):
+            yield Speed(path, run_bytes, scene.nbytes / seconds / 1e9)
 
 
 class CopyBatch(msgspec.Struct, frozen=True, eq=False):

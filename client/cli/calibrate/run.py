@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, thresholds_of, way_of
+from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_PATHS, Speed, path_of, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.config.settings_file import SettingsError, calibrated_path, load_settings
 from pagetier.kernels.device import DeviceError
@@ -28,7 +28,7 @@ def show(measured: Measured, chosen: dict[str, Thresholds]) -> None:
     console = Console()
     for direction, speeds in measured.speeds.items():
         title = f"{direction}, {measured.device}: one plain copy {measured.plain[direction]:.1f} GB/s"
-        table = Table("run", *COPY_WAYS, "chosen", title=title)
+        table = Table("run", *COPY_PATHS, "chosen", title=title)
         for row in _rows(speeds, chosen[direction]):
             table.add_row(*row)
         console.print(table)
@@ -39,7 +39,7 @@ def _rows(speeds: list[Speed], thresholds: Thresholds) -> list[list[str]]:
     by_place = {(speed.run_bytes, speed.path): f"{speed.gb_per_s:.1f}" for speed in speeds}
     lengths = sorted({speed.run_bytes for speed in speeds})
     return [
-        [spell_size(nbytes), *(by_place.get((nbytes, way), "") for way in COPY_WAYS), way_of(thresholds, nbytes)]
+        [spell_size(nbytes), *(by_place.get((nbytes, path), "") for path in COPY_PATHS), path_of(thresholds, nbytes)]
         for nbytes in lengths
     ]
 
@@ -79,7 +79,7 @@ def main(arguments: CalibrateArguments) -> int:
     try:
         path = None if arguments.dry_run else _replaceable(arguments.write or calibrated_path())
         measured = _measured(arguments.device, load_settings())
-        chosen = {way: thresholds_of(speeds) for way, speeds in measured.speeds.items()}
+        chosen = {direction: thresholds_of(speeds) for direction, speeds in measured.speeds.items()}
         _print_result(arguments, measured, chosen)
         if path is not None:
             write(path, chosen, measured.device)

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pagetier.kernels.config.copy_settings import Thresholds, WayName
+from pagetier.kernels.config.copy_settings import PathName, Thresholds
 
-COPY_WAYS: Final[tuple[WayName, ...]] = ("kernel", "staged", "dma")
-"""The ways to which run lengths are assigned, from the shortest runs to the longest."""
+COPY_PATHS: Final[tuple[PathName, ...]] = ("kernel", "staged", "dma")
+"""The paths to which run lengths are assigned, from the shortest runs to the longest."""
 
 ALWAYS: Final = 1 << 40
 """The threshold of a copy path that is the fastest for the longest measured run, too."""
@@ -45,7 +45,7 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
         ValueError: No speed was measured.
     """
     usable = [
-        speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.path in COPY_WAYS
+        speed for speed in speeds if speed.gb_per_s > 0 and np.isfinite(speed.gb_per_s) and speed.path in COPY_PATHS
     ]
     if not usable:
         raise ValueError("no speed was measured")
@@ -59,7 +59,7 @@ def thresholds_of(speeds: Iterable[Speed]) -> Thresholds:
     return Thresholds(kernel_below, max(kernel_below, _between(lengths, scores[1] - scores[2], second)))
 
 
-def way_of(thresholds: Thresholds, run_bytes: int) -> str:
+def path_of(thresholds: Thresholds, run_bytes: int) -> str:
     """Returns the copy path of runs of this length."""
     if run_bytes < thresholds.kernel_below:
         return "kernel"
@@ -67,10 +67,10 @@ def way_of(thresholds: Thresholds, run_bytes: int) -> str:
 
 
 def _scores(speeds: Iterable[Speed], lengths: list[int]) -> _Scores:
-    """Returns [ways, lengths]: logarithms of the best measured speeds, less the handicaps."""
-    scores = np.full((len(COPY_WAYS), len(lengths)), _UNMEASURED)
+    """Returns [paths, lengths]: logarithms of the best measured speeds, less the handicaps."""
+    scores = np.full((len(COPY_PATHS), len(lengths)), _UNMEASURED)
     for speed in speeds:
-        at = COPY_WAYS.index(speed.path), lengths.index(speed.run_bytes)
+        at = COPY_PATHS.index(speed.path), lengths.index(speed.run_bytes)
         scores[at] = max(scores[at], np.log(speed.gb_per_s) - _HANDICAP[at[0]])
     return scores
 
@@ -80,7 +80,7 @@ def _best_cuts(scores: _Scores) -> tuple[int, int]:
 
     Among equal divisions it takes the one that uses the fewest processors.
     """
-    sums = np.concatenate([np.zeros((len(COPY_WAYS), 1)), scores.cumsum(axis=1)], axis=1)
+    sums = np.concatenate([np.zeros((len(COPY_PATHS), 1)), scores.cumsum(axis=1)], axis=1)
     every = combinations_with_replacement(range(sums.shape[1]), 2)
     return max(every, key=lambda cuts: (round(_total(sums, *cuts), 9), -cuts[1], cuts[0]))
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from fake_speeds import saturating, speeds
 from pagetier.client.cli.calibrate import calibrate
 from pagetier.client.cli.calibrate.measure import Measured
-from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
+from pagetier.client.cli.calibrate.thresholds import COPY_PATHS, thresholds_of
 from pagetier.kernels.config.copy_settings import CopySettings, Thresholds
 from pagetier.kernels.config.settings_file import COPY_VARIABLE, load_settings
 from pagetier.kernels.device import DeviceError
@@ -25,7 +25,7 @@ MEASURED = Measured(
     {"store": 50.0, "load": 51.0},
     {
         "store": speeds({"kernel": [45.0] * 11, "staged": [5.0] * 11, "dma": saturating(50, 4 * KIB)}),
-        "load": speeds({way: [50.0] * 11 for way in COPY_WAYS}),
+        "load": speeds({path: [50.0] * 11 for path in COPY_PATHS}),
     },
 )
 

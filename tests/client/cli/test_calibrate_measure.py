@@ -21,8 +21,8 @@ from pagetier.client.cli.calibrate.measure import (
     measure_gpu,
     speeds_of,
 )
-from pagetier.client.cli.calibrate.thresholds import COPY_WAYS, thresholds_of
-from pagetier.kernels.config.copy_settings import CopySettings, WayName
+from pagetier.client.cli.calibrate.thresholds import COPY_PATHS, thresholds_of
+from pagetier.kernels.config.copy_settings import CopySettings, PathName
 from pagetier.kernels.device import Copy, DeviceError, Direction
 from pagetier.kernels.gpu.runs import runs_of
 from pagetier.kernels.host.host_device import HostDevice, HostStream
@@ -32,7 +32,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SMALL = Timing(total_bytes=4 * PAGE_BYTES, chunk_bytes=2 * PAGE_BYTES, rounds=2, runs=(4 * KIB, 2 * MIB))
 
 
-def host_stream(way: WayName, direction: Direction) -> HostStream:
+def host_stream(path: PathName, direction: Direction) -> HostStream:
     return HostDevice().stream(direction)
 
 
@@ -73,14 +73,14 @@ def test_a_load_restores_what_was_stored(scene: Scene) -> None:
 def test_every_way_is_measured_at_every_length(scene: Scene) -> None:
     asked: list[tuple[str, Direction]] = []
 
-    def stream(way: WayName, direction: Direction) -> HostStream:
-        asked.append((way, direction))
-        return host_stream(way, direction)
+    def stream(path: PathName, direction: Direction) -> HostStream:
+        asked.append((path, direction))
+        return host_stream(path, direction)
 
     found = list(speeds_of(scene, stream, Direction.STORE, SMALL))
-    assert asked == [(way, Direction.STORE) for way in COPY_WAYS]
+    assert asked == [(path, Direction.STORE) for path in COPY_PATHS]
     assert [(speed.path, speed.run_bytes) for speed in found] == [
-        (way, nbytes) for nbytes in SMALL.runs for way in COPY_WAYS
+        (path, nbytes) for nbytes in SMALL.runs for path in COPY_PATHS
     ]
     assert all(0.001 < speed.gb_per_s < 1000 for speed in found)
 
@@ -132,7 +132,7 @@ def test_a_failed_copy_raises_an_error(scene: Scene) -> None:
             raise DeviceError("gone")
 
     with pytest.raises(DeviceError, match="gone"):
-        list(speeds_of(scene, lambda way, direction: Broken(direction, 1), Direction.STORE, SMALL))
+        list(speeds_of(scene, lambda path, direction: Broken(direction, 1), Direction.STORE, SMALL))
 
 
 def test_the_memory_must_be_whole_pages() -> None:

@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from fake_speeds import Table, saturating, speeds
 from pagetier.client.cli.calibrate.measure import RUNS
-from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_WAYS, Speed, thresholds_of, way_of
+from pagetier.client.cli.calibrate.thresholds import ALWAYS, COPY_PATHS, Speed, path_of, thresholds_of
 from pagetier.kernels.config.copy_settings import Thresholds
 
 KIB = 1 << 10
 
 
 def speed_of(table: Table, thresholds: Thresholds, at: int) -> float:
-    return table[way_of(thresholds, RUNS[at])][at]
+    return table[path_of(thresholds, RUNS[at])][at]
 
 
 def score(table: Table, thresholds: Thresholds) -> float:
     """Returns the score that the thresholds maximise: a kernel must gain more than 3 %."""
-    taken = [(way_of(thresholds, nbytes), at) for at, nbytes in enumerate(RUNS)]
-    return sum(math.log(table[way][at]) - (0 if way == "dma" else math.log(1.03)) for way, at in taken)
+    taken = [(path_of(thresholds, nbytes), at) for at, nbytes in enumerate(RUNS)]
+    return sum(math.log(table[path][at]) - (0 if path == "dma" else math.log(1.03)) for path, at in taken)
 
 
 def test_the_threshold_of_two_ways_is_where_their_speeds_cross() -> None:
@@ -40,12 +40,12 @@ def test_a_way_that_is_always_the_fastest_gets_all_lengths() -> None:
         ("staged", Thresholds(0, ALWAYS)),
         ("dma", Thresholds(0, 0)),
     ):
-        table: Table = {way: [50.0 if way == best else 40.0] * 11 for way in COPY_WAYS}
+        table: Table = {path: [50.0 if path == best else 40.0] * 11 for path in COPY_PATHS}
         assert thresholds_of(speeds(table)) == expected
 
 
 def test_among_equals_the_way_that_uses_no_processors_is_chosen() -> None:
-    table: dict[str, list[float]] = {way: [50.0] * 11 for way in COPY_WAYS}
+    table: dict[str, list[float]] = {path: [50.0] * 11 for path in COPY_PATHS}
     assert thresholds_of(speeds(table)) == Thresholds(0, 0)
     table["kernel"] = [51.0] * 11
     assert thresholds_of(speeds(table)) == Thresholds(0, 0)
@@ -66,10 +66,10 @@ def test_ways_without_a_speed_are_not_chosen() -> None:
 
 
 any_table = st.dictionaries(
-    st.sampled_from([*COPY_WAYS, "host"]), st.lists(st.floats(allow_nan=True), max_size=11), min_size=1
+    st.sampled_from([*COPY_PATHS, "host"]), st.lists(st.floats(allow_nan=True), max_size=11), min_size=1
 )
 positive_table = st.fixed_dictionaries(
-    {way: st.lists(st.floats(0.01, 1000), min_size=11, max_size=11) for way in COPY_WAYS}
+    {path: st.lists(st.floats(0.01, 1000), min_size=11, max_size=11) for path in COPY_PATHS}
 )
 
 
@@ -103,11 +103,12 @@ def test_no_other_division_is_better_on_the_whole(table: Table) -> None:
 def test_with_noise_the_chosen_way_is_nearly_the_fastest(
     peaks: tuple[float, ...], costs: tuple[float, ...], noise: list[float]
 ) -> None:
-    clean: Table = {way: saturating(peak, cost) for way, peak, cost in zip(COPY_WAYS, peaks, costs, strict=True)}
+    clean: Table = {path: saturating(peak, cost) for path, peak, cost in zip(COPY_PATHS, peaks, costs, strict=True)}
     noisy: Table = {
-        way: [value * noise[11 * row + at] for at, value in enumerate(clean[way])] for row, way in enumerate(COPY_WAYS)
+        path: [value * noise[11 * row + at] for at, value in enumerate(clean[path])]
+        for row, path in enumerate(COPY_PATHS)
     }
     found = thresholds_of(speeds(noisy))
-    losses = [1 - speed_of(clean, found, at) / max(clean[way][at] for way in COPY_WAYS) for at in range(11)]
+    losses = [1 - speed_of(clean, found, at) / max(clean[path][at] for path in COPY_PATHS) for at in range(11)]
     assert sum(losses) / len(losses) < 0.13 + 1e-9  # the noise in both directions, and the handicap
     assert max(losses) < 0.5
