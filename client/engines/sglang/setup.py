@@ -15,12 +15,7 @@ from pagetier.client.engines.attachment_log import AttachmentLog
 from pagetier.client.engines.file_digests import FileDigests, user_memory
 from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, sglang_events
-from pagetier.client.engines.sglang.linker.loads import LayerCounter
-from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
-from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
-from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
-from pagetier.client.engines.sglang.model import (
+from pagetier.client.engines.sglang.engine.model import (
     Ranks,
     engine_facts,
     heads_of,
@@ -28,16 +23,21 @@ from pagetier.client.engines.sglang.model import (
     require_no_draft,
     this_engine,
 )
-from pagetier.client.engines.sglang.namespace import EngineFacts, namespace_of, weights_source
-from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool, device_pools
-from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, describe_cache
-from pagetier.client.engines.sglang.pools.host_pools import host_pools
-from pagetier.client.engines.sglang.settings import (
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_source
+from pagetier.client.engines.sglang.engine.settings import (
     LinkerSettings,
     StorageSettings,
     read_settings,
     read_storage_settings,
 )
+from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, sglang_events
+from pagetier.client.engines.sglang.linker.loads import LayerCounter
+from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
+from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
+from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
+from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool, device_pools
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, describe_cache
+from pagetier.client.engines.sglang.pools.host_pools import host_pools
 from pagetier.client.engines.sglang.storage.pages import StoragePages
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.client.engines.weights import ModelIdentity, started_ns

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from pagetier.client import Client, RegisteredCache
+from pagetier.client.engines.sglang.engine.settings import LinkerSettings
 from pagetier.client.engines.sglang.linker.lookups import Lookups
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
-from pagetier.client.engines.sglang.settings import LinkerSettings
 from running_daemon import RunningDaemon
 
 LAYERS, BLOCKS, TOKENS, PAGES = 2, 16, 16, 4

@@ -13,10 +13,10 @@ import msgspec
 from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetRead, FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.engine.settings import LinkerSettings
+from pagetier.client.engines.sglang.engine.tier_counts import BegunReads, UncountedLookup
 from pagetier.client.engines.sglang.pools.device_pools import FULL, WINDOW
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, by_pool, hashes_of
-from pagetier.client.engines.sglang.settings import LinkerSettings
-from pagetier.client.engines.sglang.tier_counts import BegunReads, UncountedLookup
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.match import Match, MatchHandle

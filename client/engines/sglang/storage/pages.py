@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.engine.tier_counts import by_tier
 from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE
 from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, hashes_of
-from pagetier.client.engines.sglang.tier_counts import by_tier
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import FullAttention, Group, Recurrent, SlidingWindow
 from pagetier.client.keys import Keys

@@ -11,7 +11,7 @@ from sglang.srt.arg_groups.overrides import resolving_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.runtime_context import get_parallel, get_server_args
 
-from pagetier.client.engines.sglang.namespace import EngineFacts
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts
 from pagetier.client.engines.sglang.pools.device_pools import WINDOW
 from pagetier.client.engines.unsupported import UnsupportedError
 from pagetier.kernels.layout.page_layout import Shard
