@@ -170,9 +170,9 @@ def _wait_long(arguments: RankArguments) -> None:
     Not one that changes SGLang: this imports what takes the version of it.
     """
     if Path(arguments.extra["socket"]).exists() and "change" not in arguments.extra:
-        from pagetier.client.engines.sglang import setup
+        from pagetier.client.engines.sglang.engine import served_engine
 
-        patch.object(setup, "_ATTACH_S", _PATIENT_S).start()
+        patch.object(served_engine, "_ATTACH_S", _PATIENT_S).start()
 
 
 def _target(arguments: RankArguments) -> Any:

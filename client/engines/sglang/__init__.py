@@ -8,9 +8,9 @@
     --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
         "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
 
-linker/ is the one door, storage/ the other, and both serve the engine of engine/ with its pools/. Only linker/cache_hooks.py,
-linker/linker.py, engine/model.py and storage/backend.py import SGLang. The other modules recognise its objects by their
-attributes, so that they can be imported without SGLang.
+linker/ is the one door and storage/ the other. Both know the engine by engine/ and its memory by pools/. Only
+linker/cache_hooks.py, linker/linker.py, engine/model.py and storage/backend.py import SGLang. The other modules
+recognise its objects by their attributes, so that they can be imported without SGLang.
 """
 
 from importlib import import_module

@@ -47,7 +47,9 @@ class PagetierLinker(UnifiedCacheLinker):
         self.pools: dict[PoolName, Any] = {}
         self.transfers: Transfers | None = None
         try:
-            from pagetier.client.engines.sglang.setup import open_transfers  # may fail with another version of SGLang
+            from pagetier.client.engines.sglang.linker.setup import (
+                open_transfers,  # may fail with another version of SGLang
+            )
 
             transfers, pools = open_transfers(
                 server_args, params, extra_config or {}, self.layer_done_counter, forward_stream

@@ -53,7 +53,9 @@ class PagetierStorage(HiCacheStorage):
     def on_host_pools_registered(self) -> None:
         """Opens the cache of all host pools. If one is not supported, one line in the log says why."""
         try:
-            from pagetier.client.engines.sglang.setup import open_storage  # may fail with another version of SGLang
+            from pagetier.client.engines.sglang.storage.setup import (
+                open_storage,  # may fail with another version of SGLang
+            )
 
             self._pages = open_storage(self._config, self._hosts)
         except Exception as error:  # noqa: BLE001  SGLang serves without a store

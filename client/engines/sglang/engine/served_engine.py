@@ -1,0 +1,62 @@
+"""What the linker and the storage backend open alike: the engine's groups, its weights, the client of a rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from pagetier.client.client import Client
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.file_digests import FileDigests, user_memory
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts, namespace_of, weights_source
+from pagetier.client.engines.sglang.engine.settings import LinkerSettings, StorageSettings
+from pagetier.client.engines.sglang.pools.device_pools import DevicePool
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup
+from pagetier.client.engines.weights import ModelIdentity, started_ns
+from pagetier.client.engines.weights_thread import WeightsThread
+from pagetier.client.registered_cache import RegisteredCache
+from pagetier.kernels.layout.transfer import PagedCache
+
+log = logging.getLogger("pagetier.sglang")
+
+IDENTIFY_S: Final = 5.0
+"""Seconds by which the start of an engine may be delayed to identify its weights."""
+
+_ATTACH_S: Final = 1.0
+
+
+class ServedEngine(msgspec.Struct, frozen=True, eq=False):
+    """The engine's facts, its pools, and the paged cache of each pool."""
+
+    facts: EngineFacts
+    pools: Sequence[DevicePool]
+    paged: Sequence[PagedCache]
+
+    def groups(self, client: Client, identity: ModelIdentity, salt: str) -> tuple[EngineGroup, ...]:
+        """Returns the group of each pool, with the namespace that the model's identity and the salt give it."""
+        return tuple(
+            self._group(client, pool, own, identity, salt) for pool, own in zip(self.pools, self.paged, strict=True)
+        )
+
+    def _group(
+        self, client: Client, pool: DevicePool, own: PagedCache, identity: ModelIdentity, salt: str
+    ) -> EngineGroup:
+        name = namespace_of(self.facts, pool, own, identity, salt)
+        return EngineGroup(pool.name, RegisteredCache(client, own, name), pool.layers, pool.page_slots)
+
+
+def weights_thread(facts: EngineFacts, settings: LinkerSettings | StorageSettings, option: str) -> WeightsThread:
+    """Starts to identify the weights of an engine. `option` contains the setting `weights`."""
+    source = weights_source(facts, settings.weights, started_ns())
+    return WeightsThread([source], FileDigests(user_memory()), log, option)
+
+
+def open_client(settings: LinkerSettings | StorageSettings, attachment_log: AttachmentLog, rank: int) -> Client:
+    """Returns the client of a rank. The first rank logs the connection for all, the others only their rejection."""
+    on_link = attachment_log.on_rejected if rank else attachment_log.on_link
+    client = Client(settings.socket or None, name=settings.name, on_link=on_link)
+    client.wait_attached(_ATTACH_S)
+    return client

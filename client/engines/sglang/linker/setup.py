@@ -1,0 +1,119 @@
+"""Opens the transfers of one rank from SGLang's configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final
+
+from pagetier.client.client import Client
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.fleet_reads import FleetLimits, FleetReads
+from pagetier.client.engines.prefetch_thread import PrefetchThread
+from pagetier.client.engines.sglang.engine.model import Ranks, engine_facts, heads_of, require_known, require_no_draft
+from pagetier.client.engines.sglang.engine.namespace import EngineFacts
+from pagetier.client.engines.sglang.engine.served_engine import IDENTIFY_S, ServedEngine, open_client, weights_thread
+from pagetier.client.engines.sglang.engine.settings import LinkerSettings, read_settings
+from pagetier.client.engines.sglang.linker.cache_hooks import install_hooks, sglang_events
+from pagetier.client.engines.sglang.linker.loads import LayerCounter
+from pagetier.client.engines.sglang.linker.lookups import Lookups, ReadingThread
+from pagetier.client.engines.sglang.linker.released_hints import ReleasedHints
+from pagetier.client.engines.sglang.linker.transfers import RankServices, ServedGroups, Streams, Transfers
+from pagetier.client.engines.sglang.pools.device_pools import DevicePool, device_pools
+from pagetier.client.engines.sglang.pools.engine_groups import describe_cache
+from pagetier.client.registration import paged_cache_of
+from pagetier.kernels.config.settings_file import load_settings
+
+log = logging.getLogger("pagetier.sglang")
+
+_OPTION: Final = "linker_extra_config"
+
+
+def open_transfers(
+    server: Any, params: Any, extra: Mapping[str, Any], counter: LayerCounter, forward_stream: Any
+) -> tuple[Transfers, tuple[DevicePool, ...]]:
+    """Returns the transfers of this rank and the pools that they serve. All ranks call it.
+
+    Args:
+        server: SGLang's ServerArgs.
+        params: SGLang's CacheInitParams.
+        extra: The settings.
+        counter: The counter of SGLang's pools.
+        forward_stream: The stream on which the model writes its caches; None for the current stream.
+
+    Returns:
+        The transfers and the pools.
+
+    Raises:
+        UnsupportedError: Something is not supported.
+        LayoutError: The tensors of a pool do not fit the model.
+        SettingsError: The file of copy settings is wrong.
+        ValueError: A setting is wrong.
+    """
+    settings = read_settings(extra)
+    load_settings()  # the copiers read them later, where an error could not be reported once
+    require_known(params)
+    require_no_draft(params)
+    ranks, facts = Ranks(params), engine_facts(server)
+    pools = device_pools(params, heads_of(facts.model))
+    engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, ranks.shard) for pool in pools])
+    weights = weights_thread(facts, settings, _OPTION)
+    own_salt = ranks.of_first(token_hex(16))
+    attachment_log = AttachmentLog(log, _OPTION)
+    client = open_client(settings, attachment_log, ranks.shard.rank)
+    prefetch = PrefetchThread(client)
+    reading = None if ranks.shard.rank else ReadingThread(prefetch, _fleet_reads(client, prefetch, settings))
+    if facts.adapters:
+        log.warning("pagetier shares no pages with other engines: SGLang knows LoRA adapters by their paths only")
+
+    def opened(flushes: int) -> ServedGroups | None:
+        if not weights.ended:
+            return None
+        shared = weights.identity.weights and not facts.adapters and (not flushes or settings.flush == "keep")
+        groups = engine.groups(client, weights.identity, settings.salt if shared else f"{own_salt} {flushes}")
+        if not flushes:
+            attachment_log.opened(lambda: describe_cache(client.session, groups))
+        return ServedGroups(groups, Lookups(client, groups, reading, settings, several_ranks=ranks.several))
+
+    weights.wait(IDENTIFY_S)
+    streams = _streams(engine.paged[0].cache.device, forward_stream)
+    services = _services(ranks.shard.rank, facts, params, client, settings, prefetch)
+    return Transfers(client, opened, services, counter, ranks, streams), pools
+
+
+def _fleet_reads(client: Client, thread: PrefetchThread, settings: LinkerSettings) -> FleetReads:
+    reads = FleetReads(client, thread)
+    reads.limits = FleetLimits(settings.remote_timeout, settings.remote_least)
+    return reads
+
+
+def _services(
+    rank: int, facts: EngineFacts, params: Any, client: Client, settings: LinkerSettings, prefetch: PrefetchThread
+) -> RankServices:
+    """Returns what a rank does beside its transfers. On the first rank, SGLang's cache calls pagetier from now on."""
+    if rank:
+        return RankServices(prefetch)
+    install_hooks()
+    events = sglang_events(client, settings.events_lease) if params.enable_kv_cache_events else None
+    by_priority = getattr(facts.server, "radix_eviction_policy", "") == "priority"
+    return RankServices(prefetch, events, ReleasedHints(prefetch, by_priority=by_priority))
+
+
+def _streams(device: str, forward_stream: Any) -> Streams:
+    if device == "cpu":
+        return Streams(lambda: None, None)
+    return Streams(partial(_recorded, device, forward_stream), partial(_current_stream, device))
+
+
+def _recorded(device: str, forward_stream: Any) -> object:
+    import torch
+
+    return (forward_stream or torch.cuda.current_stream(device)).record_event()
+
+
+def _current_stream(device: str) -> object:
+    import torch
+
+    return torch.cuda.current_stream(device)

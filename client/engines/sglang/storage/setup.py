@@ -1,0 +1,72 @@
+"""Opens the pages of the host pools from SGLang's configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+from pagetier.client.engines.attachment_log import AttachmentLog
+from pagetier.client.engines.fleet_reads import FleetLimits
+from pagetier.client.engines.sglang.engine.model import heads_of, require_known, this_engine
+from pagetier.client.engines.sglang.engine.served_engine import IDENTIFY_S, ServedEngine, open_client, weights_thread
+from pagetier.client.engines.sglang.engine.settings import read_storage_settings
+from pagetier.client.engines.sglang.pools.device_pools import FULL, STATE, DevicePool
+from pagetier.client.engines.sglang.pools.engine_groups import EngineGroup, describe_cache
+from pagetier.client.engines.sglang.pools.host_pools import host_pools
+from pagetier.client.engines.sglang.storage.pages import StoragePages
+from pagetier.client.engines.unsupported import UnsupportedError
+from pagetier.client.engines.weights import ModelIdentity
+from pagetier.client.registration import paged_cache_of
+from pagetier.kernels.layout.page_layout import Shard
+
+log = logging.getLogger("pagetier.sglang")
+
+_OPTION: Final = "--hicache-storage-backend-extra-config"
+
+
+def open_storage(config: Any, hosts: Mapping[str, Any]) -> StoragePages:
+    """Returns the pages of the host pools of SGLang's HiCache. They are those of the linker in every host layout.
+
+    Args:
+        config: SGLang's HiCacheStorageConfig.
+        hosts: SGLang's host pools by the name of its PoolName.
+
+    Returns:
+        The pages.
+
+    Raises:
+        UnsupportedError: Something is not supported.
+        LayoutError: The tensors of a pool do not fit the model.
+        ValueError: A setting is wrong.
+    """
+    settings = read_storage_settings(config.extra_config or {})
+    require_known(config)
+    facts = this_engine()
+    if facts.adapters:
+        raise UnsupportedError(
+            "SGLang knows LoRA adapters by their paths only: use the linker for models with adapters"
+        )
+    pools = host_pools(hosts, hosts[FULL].page_size, heads_of(facts.model))
+    engine = ServedEngine(facts, pools, [paged_cache_of(pool.group, _shard(config, pool)) for pool in pools])
+    weights = weights_thread(facts, settings, _OPTION)
+    attachment_log = AttachmentLog(log, _OPTION)
+    client = open_client(settings, attachment_log, config.tp_rank)
+
+    @cache
+    def groups_of(identity: ModelIdentity) -> Mapping[str, EngineGroup]:
+        groups = engine.groups(client, identity, settings.salt)
+        attachment_log.opened(lambda: describe_cache(client.session, groups))
+        return {group.name: group for group in groups}
+
+    def opened() -> Mapping[str, EngineGroup] | None:
+        return groups_of(weights.identity) if weights.ended and weights.identity.weights else None
+
+    weights.wait(IDENTIFY_S)
+    return StoragePages(client, opened, FleetLimits(settings.timeout, settings.remote_least))
+
+
+def _shard(config: Any, pool: DevicePool) -> Shard:
+    """Returns the share of this rank. All ranks have the same latents, so that the first one stores whole pages."""
+    return Shard() if config.is_mla_model and pool.name != STATE else Shard(config.tp_rank, config.tp_size)
