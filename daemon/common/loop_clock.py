@@ -19,5 +19,5 @@ async def pause(seconds: float) -> None:
 
 
 async def give_way() -> None:
-    """Lets whatever else is ready have its turn of the loop."""
+    """Lets the loop run whatever else is ready."""
     await asyncio.sleep(0)

@@ -142,7 +142,7 @@ class Inventory:
         return frozenset(fitting)
 
     def _numbers(self, spaces: npt.NDArray[np.uint32], fitting: frozenset[int]) -> npt.NDArray[np.uint32]:
-        """Returns the number of each namespace in the table, valid for these pages and this turn of the loop.
+        """Returns the number of each namespace in the table, valid for these pages until the next request.
 
         The index may reuse a record without pages for the next namespace; the first of the two then has no number.
         """

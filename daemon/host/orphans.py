@@ -14,8 +14,8 @@ _INIT = 1
 class Orphans:
     """The ended processes of a PID 1 that it has not started itself.
 
-    The event loop is woken by the end of each process that the daemon has started, and reaps it in the same turn. So
-    one that has been a zombie since the previous turn was started by another process.
+    The event loop is woken by the end of each process that the daemon has started, and reaps it at once. So one that
+    was a zombie at the previous call already was started by another process.
     """
 
     def __init__(self) -> None:

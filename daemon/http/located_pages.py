@@ -8,7 +8,7 @@ from pagetier.daemon.common import loop_clock
 from pagetier.shm._core import KEY_BYTES
 
 AT_ONCE: Final = 1024
-"""Pages that are looked up in one turn of the event loop: some milliseconds on a slow machine."""
+"""Pages that are looked up in one slice, without other requests: some milliseconds on a slow machine."""
 
 
 class PageLocator(Protocol):
@@ -19,7 +19,7 @@ class PageLocator(Protocol):
 
 
 async def located(observer: PageLocator, keys: bytes) -> bytes:
-    """Returns the tiers of each page. Between slices, other requests have their turn."""
+    """Returns the tiers of each page. Other requests are served between slices."""
     found, size = bytearray(), AT_ONCE * KEY_BYTES
     for start in range(0, len(keys), size):
         found += observer.locate(keys[start : start + size])

@@ -15,7 +15,7 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-_BATCH = 256  # pages evicted before other requests get their turn: a fraction of a millisecond
+_BATCH = 256  # pages evicted before other requests are handled: a fraction of a millisecond
 _LOGGED = (EvictionState.CHOOSING, EvictionState.FOLLOWING_LRU)
 
 

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 _NS: Final = 1e9
 _CHECK_EVERY_S: Final = 1.0
-_PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests get their turn: less than a millisecond
-_TURN_S: Final = 0.002  # then other requests get their turn
+_PAGES_AT_ONCE: Final = 1024  # checked or dropped before other requests are handled: less than a millisecond
+_SLICE_S: Final = 0.002  # then other requests are handled
 _SPARE: Final = 64  # records that are kept free, if namespaces are idle: new models come with several groups
 _SPARE_PART: Final = 4  # but at most this part of the table
 
@@ -70,7 +70,7 @@ class IdleNamespaces:
     def make_room(self) -> bool:
         """Drops the oldest idle namespace for a request: new ones may come faster than poll() drops old ones.
 
-        One with many pages takes several turns: the request is rejected, and may be repeated.
+        One with many pages takes several slices: the request is rejected, and may be repeated.
 
         Returns:
             Whether the table has a record for the request now.
@@ -79,6 +79,7 @@ class IdleNamespaces:
 
     def poll(self) -> None:
         """Does a small part of the work if there is any. Called a few times a second."""
+        # The table is checked once a second, but what it lacks then is dropped slice by slice at every call.
         if not self._left and loop_clock.now() >= self._due:
             self._due = loop_clock.now() + _CHECK_EVERY_S
             self._left = max(0, self._reserve - self._owner.spare_spaces())
@@ -87,25 +88,27 @@ class IdleNamespaces:
 
     def _drop_until(self, is_done: Callable[[IdleResult], bool]) -> IdleResult:
         """Drops namespaces until enough is done, for two milliseconds at most. Returns the last result."""
-        ends = loop_clock.now() + _TURN_S
+        ends = loop_clock.now() + _SLICE_S
         while not is_done(result := self._drop()) and loop_clock.now() < ends:
             pass
         return result
 
     def _drop(self) -> IdleResult:
-        turn = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
+        step = self._owner.drop_idle(int(self._idle * _NS), _PAGES_AT_ONCE)
         point("idle_namespaces.turned")
-        if turn.namespace is not None:
+        # A step ends after some pages, so that other requests are handled; the core remembers where to continue.
+        if step.namespace is not None:
             self._left = max(0, self._left - 1)
-            self._dropped(turn.namespace, turn.pages)
-        elif turn.result is IdleResult.NOTHING:
+            self._dropped(step.namespace, step.pages)
+        elif step.result is IdleResult.NOTHING:
             self._left = 0
             self._warn()
-        return turn.result
+        return step.result
 
     def _dropped(self, space: NamespaceRecord, pages: int) -> None:
         self._rejected = False
         self.counts.dropped += 1
+        # The pages have left the index, and the disk must forget them, too: the next daemon would find them there.
         self._disk.flushed([space.digest], _ignore)
         idle = (clock.now_ns() - space.used_ns) / _NS
         facts = event("namespace_dropped", namespace=printable(space.name), pages=pages, idle=round(idle))

@@ -27,29 +27,29 @@ def wrong_request(request: Reserve) -> str:
         return f"part {request.part} of {request.parts} is invalid: a page has at most {PARTS} parts"
     if not 0 <= request.division < _U32:
         return f"division {request.division} is invalid: it is a u32"
-    return wrong_chains(request) or wrong_space(request.space)
+    return wrong_prompts(request) or wrong_space(request.space)
 
 
-def wrong_chains(request: Reserve) -> str:
-    """Returns why the chains of a request are invalid, "" if they are valid."""
-    chains, pages = request.chains or _WHOLE, len(request.keys) // KEY_BYTES
-    if len(chains) == 1 and not chains[0].begin and not chains[0].before:
+def wrong_prompts(request: Reserve) -> str:
+    """Returns why the prompts of a request are invalid, "" if they are valid."""
+    prompts, pages = request.chains or _WHOLE, len(request.keys) // KEY_BYTES
+    if len(prompts) == 1 and not prompts[0].begin and not prompts[0].before:
         return ""
-    begins = [prompt.begin for prompt in chains]
+    begins = [prompt.begin for prompt in prompts]
     if begins[0] or begins != sorted(set(begins)) or begins[-1] > max(0, pages - 1):
         return f"the begins of {len(begins)} prompts are not a division of {pages} pages"
-    if not {len(prompt.before) for prompt in chains} <= _PARENT_BYTES:
+    if not {len(prompt.before) for prompt in prompts} <= _PARENT_BYTES:
         return "the key of the page before a prompt has another length than a key"
     return ""
 
 
-def reserve_chains(
+def reserve_prompts(
     owner: Owner, slot: int, space: int, ttl_ns: int, request: Reserve, pages: int
 ) -> tuple[bytes, bytes, bytes]:
     """Reserves the first `pages` pages of a valid request. Returns outcomes, entries and serials as in Reserved."""
-    chains = request.chains or _WHOLE
+    prompts = request.chains or _WHOLE
     if pages * KEY_BYTES < len(request.keys):
-        chains = tuple(prompt for prompt in chains if prompt.begin < pages or not prompt.begin)
+        prompts = tuple(prompt for prompt in prompts if prompt.begin < pages or not prompt.begin)
     return owner.reserve(
         slot,
         space,
@@ -60,9 +60,9 @@ def reserve_chains(
         request.sizes,
         request.division,
         _kind_of(request),
-        array("I", [prompt.begin for prompt in chains]),
-        b"".join(prompt.before or _NO_PARENT for prompt in chains),
-        array("I", [min(max(prompt.depth, -1), _MOST_DEPTH) + 1 for prompt in chains]),
+        array("I", [prompt.begin for prompt in prompts]),
+        b"".join(prompt.before or _NO_PARENT for prompt in prompts),
+        array("I", [min(max(prompt.depth, -1), _MOST_DEPTH) + 1 for prompt in prompts]),
         request.hint,
         nanoseconds(request.hint_ttl),
         len(request.keys) // KEY_BYTES - pages,

@@ -1,7 +1,8 @@
-"""Quotas of one process, in reserved frames and in slots, so that a hanging process leaves room for others."""
+"""The quotas of one process in the arena: frames reserved, pinned and read ahead, so that others have room, too."""
 
 from __future__ import annotations
 
+import logging
 import struct
 from array import array
 from collections.abc import Callable
@@ -9,16 +10,20 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pagetier.daemon.index.tenants import Tenants
-from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner, ReserveOutcome
-from pagetier.shm.process import Process
+from pagetier.daemon.common.log_throttle import LogThrottle
+from pagetier.daemon.index.engine_names import EngineNames
+from pagetier.shm._core import KEY_BYTES, SLOTS, AttachmentRecord, IndexHeader, Owner
+from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
+
+log = logging.getLogger(__name__)
 
 _Process: TypeAlias = tuple[int, int]  # 0 and the kernel ID, or pid and start time
 _SIZE: Final = struct.Struct("<Q")
 _RESERVED: Final = "this process has reached its quota of reserved and unwritten pages: store.share"
 NO_LIMIT: Final = 2**64 - 1
 _LEAST_FRAMES: Final = 1024  # a smaller arena serves one engine or a test
+_NAMED: Final = 3  # attachments in one log line
 
 
 def share_of(header: IndexHeader, share: float) -> int:
@@ -44,7 +49,7 @@ class StoreQuota:
         self._at_quota: set[_Process] = set()
 
     def pages(self, slot: int, sizes: bytes) -> int:
-        """Returns how many pages of a chain, head first, the process may reserve now.
+        """Returns how many pages of a request, head first, the process may reserve now.
 
         Args:
             slot: A slot of the process.
@@ -63,7 +68,7 @@ class StoreQuota:
         self._had[process] = self._had.get(process, 0) + self._glance(each[:pages])
         return pages
 
-    def room(self, slot: int) -> int:
+    def frames_left(self, slot: int) -> int:
         """Returns how many frames the process may reserve for certain, without a walk; NO_LIMIT without a quota."""
         if not self._most:
             return NO_LIMIT
@@ -73,13 +78,13 @@ class StoreQuota:
         return max(0, self._most - self._had.get(self._owner.process_of(slot), self._most))
 
     def add(self, slot: int, pages: int, nbytes: int) -> None:
-        """Counts pages that were reserved within room(), with at most one partly used frame each."""
+        """Counts pages that were reserved within frames_left(), with at most one partly used frame each."""
         if self._most:
             process = self._owner.process_of(slot)
             self._had[process] = self._had.get(process, 0) + nbytes // self._frame_bytes + pages
 
     def why_refused(self, sizes: bytes, page: int) -> str:
-        """Returns why a page of a chain gets no room: for now, or for good because the page alone is too large."""
+        """Returns why a page of a request gets no frames: for now, or for good because the page alone is too large."""
         (size,) = _SIZE.unpack_from(sizes, page * _SIZE.size)
         if not size:
             return "a page of 0 bytes cannot be stored"
@@ -105,15 +110,15 @@ class StoreQuota:
     def _count_pages(self, slot: int, process: _Process, each: array[int]) -> int:
         if process in self._at_quota:
             return 0
-        pages = self._count(each, self._room(slot, process))
+        pages = self._count(each, self._count_left(slot, process))
         if pages < len(each):
             self._owner.settle()  # pages that were written in the meantime no longer count
-            pages = self._count(each, self._room(slot, process))
+            pages = self._count(each, self._count_left(slot, process))
         if not pages and self._had[process]:  # a process without reserved pages only asked for a page that never fits
             self._at_quota.add(process)
         return pages
 
-    def _room(self, slot: int, process: _Process) -> int:
+    def _count_left(self, slot: int, process: _Process) -> int:
         self._had[process] = self._owner.frames_writing(slot) if self._owner.open_entries else 0
         return self._most - self._had[process]
 
@@ -121,12 +126,88 @@ class StoreQuota:
         """Returns an upper bound of the frames: at most one frame of each page is only partly used."""
         return sum(each) // self._frame_bytes + len(each)
 
-    def _count(self, each: array[int], room: int) -> int:
+    def _count(self, each: array[int], frames: int) -> int:
         for page, size in enumerate(each):
-            room -= -(-size // self._frame_bytes)
-            if room < 0:
+            frames -= -(-size // self._frame_bytes)
+            if frames < 0:
                 return page
         return len(each)
+
+
+class PinQuota:
+    """The pin quota, which engines apply themselves, and a report of the pins when no page can be evicted.
+
+    An engine pins pages without a message to the daemon: it counts its own pins and ends its matches at the quota. A
+    process that writes the lock words itself can exceed it; the log names it when a store is rejected for lack of room.
+    On the loop's thread only.
+    """
+
+    def __init__(self, owner: Owner, names: EngineNames, share: float) -> None:
+        self._owner = owner
+        self._names = names
+        self._arena_bytes = owner.header().arena_bytes
+        self._bounded = 0
+        self._logged: set[tuple[int, int]] = set()
+        self._throttle = LogThrottle(log, most=1)
+        self.follow(share)
+
+    def follow(self, share: float) -> None:
+        """Applies another share from now on. Pages that are pinned stay pinned."""
+        self._owner.set_pin_quota(share_of(self._owner.header(), share))
+
+    def check(self) -> None:
+        """Logs once for each attachment whose matches end at the quota. Cheap, for a call a few times a second."""
+        before, self._bounded = self._bounded, self._owner.matches_at_quota()
+        if self._bounded > before:
+            attachments = [attachment for attachment in self._owner.attachments() if attachment.counts.bounded]
+            for attachment in attachments:
+                self._log_limited(attachment)
+            self._logged &= {_name_of(attachment) for attachment in attachments}
+
+    def full(self) -> None:
+        """Logs at most once a minute which attachments have the arena pinned.
+
+        Called when a store was rejected as full.
+        """
+        if not self._throttle.allows():
+            return
+        attachments = sorted(self._owner.attachments_with_pins(), key=lambda one: one.pinned_bytes, reverse=True)
+        if sum(one.pinned_bytes for one in attachments) * 2 >= self._arena_bytes:
+            self._log_pins(attachments)
+
+    def _log_limited(self, attachment: AttachmentRecord) -> None:
+        if _name_of(attachment) in self._logged:
+            return
+        self._logged.add(_name_of(attachment))
+        log.warning(
+            "%s has reached its quota of pinned pages (match.share): its matches end there",
+            self._names.of(attachment),
+            extra=event("pins_bounded", **self._facts(attachment)),
+        )
+
+    def _log_pins(self, attachments: list[AttachmentRecord]) -> None:
+        first = attachments[0]
+        named = ", ".join(f"{self._names.of(one)} {one.pinned_bytes >> 20} MiB" for one in attachments[:_NAMED])
+        log.warning(
+            "stores are rejected, most of the arena (%d MiB) is pinned: %s; end one of them or raise arena.size",
+            self._arena_bytes >> 20,
+            named,
+            extra=event("arena_pinned", **self._facts(first), pinned_bytes=first.pinned_bytes),
+        )
+
+    def _facts(self, attachment: AttachmentRecord) -> dict[str, object]:
+        """Returns the fields of a log line about an attachment."""
+        return {
+            "pid": self._names.pid_of(attachment),
+            "engine": attachment.name,
+            "slot": attachment.slot,
+            "uid": attachment.uid,
+        }
+
+
+def _name_of(attachment: AttachmentRecord) -> tuple[int, int]:
+    """Returns a key that identifies the attachment."""
+    return attachment.slot, attachment.attached_ns
 
 
 _READING: Final = "this user has reached its quota of pages that are read ahead: store.share"
@@ -153,8 +234,8 @@ class PrefetchQuota:
     def enter(self, user: int, request: Fetch, reply: Callable[[Fetched], None], fetch: _FetchFunction) -> None:
         """Passes a request on to `fetch` with the frames that are left to the user, or replies that none are left."""
         reading = self._reading.setdefault(user, [])
-        room = self._most - sum(each.frames for each in reading)
-        if room <= 0 or len(reading) >= MOST_PREFETCHES:
+        left = self._most - sum(each.frames for each in reading)
+        if left <= 0 or len(reading) >= MOST_PREFETCHES:
             outcomes = bytes([FetchOutcome.NO_ROOM]) * (len(request.keys) // KEY_BYTES)
             reply(Fetched(request.number, outcomes, _READING))
             return
@@ -167,57 +248,4 @@ class PrefetchQuota:
                 self._reading.pop(user, None)
             reply(answer)
 
-        prefetch.frames = fetch(request, end, room)
-
-
-MOST_OF_PROCESS: Final = SLOTS // 4
-
-
-def has_slot(attachments: list[AttachmentRecord], process: Process, token: int) -> bool:
-    """Returns whether a session of this process has a slot."""
-    return token in [one.token for one in sessions_of(attachments, process)]
-
-
-def why_no_slot(attachments: list[AttachmentRecord], process: Process, token: int, kept: int) -> str:
-    """Returns why a session of this process gets no slot; "" if it may have one or has one already.
-
-    Args:
-        attachments: The attachments.
-        process: The process of the session.
-        token: The session.
-        kept: The number of slots that no engine may have.
-    """
-    if has_slot(attachments, process, token):
-        return ""
-    if len(sessions_of(attachments, process)) >= MOST_OF_PROCESS:
-        return f"this process has {MOST_OF_PROCESS} slots: close one of its sessions first"
-    if len(attachments) + kept >= SLOTS:
-        for_disk = " or reserved for the disk tier" if kept else ""
-        return f"all {SLOTS} slots are taken{for_disk}: end an engine first"
-    return ""
-
-
-def sessions_of(attachments: list[AttachmentRecord], process: Process) -> list[AttachmentRecord]:
-    """Returns the attachments of a process."""
-    return [one for one in attachments if process.same(Process(one.pid, one.started, one.kernel_id))]
-
-
-def why_refused(owner: Owner, quota: StoreQuota, tenants: Tenants, outcomes: bytes, sizes: bytes) -> str:
-    """Returns why pages of the store that was just handled were refused, "" if none was.
-
-    Args:
-        owner: The index.
-        quota: The quota of its process.
-        tenants: The quotas of tenants.
-        outcomes: The outcome of each page.
-        sizes: The size of each page, u64.
-    """
-    if ReserveOutcome.REFUSED_SIZE in outcomes:
-        page = outcomes.index(ReserveOutcome.REFUSED_SIZE)
-        return tenants.why_refused("a larger page never fits") or quota.why_refused(sizes, page)
-    if ReserveOutcome.REFUSED_FULL not in outcomes:
-        return ""
-    if owner.lacks_memory:
-        return "there is no memory for more of the arena: /dev/shm is full"
-    full = "pages that are pinned, being written or of the same prompt"
-    return tenants.why_refused(f"it is full of {full}") or f"the arena is full of {full}"
+        prefetch.frames = fetch(request, end, left)

@@ -10,7 +10,7 @@ from typing import Final
 from pagetier.daemon.common.descriptor_limit import reason_with_limit
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.index.engine_names import EngineNames
-from pagetier.daemon.index.quotas import sessions_of
+from pagetier.daemon.index.slots import sessions_of
 from pagetier.shm._core import SLOTS, AttachmentRecord, Owner, ShmError
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -71,6 +71,8 @@ class Reaper:
         if slot in self._watched or (slot in self._dead and has_ended(pidfd)):
             os.close(pidfd)
             return
+        # The session is back, so it no longer depends on its lock, and a death that an earlier pidfd reported was not
+        # that of this process: the quarantine ends without freeing the slot.
         self._adopted.pop(slot, None)
         self._stop_reaping(slot)
         self._watched[slot] = pidfd
@@ -91,6 +93,8 @@ class Reaper:
             if pidfd is not None:
                 self.watch(attachment.slot, pidfd)
                 continue
+            # The PID names another process here, or none. That proves no death: the process may live in a namespace
+            # that this daemon does not see. So the lock of its mapping decides, or nothing does.
             self.names.lost_sight(attachment.slot)
             self._adopted[attachment.slot] = attachment.lock if is_lock(attachment.lock) else 0
             if not self._adopted[attachment.slot]:
@@ -145,6 +149,7 @@ class Reaper:
         """Frees a slot whose process no longer uses any page, at once, unless the process is dead already."""
         if slot in self._unmapped:
             self._stop_reaping(slot)
+        # A dead process may have GPU work that still writes into the arena, so its quarantine is not cut short.
         if slot not in self._dead:
             self._adopted.pop(slot, None)
             self._forget(slot)
@@ -171,6 +176,7 @@ class Reaper:
 
     def _poll(self) -> None:
         """Finds the adopted slots whose lock the kernel has dropped, until all their sessions are back."""
+        # The kernel drops a lock after it has removed the mapping, so an adopted slot without its lock cannot write.
         for slot in self.locked:
             if not self._is_held(slot):
                 del self._adopted[slot]
@@ -182,6 +188,7 @@ class Reaper:
         return bool(lock) and self._locks.is_held(lock)
 
     def _died(self, slot: int) -> None:
+        # The pidfd stays readable for good, so it is closed now; the slot keeps its pages until the quarantine is over.
         self._forget(slot)
         point("reaper.noticed")
         self._reap_later(slot)
@@ -198,6 +205,8 @@ class Reaper:
     def _reap(self, slot: int) -> None:
         attachment = next(one for one in self._owner.attachments() if one.slot == slot)
         del self._dead[slot]
+        # The count grows with the reap and before any other request is handled, so that answers that still wait for
+        # this slot are dropped instead of reaching its next owner.
         self._owner.reap(slot)
         self._ends[slot] += 1
         self.deaths += slot not in self._unmapped

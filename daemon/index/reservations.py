@@ -18,9 +18,8 @@ from pagetier.daemon.fleet.fleet_tier import FleetTier
 from pagetier.daemon.index.evictor import Evictor
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
-from pagetier.daemon.index.pressure import PinQuota
-from pagetier.daemon.index.prompts import reserve_chains, wrong_request
-from pagetier.daemon.index.quotas import StoreQuota, why_refused
+from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
+from pagetier.daemon.index.quotas import PinQuota, StoreQuota
 from pagetier.daemon.index.reaper import Reaper
 from pagetier.daemon.index.tenants import Tenants
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, Owner, ReserveOutcome
@@ -33,8 +32,8 @@ _SIZE_BYTES: Final = 8
 _NO_ENTRY: Final = NO_ENTRY.to_bytes(4, "little")
 
 
-class Neighbours(msgspec.Struct, frozen=True, eq=False):
-    """The parts of a service that a reservation asks or informs."""
+class ReservationParts(msgspec.Struct, frozen=True, eq=False):
+    """The parts of the service that a reservation needs: what may refuse it, and what follows from it."""
 
     reaper: Reaper
     tenants: Tenants
@@ -52,18 +51,12 @@ class Reservations:
         seconds: How long reservations took.
     """
 
-    def __init__(self, owner: Owner, config: Config, neighbours: Neighbours, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: Owner, config: Config, parts: ReservationParts, loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
-        self._reaper = neighbours.reaper
-        self._tenants = neighbours.tenants
-        self._evictor = neighbours.evictor
-        self._hints = neighbours.hints
-        self._disk = neighbours.disk
-        self._fleet = neighbours.fleet
-        self._idle_namespaces = neighbours.idle_namespaces
+        self._parts = parts
         self._store_quota = StoreQuota(owner, config.store.share)
-        self._pin_quota = PinQuota(owner, neighbours.reaper.names, config.match.share)
+        self._pin_quota = PinQuota(owner, parts.reaper.names, config.match.share)
         self._ttl_ns = int(config.store.reservation_timeout * 1e9)
         self.seconds = Histogram()
 
@@ -94,48 +87,55 @@ class Reservations:
         Returns:
             False for another message, and for a reservation that has to wait or be decoded. Nothing has changed then.
         """
-        began, disk = self._loop.time(), self._disk
-        if self._reaper.ends(slot) != ends or disk.budget.per_day or not disk.backpressure.idle:
+        began, disk = self._loop.time(), self._parts.disk
+        # The slot may belong to another session by now, a daily budget needs the run of each page, and a store waits
+        # while the disk is behind: ask() does all of that with a decoded request.
+        if self._parts.reaper.ends(slot) != ends or disk.budget.per_day or not disk.backpressure.idle:
             return False
-        served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.room(slot), nbytes, received)
+        served = self._owner.serve_reserve(slot, self._ttl_ns, self._store_quota.frames_left(slot), nbytes, received)
         if served is None:
             return False
         response, pages, granted, refused, page_bytes = served
         point("service.reserved")
+        # The engine copies from here on, so nothing that follows delays its store.
         send(self._with_reason(response, bytes(received[:nbytes])) if refused else response)
         self._store_quota.add(slot, pages, page_bytes)
         disk.write_behind.stores.add(granted, pages, page_bytes)
-        if granted and self._fleet.writes.enabled:
-            self._fleet.note_stored(bytes(received[:nbytes]), response, page_bytes)
+        if granted and self._parts.fleet.writes.enabled:
+            self._parts.fleet.note_stored(bytes(received[:nbytes]), response, page_bytes)
         self._make_room()
         self.seconds.add(self._loop.time() - began)
         return True
 
     def ask(self, slot: int, request: Reserve, reply: Callable[[Reserved], None]) -> None:
         """Handles a reservation, at once or after a short wait for the disk; no reply if the slot is freed first."""
-        call = (slot, self._reaper.ends(slot), request, reply, self._loop.time())
-        if self._disk.backpressure.idle:
+        call = (slot, self._parts.reaper.ends(slot), request, reply, self._loop.time())
+        if self._parts.disk.backpressure.idle:
             self._serve(*call)
             return
         serve = functools.partial(self._serve, *call)
         sizes = b"" if len(request.sizes) % _SIZE_BYTES else request.sizes
-        self._disk.backpressure.serve_when_disk_has_room(sizes, serve, self._tenants.number(request.space.name))
+        tenant = self._parts.tenants.number(request.space.name)
+        self._parts.disk.backpressure.serve_when_disk_has_room(sizes, serve, tenant)
 
     def reserve(self, slot: int, request: Reserve) -> Reserved:
-        """Reserves pages of a chain and returns the outcome of each. An invalid request is rejected as a whole."""
+        """Reserves pages and returns the outcome of each. An invalid request is rejected as a whole."""
         wrong = wrong_request(request)
         space = -1 if wrong else self._space_or_room(request.space)
         if wrong or space < 0:
-            return _refused(request, wrong or self._idle_namespaces.reject())
-        request, pages = self._hints.checked(request), self._store_quota.pages(slot, request.sizes)
-        outcomes, entries, serials = reserve_chains(self._owner, slot, space, self._ttl_ns, request, pages)
+            return _refused(request, wrong or self._parts.idle_namespaces.reject())
+        # The quota of the process decides before the core does: pages beyond it must not evict those of others.
+        request, pages = self._parts.hints.checked(request), self._store_quota.pages(slot, request.sizes)
+        outcomes, entries, serials = reserve_prompts(self._owner, slot, space, self._ttl_ns, request, pages)
+        # The frames belong to the slot from here on. If the daemon dies before the answer arrives, the session does not
+        # list these serials when it attaches to the next daemon, which frees them (Service.attach).
         point("service.reserved")
-        self._hints.keep_stored(slot, request, pages)
-        if self._disk.budget.per_day:
-            self._disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
-        self._disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
+        self._parts.hints.keep_stored(slot, request, pages)
+        if self._parts.disk.budget.per_day:
+            self._parts.disk.budget.note(outcomes, self._owner.chains(entries), request.sizes)
+        self._parts.disk.write_behind.stores.note(outcomes, request.sizes[: pages * _SIZE_BYTES])
         granted = Reserved(request.number, outcomes, entries, serials)
-        self._fleet.note_stored(request, granted, sum(array("Q", request.sizes)))
+        self._parts.fleet.note_stored(request, granted, sum(array("Q", request.sizes)))
         self._make_room()
         if ReserveOutcome.REFUSED_FULL in outcomes:
             self._pin_quota.full()
@@ -144,7 +144,7 @@ class Reservations:
             entries, serials = entries + _NO_ENTRY * rest, serials + bytes(_SERIAL_BYTES * rest)
             why = self._store_quota.why_refused(request.sizes, pages)
             return Reserved(request.number, outcomes, entries, serials, why)
-        why = why_refused(self._owner, self._store_quota, self._tenants, outcomes, request.sizes)
+        why = self._why_refused(outcomes, request.sizes)
         return Reserved(request.number, outcomes, entries, serials, why)
 
     def space(self, space: Space) -> int:
@@ -154,10 +154,11 @@ class Reservations:
     def _space_or_room(self, space: Space) -> int:
         """Returns the number of a valid namespace, in place of an idle one if the table is full; -1 without room."""
         number = self.space(space)
-        return self.space(space) if number < 0 and self._idle_namespaces.make_room() else number
+        return self.space(space) if number < 0 and self._parts.idle_namespaces.make_room() else number
 
     def _serve(self, slot: int, ends: int, request: Reserve, reply: Callable[[Reserved], None], began: float) -> None:
-        if self._reaper.ends(slot) == ends:
+        # A store may have waited for the disk while its slot was freed: frames for it would belong to the next owner.
+        if self._parts.reaper.ends(slot) == ends:
             reply(self.reserve(slot, request))
             self.seconds.add(self._loop.time() - began)
 
@@ -167,13 +168,31 @@ class Reservations:
         assert isinstance(answer, Reserved) and isinstance(request, Reserve)
         if ReserveOutcome.REFUSED_FULL in answer.outcomes:
             self._pin_quota.full()
-        why = why_refused(self._owner, self._store_quota, self._tenants, answer.outcomes, request.sizes)
+        why = self._why_refused(answer.outcomes, request.sizes)
         return pack(msgspec.structs.replace(answer, reason=why))
 
+    def _why_refused(self, outcomes: bytes, sizes: bytes) -> str:
+        """Returns why pages of the store that was just handled were refused, "" if none was.
+
+        Args:
+            outcomes: The outcome of each page.
+            sizes: The size of each page, u64.
+        """
+        why_by_quota = self._parts.tenants.why_refused
+        if ReserveOutcome.REFUSED_SIZE in outcomes:
+            page = outcomes.index(ReserveOutcome.REFUSED_SIZE)
+            return why_by_quota("a larger page never fits") or self._store_quota.why_refused(sizes, page)
+        if ReserveOutcome.REFUSED_FULL not in outcomes:
+            return ""
+        if self._owner.lacks_memory:
+            return "there is no memory for more of the arena: /dev/shm is full"
+        full = "pages that are pinned, being written or of the same prompt"
+        return why_by_quota(f"it is full of {full}") or f"the arena is full of {full}"
+
     def _make_room(self) -> None:
-        """Starts what makes room for later stores, after a reservation."""
-        self._evictor.maybe_evict()
-        self._disk.write_behind.write_due()
+        """Frees memory for later stores: evicts, and writes pages to disk, so that more can be evicted."""
+        self._parts.evictor.maybe_evict()
+        self._parts.disk.write_behind.write_due()
         point("service.checked")
 
 

@@ -55,7 +55,7 @@ class ScanQueue:
             if self._waiting and self._loop.time() >= self._free_at:
                 self._do(self._waiting.pop(next(iter(self._waiting))))
         finally:
-            if self._waiting and self._timer is None:  # one walk for each turn of the loop
+            if self._waiting and self._timer is None:  # one walk in each iteration of the loop
                 self._timer = self._loop.call_at(max(self._free_at, self._loop.time()), self._go_on)
 
     def _do(self, asked: _Walk) -> None:

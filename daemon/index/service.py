@@ -27,11 +27,12 @@ from pagetier.daemon.index.flush_requests import FlushRequests
 from pagetier.daemon.index.hint_requests import Hints
 from pagetier.daemon.index.idle_namespaces import IdleNamespaces
 from pagetier.daemon.index.lookup_reader import LookupReader
-from pagetier.daemon.index.pressure import Shortage
-from pagetier.daemon.index.quotas import PrefetchQuota, has_slot, why_no_slot
+from pagetier.daemon.index.quotas import PrefetchQuota
 from pagetier.daemon.index.reaper import Reaper
-from pagetier.daemon.index.reservations import Neighbours, Reservations
+from pagetier.daemon.index.reservations import ReservationParts, Reservations
 from pagetier.daemon.index.scan_queue import ScanQueue
+from pagetier.daemon.index.shortage import Shortage
+from pagetier.daemon.index.slots import has_slot, why_no_slot
 from pagetier.daemon.index.tenants import Tenants
 from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
@@ -106,7 +107,7 @@ class Service:
         self.reservations = Reservations(
             self._owner,
             config,
-            Neighbours(
+            ReservationParts(
                 self._reaper, self.tenants, self.evictor, self.hints, self.disk, self.fleet, self.idle_namespaces
             ),
             loop,
@@ -147,6 +148,7 @@ class Service:
         if len(request.serials) % _SERIAL_BYTES:
             return Refusal(f"{len(request.serials)} bytes are not a whole number of serials")
         process, token, name = peer.process, request.token % _U64, printable(request.name)
+        # Before slots are counted: a process that has executed another program still has those of its earlier one.
         self._reaper.free_unmapped(process, token)
         if why := why_no_slot(self._owner.attachments(), process, token, self.disk.slots_kept + self.fleet.slots_kept):
             return Refusal(why)
@@ -155,6 +157,8 @@ class Service:
         lock = 0 if request.mapped == self._owner.header().segments_id else new_lock()
         slot = self._owner.attach(process.pid, peer.uid, process.started, token, name, process.kernel_id, lock)
         point("service.attached")
+        # The session lists the reservations whose answers it has. Frames that an earlier daemon granted without the
+        # answer arriving are freed here, as no process will ever write them.
         self._owner.keep_only(slot, request.serials)
         point("service.kept")
         self._reaper.watch(slot, pidfd)

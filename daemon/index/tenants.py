@@ -16,7 +16,7 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-_BATCH: Final = 256  # pages evicted before other requests get their turn
+_BATCH: Final = 256  # pages evicted before other requests are handled
 _CHECK_EVERY_S: Final = 1.0
 _UNLIMITED: Final = TenantQuota("")
 

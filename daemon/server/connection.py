@@ -9,7 +9,7 @@ from pagetier.daemon.host.peer_credentials import Rights, caller_of, rights_of
 from pagetier.daemon.host.refusals import why_forbidden
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.server.greeting import Greeter, send_greeting_reply
-from pagetier.daemon.server.server_state import House
+from pagetier.daemon.server.server_state import ServerState
 from pagetier.shm._core import HintKind
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
@@ -46,21 +46,21 @@ from pagetier.shm.unpacker import Unpacker
 log = logging.getLogger(__name__)
 
 _WATCHER_LIMIT = 64 << 10  # bytes of a message from a peer that is not attached
-_TURN_S = 0.002  # then other connections get their turn
+_SLICE_S = 0.002  # then the requests of other connections are handled
 _MOST_OPEN = 1024  # requests of one peer without a response: beyond these, nothing is read from it
 
 
 class Connection(asyncio.BufferedProtocol):
     """One peer. It has to send a greeting before any other request.
 
-    It gets short turns, no matter how many requests it sends. While it does not read its responses, no more of its
-    requests are handled.
+    Its requests are handled in short slices, no matter how many it sends. While it does not read its responses, no more
+    of its requests are handled.
     """
 
-    def __init__(self, house: House) -> None:
-        self._house = house
-        self._service = house.service
-        self._access = house.access
+    def __init__(self, shared: ServerState) -> None:
+        self._shared = shared
+        self._service = shared.service
+        self._access = shared.access
         self._unpacker = Unpacker(_WATCHER_LIMIT)
         self._entered = self._greeted = False
         self._open = self._incomplete = 0
@@ -75,10 +75,10 @@ class Connection(asyncio.BufferedProtocol):
         self._caller = caller_of(peer_socket)
         self._loop = asyncio.get_running_loop()
         self._late = self._loop.call_later(
-            self._house.patience, self._end, f"it sent no greeting within {self._house.patience:g} s"
+            self._shared.patience, self._end, f"it sent no greeting within {self._shared.patience:g} s"
         )
         rights = rights_of(self._caller, self._access)
-        if why := self._house.limits.enter(self._caller, rights, self._end):
+        if why := self._shared.limits.enter(self._caller, rights, self._end):
             self._end(why)
             return
         self._entered = True
@@ -89,8 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         """Stops counting the connection. The slot stays, because the process may still run."""
         self._late.cancel()
         if self._entered:
-            self._house.limits.greeted(self._caller, self._end)
-            self._house.limits.leave(self._caller, self._end)
+            self._shared.limits.greeted(self._caller, self._end)
+            self._shared.limits.leave(self._caller, self._end)
 
     def pause_writing(self) -> None:
         """Stops handling requests of a peer that does not read its responses."""
@@ -103,16 +103,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Returns where the next bytes are to be received."""
-        return self._house.buffer
+        return self._shared.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         """Takes the received bytes."""
+        # The buffer is that of all connections, so what is not served at once is copied before the next one receives.
         if self._incomplete or not self._serve_directly(nbytes):
-            self._handle_bytes(bytes(self._house.buffer[:nbytes]))
+            self._handle_bytes(bytes(self._shared.buffer[:nbytes]))
 
     def _serve_directly(self, nbytes: int) -> bool:
         """Serves an engine's usual reservation, see Reservations.serve_message(). Returns False for other messages."""
-        slot, received, send = self._greeter.slot, self._house.buffer, self._transport.write
+        slot, received, send = self._greeter.slot, self._shared.buffer, self._transport.write
         if slot < 0:
             return False
         served = self._service.reservations.serve_message(slot, self._greeter.ends, received, nbytes, send)
@@ -122,25 +123,27 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_bytes(self, data: bytes) -> None:
         """Handles complete requests. The bytes of incomplete ones are limited for all connections of a process."""
-        self._take_turn(data)
+        self._handle_slice(data)
         if self._unpacker.buffered != self._incomplete:
             self._count_incomplete(self._unpacker.buffered)
 
     def _count_incomplete(self, nbytes: int) -> None:
         self._incomplete = nbytes
-        if why := self._house.limits.count_incomplete(self._caller, self._end, nbytes):
+        if why := self._shared.limits.count_incomplete(self._caller, self._end, nbytes):
             # Frees the bytes now, because a peer that reads no responses delays the end of its connection.
             self._unpacker, self._incomplete = Unpacker(), 0
             self._end(why)
 
-    def _take_turn(self, data: bytes) -> None:
-        """Handles complete requests for a short time; the rest after the other connections had a turn."""
-        ends = self._loop.time() + _TURN_S
+    def _handle_slice(self, data: bytes) -> None:
+        """Handles complete requests for a short time, the rest in later slices: other connections are not delayed."""
+        ends = self._loop.time() + _SLICE_S
         try:
             for body in self._unpacker.feed(data):
                 self._handle(read_request(body))
                 if self._transport.is_closing():
                     return
+                # What the unpacker still has is handled in the next slice. Reading pauses until then, so that the
+                # kernel's buffer fills and delays the peer, instead of the daemon's memory.
                 if self._blocked or self._loop.time() > ends:
                     self._wait()
                     return
@@ -149,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.resume_reading()
 
     def _wait(self) -> None:
-        """Reads nothing until this peer's next turn."""
+        """Reads nothing until this connection's next slice."""
         self._transport.pause_reading()
         self._waits = True
         self._continue_soon()
@@ -188,6 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_of_engine(self, request: Reserve | Fetch | Locate | Detach) -> None:
         slot = self._greeter.slot
+        # A session may attach over a second connection and detach there. This connection must not touch the slot then.
         if self._service.ends(slot) != self._greeter.ends:
             raise ProtocolError("its slot was released over another connection and may have another owner by now")
         self._open += not isinstance(request, Detach)
@@ -251,6 +255,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _greet(self, request: Attach | Observe) -> None:
         try:
+            # asyncio cannot send descriptors, so the greeting is answered through the socket itself. Nothing can be in
+            # the transport's buffer yet: this is the first message to the peer.
             with self._transport.get_extra_info("socket").dup() as connection:
                 reply = self._greeter.authorize(request, connection)
                 point("connection.greeted")
@@ -263,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end(reply.answer.reason)
             return
         self._greeted = True
-        self._house.limits.greeted(self._caller, self._end)
+        self._shared.limits.greeted(self._caller, self._end)
         if isinstance(request, Attach):
             self._unpacker.limit(REQUEST_LIMIT)
         self._late.cancel()
@@ -282,6 +288,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, why: str) -> None:
         facts = event("peer_refused", why=why)
-        throttle, uid = self._house.throttle, self._caller.uid
+        throttle, uid = self._shared.throttle, self._caller.uid
         throttle.log(logging.WARNING, uid, "connection of %s closed: %s", self._caller, why, extra=facts)
         self._transport.close()

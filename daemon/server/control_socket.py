@@ -16,7 +16,7 @@ from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits
 from pagetier.daemon.server.listener import ConnectionAcceptor
-from pagetier.daemon.server.server_state import GREETING_S, House
+from pagetier.daemon.server.server_state import GREETING_S, ServerState
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.user_namespace import STANDS_FOR_UNMAPPED, UnmappedIds, unmapped_ids
@@ -59,10 +59,10 @@ class Server:
             self._accepting = self._accept(self._service)
 
     def _accept(self, service: Service) -> ConnectionAcceptor:
-        return ConnectionAcceptor(self._bound.listener, lambda: Connection(self._house(service)))
+        return ConnectionAcceptor(self._bound.listener, lambda: Connection(self._state(service)))
 
-    def _house(self, service: Service) -> House:
-        return House(service, self._access, self._limits, self._throttle, self._buffer, self._patience)
+    def _state(self, service: Service) -> ServerState:
+        return ServerState(service, self._access, self._limits, self._throttle, self._buffer, self._patience)
 
     def follow(self, access: AccessOptions, asked: AccessOptions) -> None:
         """Applies new access rules to new connections; existing ones stay.

@@ -46,6 +46,7 @@ class Greeter:
 
     def authorize(self, request: Attach | Observe, connection: socket.socket) -> GreetingReply:
         """Returns the response to a greeting that arrived over `connection`. Raises OSError if the peer has left."""
+        # Before anything else is read: the other fields may mean something else in another version.
         if request.build != BUILD:
             return _refuse(f"the daemon is {BUILD!r}, the client {request.build!r}: install the same version")
         try:
@@ -72,6 +73,8 @@ class Greeter:
         if not self._had_slot and _has_closed(self._socket):
             # The session may have ended. A slot that is taken for it now would stay taken if this daemon died.
             raise BrokenPipeError
+        # The slot is taken before the descriptors are made, since the arena's descriptor carries the slot's lock, which
+        # shows after a restart of the daemon whether the process still maps the arena.
         answer = self._service.attach(peer, request)
         if isinstance(answer, Refusal):
             return GreetingReply(answer)
@@ -91,8 +94,10 @@ class Greeter:
 def send_greeting_reply(connection: socket.socket, reply: GreetingReply) -> None:
     """Sends the response with its descriptors and closes them. Raises OSError if the peer has left."""
     try:
+        # In one message with the response, so that a client never has the one without the other.
         socket.send_fds(connection, [pack(reply.answer)], list(reply.descriptors))
     finally:
+        # They are this process's copies. A lock on the arena belongs to the open file, which the peer has now.
         for descriptor in reply.descriptors:
             os.close(descriptor)
 

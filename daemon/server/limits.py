@@ -17,7 +17,7 @@ MOST_WATCHING: Final = 128
 MOST_UNFINISHED: Final = 4 * REQUEST_LIMIT  # bytes: sessions of one process may send large requests at the same time
 _MOST: Final = 1024
 # Descriptors for other purposes: segments, pidfds, the disk worker and metrics; and for refused connections, of which
-# the loop accepts 128 at once and closes them two turns later.
+# the loop accepts 128 at once and closes them two iterations later.
 _KEPT: Final = 640
 
 

@@ -17,7 +17,7 @@ from pagetier.shm.log_format import event
 
 log = logging.getLogger(__name__)
 
-# There are descriptors for all connections that two turns of the loop accept, including refused ones.
+# There are descriptors for all connections that two iterations of the loop accept, including refused ones.
 _AT_ONCE: Final = 128
 _PAUSE_S: Final = 1.0  # as long as asyncio waits
 

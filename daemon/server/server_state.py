@@ -14,7 +14,7 @@ from pagetier.daemon.server.limits import ConnectionLimits
 GREETING_S: Final = 5.0
 
 
-class House(msgspec.Struct, frozen=True):
+class ServerState(msgspec.Struct, frozen=True):
     """The state that all connections of a server share. A peer must send its greeting within `patience` seconds.
 
     They also share the memory for received bytes, since each takes them out at once. Fresh memory for each request

@@ -19,7 +19,7 @@ import pytest
 from engine_in_namespaces import EngineProcess
 from eventually import eventually
 from other_users import ALICE
-from pagetier.daemon.index.quotas import MOST_OF_PROCESS
+from pagetier.daemon.index.slots import MOST_SLOTS
 from placed_daemon import OWN_PIDS, PLACES, PlacedDaemon, placed
 from process_states import children_of, state_of
 from refused_starts import pagetierd
@@ -168,7 +168,7 @@ def test_an_engine_that_executes_itself_again_and_again_gets_its_slots_back() ->
     """The process lives, and no death is reported. Its earlier programs map nothing."""
     with placed() as daemon, engine(daemon) as held, engine(daemon) as other:
         other.do("hold", 0)
-        for lap in range(MOST_OF_PROCESS + 6):
+        for lap in range(MOST_SLOTS + 6):
             held.do("hold", 1000 + 100 * lap)
             assert held.exec_itself() == held.pid, lap
         assert eventually(lambda: len(daemon.taken()) == 2, START_S), daemon.log.read_text()

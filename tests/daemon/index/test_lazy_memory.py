@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from pagetier.daemon.common.log_throttle import MINUTE_S
-from pagetier.daemon.index.pressure import Shortage
+from pagetier.daemon.index.shortage import Shortage
 from refused_starts import Ended, own_shm, pagetierd, with_shm
 from running_daemon import START_S
 from virtual_time_loop import OwnTimeLoop

@@ -11,7 +11,7 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from learning_index import FRAME, Engine
-from pagetier.daemon.index.prompts import reserve_chains, wrong_chains
+from pagetier.daemon.index.prompts import reserve_prompts, wrong_prompts
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome
 from pagetier.shm.message_codec import pack, read_request
 from pagetier.shm.protocol import REQUEST_LIMIT, Prompt, Reserve, Space
@@ -30,7 +30,7 @@ def request(pages: int, chains: Chains) -> Reserve:
 def answer(engine: Engine, asked: Reserve, pages: int) -> bytes:
     """Reserves the first pages of a request. Returns their outcomes."""
     space = engine.owner.space(SPACE.digest, "test", 16, 0, 0)
-    outcomes, entries, serials = reserve_chains(engine.owner, engine.slot, space, DAY_NS, asked, pages)
+    outcomes, entries, serials = reserve_prompts(engine.owner, engine.slot, space, DAY_NS, asked, pages)
     assert len(entries) == 4 * len(outcomes) and len(serials) == 8 * len(outcomes)
     return outcomes
 
@@ -46,25 +46,25 @@ def answer(engine: Engine, asked: Reserve, pages: int) -> bytes:
         (Prompt(0, b"x"),),
     ],
 )
-def test_wrong_chains_are_rejected(chains: Chains) -> None:
-    assert wrong_chains(request(4, chains))
+def test_wrong_prompts_are_rejected(chains: Chains) -> None:
+    assert wrong_prompts(request(4, chains))
 
 
 def test_the_reason_of_a_rejection_is_short() -> None:
-    assert len(wrong_chains(request(4, (Prompt(0), *(Prompt(1),) * 100_000)))) < 200
+    assert len(wrong_prompts(request(4, (Prompt(0), *(Prompt(1),) * 100_000)))) < 200
 
 
 @pytest.mark.parametrize("chains", [None, (), (Prompt(0),), (Prompt(0, PARENT, 2**70), Prompt(3, depth=-7))])
 @pytest.mark.parametrize("pages", [0, 1, 3, 4])
 def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -> None:
     asked = request(4, chains)
-    assert not wrong_chains(asked)
+    assert not wrong_prompts(asked)
     assert answer(Engine(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
 
 
 def test_a_request_without_pages_is_answered() -> None:
     asked = request(0, (Prompt(0, PARENT),))
-    assert not wrong_chains(asked) and answer(Engine(32), asked, 0) == b""
+    assert not wrong_prompts(asked) and answer(Engine(32), asked, 0) == b""
 
 
 def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> None:
@@ -73,7 +73,7 @@ def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> Non
     asked = request(300_000, tuple(Prompt(page) for page in range(300_000)))
     assert REQUEST_LIMIT * 0.8 < len(pack(asked)) < REQUEST_LIMIT
     began = time.thread_time()
-    assert not wrong_chains(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
+    assert not wrong_prompts(asked) and answer(engine, asked, 300_000).count(ReserveOutcome.REFUSED_FULL) == 300_000
     assert time.thread_time() - began < 5
 
 

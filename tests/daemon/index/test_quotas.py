@@ -13,7 +13,8 @@ from child_process import attached
 from core_records import header_with
 from eventually import eventually
 from pagetier.client import Client
-from pagetier.daemon.index.quotas import MOST_OF_PROCESS, NO_LIMIT, StoreQuota, has_slot, why_no_slot
+from pagetier.daemon.index.quotas import NO_LIMIT, StoreQuota
+from pagetier.daemon.index.slots import MOST_SLOTS, has_slot, why_no_slot
 from pagetier.shm._core import KEY_BYTES, IndexHeader
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.process import Process
@@ -50,7 +51,7 @@ def pages(arena: Arena, share: float, *sizes: int) -> int:
     return StoreQuota(arena, share).pages(0, struct.pack(f"<{len(sizes)}Q", *sizes))  # type: ignore[arg-type]
 
 
-def test_a_chain_is_granted_up_to_the_quota() -> None:
+def test_a_request_is_granted_up_to_the_quota() -> None:
     assert pages(Arena(2000), 0.5, *[FRAME] * 1000) == 1000
     assert pages(Arena(2000), 0.5, *[FRAME] * 1200) == 1000
     assert pages(Arena(2000), 0.5, *[FRAME + 1] * 600) == 500
@@ -72,7 +73,7 @@ def test_processes_that_are_not_visible_have_quotas_of_their_own() -> None:
     for slot in (one, moved, other):
         owner.reserve(slot, space, 0, 1, DAY_NS, bytes([slot] * KEY_BYTES), struct.pack("<Q", 4096))
     assert [owner.frames_writing(slot) for slot in (one, moved, other)] == [2, 2, 1]
-    for token in range(10, 10 + MOST_OF_PROCESS - 2):
+    for token in range(10, 10 + MOST_SLOTS - 2):
         owner.attach(0, 0, 0, token, "", 5)
     attachments = owner.attachments()
     assert "this process has" in why_no_slot(attachments, Process(0, 0, 5), 99, 0)
@@ -83,15 +84,15 @@ def test_processes_that_are_not_visible_have_quotas_of_their_own() -> None:
 def test_a_process_has_room_for_certain_as_far_as_its_pages_were_counted() -> None:
     arena = Arena(2000)
     quota = StoreQuota(arena, 0.5)  # type: ignore[arg-type]
-    assert quota.room(0) == 1000
+    assert quota.frames_left(0) == 1000
     quota.add(0, 400, 399 * FRAME + 1)  # of which each may use one frame only partly
     arena.writing = 400
-    assert quota.room(0) == 1000 - 799
-    assert quota.pages(0, struct.pack("<600Q", *[FRAME] * 600)) == 600 and quota.room(0) == 0
+    assert quota.frames_left(0) == 1000 - 799
+    assert quota.pages(0, struct.pack("<600Q", *[FRAME] * 600)) == 600 and quota.frames_left(0) == 0
     arena.writing = 0
-    assert quota.room(0) == 1000
-    assert StoreQuota(Arena(2000, writing=1), 0.5).room(0) == 0  # type: ignore[arg-type]
-    assert StoreQuota(Arena(2000), 0).room(0) == NO_LIMIT  # type: ignore[arg-type]
+    assert quota.frames_left(0) == 1000
+    assert StoreQuota(Arena(2000, writing=1), 0.5).frames_left(0) == 0  # type: ignore[arg-type]
+    assert StoreQuota(Arena(2000), 0).frames_left(0) == NO_LIMIT  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

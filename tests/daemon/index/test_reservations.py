@@ -23,13 +23,13 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.common.namespaces import printable
 from pagetier.daemon.config.schema import AccessOptions, Config
-from pagetier.daemon.index.prompts import reserve_chains, wrong_request
+from pagetier.daemon.index.prompts import reserve_prompts, wrong_request
 from pagetier.daemon.index.quotas import NO_LIMIT
 from pagetier.daemon.index.reservations import Reservations
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits
-from pagetier.daemon.server.server_state import House
+from pagetier.daemon.server.server_state import ServerState
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.message_codec import LENGTH, pack, read_answer
 from pagetier.shm.protocol import BUILD, Attach, Describe, Description, Prompt, Reserve, Reserved, Space
@@ -64,7 +64,7 @@ def decoded(engine: Engine, asked: Reserve) -> Reserved:
     space = asked.space
     number = engine.owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
     pages = len(asked.keys) // KEY_BYTES
-    return Reserved(asked.number, *reserve_chains(engine.owner, engine.slot, number, DAY_NS, asked, pages))
+    return Reserved(asked.number, *reserve_prompts(engine.owner, engine.slot, number, DAY_NS, asked, pages))
 
 
 def described(engine: Engine) -> tuple[object, ...]:
@@ -200,11 +200,11 @@ async def responses_before_a_pause(segments: Segments) -> int:
     service = Service(segments, Config(), asyncio.get_running_loop())
     service.open_to_engines()
     throttle, buffer = LogThrottle(logging.getLogger(__name__)), memoryview(bytearray(1 << 16))
-    house = House(service, AccessOptions(), ConnectionLimits(), throttle, buffer)
+    state = ServerState(service, AccessOptions(), ConnectionLimits(), throttle, buffer)
     ours, theirs = socket.socketpair()
     with theirs:
         transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: Connection(house), ours
+            lambda: Connection(state), ours
         )
         receive(connection, pack(Attach(BUILD, 1, "silent")))
         while not transport.is_reading():  # until its next turn, if attaching took longer than a turn

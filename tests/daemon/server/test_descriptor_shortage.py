@@ -12,8 +12,8 @@ import pytest
 from in_process_server import SMALL
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.peer_credentials import Peer
-from pagetier.daemon.index.quotas import MOST_OF_PROCESS
 from pagetier.daemon.index.service import Service
+from pagetier.daemon.index.slots import MOST_SLOTS
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.process import Process
 from pagetier.shm.protocol import BUILD, Attach
@@ -28,9 +28,9 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
     """It ends, logs why, and leaves slots and pages to the next daemon."""
     with RunningDaemon("10MiB") as daemon, ExitStack() as stack:
         fill(daemon)
-        clients = [stack.enter_context(daemon.client()) for _ in range(MOST_OF_PROCESS)]
-        assert len(daemon.slots()) == MOST_OF_PROCESS
-        connections = MOST_OF_PROCESS
+        clients = [stack.enter_context(daemon.client()) for _ in range(MOST_SLOTS)]
+        assert len(daemon.slots()) == MOST_SLOTS
+        connections = MOST_SLOTS
         most = len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) - connections - MISSING
         daemon.kill()
         daemon._before = ["prlimit", f"--nofile={most}"]
@@ -39,7 +39,7 @@ def test_an_adopting_daemon_that_cannot_watch_all_processes_reclaims_nothing() -
         assert "cannot watch the process of slot" in line and ": Too many open files: see LimitNOFILE" in line
         daemon._before = []
         daemon.start()
-        assert len(daemon.slots()) == MOST_OF_PROCESS
+        assert len(daemon.slots()) == MOST_SLOTS
         assert all(client.wait_attached(START_S) and still_serves(client) for client in clients)
 
 

@@ -24,7 +24,7 @@ from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.schema import AccessOptions
 from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
-from pagetier.daemon.index.quotas import MOST_OF_PROCESS
+from pagetier.daemon.index.slots import MOST_SLOTS
 from pagetier.daemon.server.control_socket import locked_out
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
@@ -160,11 +160,11 @@ def test_no_engine_gets_the_slot_of_the_disk_tier() -> None:
 
 def test_one_process_has_a_quarter_of_the_slots(path: Path) -> None:
     with ExitStack() as stack:
-        peers = [stack.enter_context(Peer(path)) for _ in range(MOST_OF_PROCESS + 1)]
+        peers = [stack.enter_context(Peer(path)) for _ in range(MOST_SLOTS + 1)]
         answers = [peer.ask(Attach(BUILD, token, "greedy")) for token, peer in enumerate(peers)]
         assert all(isinstance(answer, Welcome) for answer in answers[:-1])
         assert isinstance(answers[-1], Refusal)
-        assert f"this process has {MOST_OF_PROCESS} slots" in answers[-1].reason
+        assert f"this process has {MOST_SLOTS} slots" in answers[-1].reason
         with Peer(path) as again:
             assert again.ask(Attach(BUILD, 3, "greedy")) == answers[3], "it has that slot already"
         assert peers[5].ask(Detach(), Check(1)) == Findings(1, [])

@@ -25,7 +25,7 @@ from pagetier.daemon.index import scan_queue
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.connection import Connection
 from pagetier.daemon.server.limits import ConnectionLimits
-from pagetier.daemon.server.server_state import House
+from pagetier.daemon.server.server_state import ServerState
 from pagetier.shm._core import TierFlag
 from pagetier.shm.geometry import Geometry
 from pagetier.shm.message_codec import pack, read_answer, read_request
@@ -85,7 +85,7 @@ class Fuzzed:
     async def _serve(self) -> None:
         self._service = Service(self._segments, Config(), asyncio.get_running_loop())
         self._service.open_to_engines()
-        self._house = House(
+        self._shared = ServerState(
             *(self._service, AccessOptions(), ConnectionLimits(), LogThrottle(logging.getLogger(__name__))),
             memoryview(bytearray(_MOST_BYTES)),
         )
@@ -100,7 +100,7 @@ class Fuzzed:
     async def _speak(self, pieces: list[bytes], rest: bytes, *, greeted: bool) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            transport, connection = Transport(ours), Connection(self._house)
+            transport, connection = Transport(ours), Connection(self._shared)
             connection.connection_made(transport)
             for piece in filter(None, pieces):
                 if not transport.closing:

@@ -12,7 +12,7 @@ from eventually import eventually
 from pagetier.client import Client, Keys
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.index.engine_names import EngineNames
-from pagetier.daemon.index.pressure import PinQuota
+from pagetier.daemon.index.quotas import PinQuota
 from pagetier.shm._core import AttachmentRecord, IndexHeader
 from running_daemon import RunningDaemon, namespace
 from virtual_time_loop import OwnTimeLoop
