@@ -25,7 +25,7 @@ from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.listening_socket import SocketError
 from pagetier.daemon.host.prefault import PrefaultError
 from pagetier.daemon.lifecycle import RunContext, run
-from pagetier.daemon.memory_release import give_back_memory, name_meant
+from pagetier.daemon.memory_release import name_meant, release_as_owner
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stop_signals import Reported
 from pagetier.shm._core import ShmError
@@ -60,7 +60,7 @@ class Action(Enum):
     """An action in place of serving."""
 
     CHECK = "check"
-    GIVE_BACK = "give back"
+    RELEASE_MEMORY = "release memory"
 
 
 @click.command(
@@ -91,9 +91,9 @@ class Action(Enum):
     "--check", "action", flag_value=Action.CHECK, type=click.UNPROCESSED, help="Validate the configuration and exit."
 )
 @click.option(
-    "--give-back",
+    "--release-memory",
     "action",
-    flag_value=Action.GIVE_BACK,
+    flag_value=Action.RELEASE_MEMORY,
     type=click.UNPROCESSED,
     help="Release the memory that an earlier daemon left, and exit; root may do so for every user.",
 )
@@ -119,9 +119,9 @@ def main(
     """
     reader = ConfigReader(config, os.environ, config_flags(flags))
     try:
-        if action is Action.GIVE_BACK:
+        if action is Action.RELEASE_MEMORY:
             log_to_stderr("info")
-            give_back_memory(name_meant(config, os.environ, config_flags(flags)))
+            release_as_owner(name_meant(config, os.environ, config_flags(flags)))
             return
         settings = reader.read()
         if action is Action.CHECK:

@@ -1,4 +1,4 @@
-"""`pagetierd --give-back`: releases memory that an earlier daemon left, even if the configuration is invalid."""
+"""`pagetierd --release-memory`: releases memory that an earlier daemon left, even if the configuration is invalid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from pagetier.daemon.config.fields import fields
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, NoTextFileError, load, text_of
 from pagetier.shm.log_format import event
-from pagetier.shm.removal import give_back
+from pagetier.shm.removal import release_memory
 from pagetier.shm.segment_files import KINDS, owner_of
 
 log = logging.getLogger("pagetierd")
@@ -21,7 +21,7 @@ log = logging.getLogger("pagetierd")
 _NAME: Final = re.compile(r"""\s*name\s*=\s*["']([A-Za-z0-9._-]{1,100})["']""")
 
 
-def give_back_memory(name: str) -> None:
+def release_as_owner(name: str) -> None:
     """Releases what an earlier daemon left under a name, as the user that owns it. Raises ShmError, OSError.
 
     Root becomes that user for good, so that another user's memory is never parsed with root's rights.
@@ -29,7 +29,7 @@ def give_back_memory(name: str) -> None:
     owner = next((uid for kind in KINDS if (uid := owner_of(name, kind)) is not None), None)
     if os.geteuid() == 0 and owner not in (0, None):
         _become(owner)
-    log.info("%s: %s", name, give_back(name).value, extra=event("give_back"))
+    log.info("%s: %s", name, release_memory(name).value, extra=event("memory_released"))
 
 
 def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, str | None]) -> str:
@@ -39,7 +39,7 @@ def name_meant(path: Path | None, env: Mapping[str, str], flags: Mapping[str, st
     except ConfigError as error:
         file = path or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
         name = flags.get("name") or env.get("PAGETIER_NAME") or _name_in(file) or _usual_name()
-        log.warning("%s; releasing the memory of the daemon named %s", error, name, extra=event("give_back"))
+        log.warning("%s; releasing the memory of the daemon named %s", error, name, extra=event("memory_released"))
         return name
 
 

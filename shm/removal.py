@@ -20,15 +20,15 @@ from pagetier.shm.segment_files import (
 from pagetier.shm.segments import map_segments, used_slots
 
 
-class GivenBack(Enum):
-    """The outcome of give_back()."""
+class MemoryRelease(Enum):
+    """The outcome of release_memory()."""
 
-    DONE = "the memory is given back"
-    NOTHING = "there is nothing to give back"
+    DONE = "the memory is released"
+    NOTHING = "there is no memory to release"
     IN_USE = "a daemon lives on it"
 
 
-def give_back(name: str) -> GivenBack:
+def release_memory(name: str) -> MemoryRelease:
     """Removes the segments that an earlier daemon left under this name, and marks them as closed for their users.
 
     Returns:
@@ -40,21 +40,21 @@ def give_back(name: str) -> GivenBack:
         return _remove_rest(name)
     try:
         if is_locked(index):
-            return GivenBack.IN_USE
+            return MemoryRelease.IN_USE
         lock(name, index)
         _mark_closed(name, index)
         unlink(name)
     finally:
         os.close(index)
-    return GivenBack.DONE
+    return MemoryRelease.DONE
 
 
-def _remove_rest(name: str) -> GivenBack:
+def _remove_rest(name: str) -> MemoryRelease:
     """Removes segments without an index: without it no daemon can use or adopt them."""
     if all(owner_of(name, kind) is None for kind in KINDS):
-        return GivenBack.NOTHING
+        return MemoryRelease.NOTHING
     unlink(name)
-    return GivenBack.DONE
+    return MemoryRelease.DONE
 
 
 def _mark_closed(name: str, index: int) -> None:

@@ -186,7 +186,7 @@ def _remote_files(tenant: str | None, addresses: tuple[str, ...]) -> Iterator[Un
 
 def _files(program: str, tenant: str | None, addresses: tuple[str, ...], *, metrics: bool) -> Iterator[UnitFile]:
     at = "@" if tenant else ""
-    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-give-back{at}.service"):
+    for name in (f"pagetierd{at}.service", f"pagetierd-memory{at}.service", f"pagetierd-release-memory{at}.service"):
         yield UnitFile(_UNITS / name, _content(name).replace(_PROGRAM, os.fsencode(program)))
     for folder in (f"pagetierd{at}.service.d", f"pagetierd-{at}.service.d"):  # the second one is that of the other two
         yield UnitFile(_UNITS / folder / _SANDBOX, _content(_SANDBOX))

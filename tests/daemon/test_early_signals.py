@@ -76,7 +76,7 @@ def test_an_early_hand_over_ends_the_daemon_as_a_later_one_does(moment: str) -> 
                 "from pagetier.daemon.main import main; main()",
                 "--name",
                 daemon.name,
-                "--give-back",
+                "--release-memory",
             ],
             stderr=subprocess.DEVNULL,
             check=True,

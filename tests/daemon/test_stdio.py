@@ -109,7 +109,7 @@ def test_a_pipe_whose_reader_left_ends_the_command_silently(daemon: RunningDaemo
         ("--config /does/not/exist", Exit.USAGE),
         ("--no-such-flag", Exit.USAGE),
         ("--name pagetier-test-none --socket /dev/null/s --arena-size 1MiB", Exit.REFUSED),
-        ("--name pagetier-test-none --give-back", Exit.OK),
+        ("--name pagetier-test-none --release-memory", Exit.OK),
     ],
 )
 def test_a_daemon_without_stderr_has_the_same_exit_codes(words: str, code: Exit, without: str) -> None:

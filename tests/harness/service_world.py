@@ -98,7 +98,7 @@ class World:
         )
         do("systemd-sysusers", "/etc/sysusers.d/pagetier.conf", "/etc/sysusers.d/alice.conf")
         self.drop_in(WHERE_TESTS_ARE.format(log=LOG), name="test")
-        for unit in ("pagetierd-memory", "pagetierd-give-back"):
+        for unit in ("pagetierd-memory", "pagetierd-release-memory"):
             self.drop_in(WHERE_TESTS_ARE.format(log="/var/log/memory.log"), unit=unit, name="test")
 
     def drop_in(self, text: str, unit: str = UNIT, name: str = "case") -> None:
@@ -143,7 +143,7 @@ class World:
 
     def memory_is_kept(self, of: str = "") -> None:
         """Waits for the units that keep the memory, which become active a moment after the daemon started or failed."""
-        units = (f"pagetierd-memory{of}", f"pagetierd-give-back{of}")
+        units = (f"pagetierd-memory{of}", f"pagetierd-release-memory{of}")
         self.soon(
             lambda: all(self.show("ActiveState", unit) == "active" for unit in units),
             "a unit that keeps the memory is not active",

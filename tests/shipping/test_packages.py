@@ -107,5 +107,5 @@ def test_the_units_of_the_wheel_start_the_wheels_daemon(place: Path, tmp_path: P
     unit = (tmp_path / "etc/systemd/system/pagetierd.service").read_text()
     assert f"ExecStart={place}/bin/pagetierd --config /etc/pagetier/pagetierd.toml" in unit
     names = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    services = ["pagetierd-give-back.service", "pagetierd-memory.service", "pagetierd.service"]
+    services = ["pagetierd-memory.service", "pagetierd-release-memory.service", "pagetierd.service"]
     assert names == ["10-sandbox.conf", "10-sandbox.conf", "pagetier.conf", *services, "pagetierd.toml"]

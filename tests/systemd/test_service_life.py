@@ -20,7 +20,7 @@ def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None
     assert used >= 256 << 20
     report = world.machine.do("stat", "--format=%U %G %a", SOCKET, "/run/pagetier", "/dev/shm/pagetier.arena")
     assert report.splitlines() == ["pagetier pagetier 660", "pagetier pagetier 755", "pagetier pagetier 600"]
-    for unit in ("pagetierd", "pagetierd-memory", "pagetierd-give-back"):
+    for unit in ("pagetierd", "pagetierd-memory", "pagetierd-release-memory"):
         assert world.show("RestrictAddressFamilies", unit) == "AF_UNIX"
     assert world.stats(user="alice") is not None
     denied = world.machine.run("pagetier", "stats", user="bob")
@@ -163,7 +163,7 @@ def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> Non
     refused = world.machine.run("pagetier", "stats", "--socket", socket, user="alice")
     assert refused.returncode == 3, "alice may only attach to the other daemon"
     world.memory_is_kept("@acme")
-    for kind in ("pagetierd", "pagetierd-memory", "pagetierd-give-back"):
+    for kind in ("pagetierd", "pagetierd-memory", "pagetierd-release-memory"):
         assert world.show("RestrictAddressFamilies", f"{kind}@acme") == "AF_UNIX"
     do("systemctl", "restart", unit)
     world.memory_is_kept("@acme")

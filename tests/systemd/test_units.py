@@ -92,7 +92,7 @@ def test_no_unit_has_a_directive_that_would_break_the_service() -> None:
 
 
 def test_services_that_use_folders_start_after_mounts_that_need_the_network() -> None:
-    for name in (name for name in SERVICES if "memory" not in name and "give-back" not in name):
+    for name in (name for name in SERVICES if "memory" not in name):
         after = " ".join(line for line in lines_of(name) if line.startswith("After="))
         assert "remote-fs.target" in after, name
 
@@ -100,7 +100,7 @@ def test_services_that_use_folders_start_after_mounts_that_need_the_network() ->
 def test_a_tenants_unit_differs_from_the_plain_one_only_in_names() -> None:
     def named(line: str) -> str:
         return re.sub(
-            r"pagetier(d?-memory|d-give-back|d)?[-@]%i",
+            r"pagetier(d?-memory|d-release-memory|d)?[-@]%i",
             lambda found: f"pagetier{found[1] or ''}",
             line.replace("%i.toml", "pagetierd.toml").replace("%i-remote.env", "remote.env"),
         )

@@ -187,7 +187,7 @@ def _leftovers_of(left: list[FoundSegments]) -> Iterator[Result]:
         return
     nbytes, user = format_size(sum(found.nbytes for found in left)), user_name(left[0].uid)
     names = " ".join(shlex.quote(found.name) for found in left)
-    release = f"for name in {names}; do pagetierd --name $name --give-back; done"
+    release = f"for name in {names}; do pagetierd --name $name --release-memory; done"
     found = f"{len(left)} segments of user {user} without a daemon, {nbytes}"
     yield warning("leftovers", f"{found}; to release them: {release}")
 
@@ -196,4 +196,5 @@ def _leftover(found: FoundSegments) -> str:
     name = shlex.quote(found.name)
     whose = f"{format_size(found.nbytes)} of user {user_name(found.uid)} in segments {name} without a daemon"
     heir = "the build that created them" if found.head.unusable_reason else "the next daemon of that name"
-    return f"{whose}: {heir} takes them over; pagetierd --name {name} --give-back, as that user or root, releases them"
+    release = f"pagetierd --name {name} --release-memory, as that user or root, releases them"
+    return f"{whose}: {heir} takes them over; {release}"

@@ -109,7 +109,7 @@ def test_a_hand_over_and_a_release_of_the_memory() -> None:
         check_nothing_is_other(daemon, held)
         daemon.signal(signal.SIGUSR1)
         assert daemon.wait() == 0
-        assert pagetierd("--name", daemon.name, "--give-back").code == 0
+        assert pagetierd("--name", daemon.name, "--release-memory").code == 0
         assert not daemon.leftovers()
         daemon.follow(*OWN_PIDS)
         check_nothing_is_other(daemon, held)

@@ -109,7 +109,7 @@ def test_segments_without_a_daemon_are_a_warning() -> None:
         daemon.kill()
         result = daemon.pagetier("doctor")
         assert "the next daemon of that name takes them over" in result.output
-        assert f"pagetierd --name {daemon.name} --give-back, as that user or root, releases them" in result.output
+        assert f"pagetierd --name {daemon.name} --release-memory, as that user or root, releases them" in result.output
         daemon.start()
 
 

@@ -206,19 +206,19 @@ def test_a_stop_is_a_hand_over_while_a_path_exists(tmp_path: Path) -> None:
         assert daemon.leftovers() == []
 
 
-def test_give_back_releases_memory_and_engines_follow(tmp_path: Path) -> None:
+def test_memory_is_released_and_engines_follow(tmp_path: Path) -> None:
     with RunningDaemon() as daemon, daemon.client() as client:
         fill(daemon)
-        lives = pagetierd("--name", daemon.name, "--give-back")
+        lives = pagetierd("--name", daemon.name, "--release-memory")
         assert (lives.code, "a daemon lives on it" in lives.text) == (0, True)
         daemon.kill()
         assert still_serves(client)
-        given = pagetierd("--name", daemon.name, "--give-back")
-        assert (given.code, "the memory is given back" in given.text) == (0, True)
+        given = pagetierd("--name", daemon.name, "--release-memory")
+        assert (given.code, "the memory is released" in given.text) == (0, True)
         assert daemon.leftovers() == []
         assert eventually(lambda: f"{daemon.name}.arena" not in Path("/proc/self/maps").read_text())
-        again = pagetierd("--name", daemon.name, "--give-back")
-        assert (again.code, "nothing to give back" in again.text) == (0, True)
+        again = pagetierd("--name", daemon.name, "--release-memory")
+        assert (again.code, "no memory to release" in again.text) == (0, True)
 
 
 def test_check_validates_a_configuration_without_a_start(tmp_path: Path, name: str) -> None:

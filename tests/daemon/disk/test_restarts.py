@@ -53,7 +53,7 @@ def test_after_a_refused_restart_unwritten_pages_stay_unwritten() -> None:
         assert daemon.wait() == 0
         daemon.launch("--arena-size", "4MiB")
         assert daemon.wait() == Exit.UNFIT
-        assert pagetierd("--name", daemon.name, "--give-back").code == 0
+        assert pagetierd("--name", daemon.name, "--release-memory").code == 0
         daemon.open()
         with Engine(daemon) as engine:
             assert engine.places(range(FRAMES // 2)) == {"nowhere": FRAMES // 2}

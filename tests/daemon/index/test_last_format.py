@@ -48,7 +48,7 @@ def test_a_restart_is_refused_with_one_line_and_changes_nothing(disk: Path) -> N
     (line,) = daemon.log.read_text().splitlines()
     assert f"left in format {RELEASED} by" in line and f"this build reads format {FORMAT}" in line
     assert len(before) == 3 and contents(daemon) == before
-    assert pagetierd("--name", daemon.name, "--give-back").code == Exit.OK
+    assert pagetierd("--name", daemon.name, "--release-memory").code == Exit.OK
     assert not contents(daemon)
     daemon.folder.cleanup()
 

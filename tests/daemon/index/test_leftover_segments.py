@@ -227,9 +227,9 @@ def test_after_a_stop_usable_segments_are_adopted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kinds", [KINDS, ["locks"]], ids=["all", "without an index"])
 def test_root_releases_segments_of_any_user(name: str, kinds: Sequence[str]) -> None:
     of_nobody(name, *kinds)
-    given = pagetierd("--name", name, "--give-back")
+    given = pagetierd("--name", name, "--release-memory")
     assert (given.code, shared_memory(name)) == (Exit.OK, []), given.text
-    assert "the memory is given back" in given.text
+    assert "the memory is released" in given.text
 
 
 @pytest.mark.parametrize("rest", ["[arena]\nsiez = 1\n", "[arena\n", "[arena]\nsize = " + "9" * 5000])
@@ -238,6 +238,6 @@ def test_memory_is_released_regardless_of_the_configuration(tmp_path: Path, rest
     with RunningDaemon() as daemon:
         config.write_text(f'name = "{daemon.name}"\n{rest}')
         daemon.kill()
-        given = pagetierd("--config", str(config), "--give-back")
+        given = pagetierd("--config", str(config), "--release-memory")
         assert (given.code, daemon.leftovers()) == (Exit.OK, []), given.text
         daemon.start()
