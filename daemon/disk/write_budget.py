@@ -17,7 +17,7 @@ from pagetier.daemon.disk.disk_report import BudgetReport
 from pagetier.shm._core import ReserveOutcome
 
 _DAY_S: Final = 86400.0
-_MOST_CHAINS: Final = 1 << 20
+_MOST_RESERVATIONS: Final = 1 << 20
 
 
 class _Verdict(Enum):
@@ -26,8 +26,8 @@ class _Verdict(Enum):
     REJECTED = 2
 
 
-class _Chain(msgspec.Struct):
-    """A run of pages granted together, after the run `parent` (0: at the start of a prompt)."""
+class _Granted(msgspec.Struct):
+    """The pages of one reservation, which follow those of the reservation `parent` (0: at the start of a prompt)."""
 
     parent: int
     size: int
@@ -39,9 +39,9 @@ class Budget:
 
     It starts full; 0 a day is no limit.
 
-    The first page of a run that is to be written pays for the whole run, and for the unpaid runs before it. If the
-    bucket has too few bytes, the run and all runs after it are rejected. Runs that are no longer known, because they
-    are older than this daemon, are not written.
+    The first page of a reservation that is to be written pays for all of its pages, and for those of the unpaid
+    reservations before it. If the bucket has too few bytes, the reservation and all that follow it are rejected.
+    Reservations that are no longer known, because they are older than this daemon, are not written.
     """
 
     def __init__(self, per_day: int) -> None:
@@ -49,34 +49,34 @@ class Budget:
         self._left = float(per_day)
         self._at = loop_clock.now()
         self._skipped_bytes = 0
-        self._chains: OrderedDict[int, _Chain] = OrderedDict()
+        self._granted: OrderedDict[int, _Granted] = OrderedDict()
 
-    def note(self, outcomes: bytes, chains: bytes, sizes: bytes) -> None:
+    def note(self, outcomes: bytes, reservations: bytes, sizes: bytes) -> None:
         """Records the outcome of a reservation.
 
         Args:
             outcomes: The outcome of each page, the first page of the prompt first.
-            chains: The number of each page's run, u32.
+            reservations: The number of each page's reservation, u32.
             sizes: The size of each page, u64.
         """
         granted = [i for i, outcome in enumerate(outcomes) if outcome == ReserveOutcome.GRANTED]
         if not granted:
             return
-        numbers, nbytes = array("I", chains), array("Q", sizes)
+        numbers, nbytes = array("I", reservations), array("Q", sizes)
         first = granted[0]
         parent = numbers[first - 1] if first else 0
-        # An unknown parent means that the prefix is not on disk: the run gets a chain that is never allowed.
-        self._chains[numbers[first]] = _Chain(parent, sum(nbytes[i] for i in granted))
-        if first and parent not in self._chains:
-            self._chains[numbers[first]].verdict = _Verdict.REJECTED
-        while len(self._chains) > _MOST_CHAINS:
-            self._chains.popitem(last=False)
+        # An unknown parent means that the prefix is not on disk: this reservation is never allowed.
+        self._granted[numbers[first]] = _Granted(parent, sum(nbytes[i] for i in granted))
+        if first and parent not in self._granted:
+            self._granted[numbers[first]].verdict = _Verdict.REJECTED
+        while len(self._granted) > _MOST_RESERVATIONS:
+            self._granted.popitem(last=False)
 
-    def allows(self, chain: int, size: int) -> bool:
-        """Returns whether a page of this run may be written."""
+    def allows(self, reservation: int, size: int) -> bool:
+        """Returns whether a page of this reservation may be written."""
         if not self.per_day:
             return True
-        if self._is_allowed(chain):
+        if self._is_allowed(reservation):
             return True
         self._skipped_bytes += size
         return False
@@ -96,26 +96,26 @@ class Budget:
         return BudgetReport(per_day=self.per_day, left=max(0, int(self._left)), skipped_bytes=self._skipped_bytes)
 
     def _is_allowed(self, number: int) -> bool:
-        chain = self._chains.get(number)
-        if chain is None:
+        granted = self._granted.get(number)
+        if granted is None:
             return False
-        if chain.verdict is _Verdict.OPEN:
-            self._decide(chain)
-        return chain.verdict is _Verdict.ALLOWED
+        if granted.verdict is _Verdict.OPEN:
+            self._decide(granted)
+        return granted.verdict is _Verdict.ALLOWED
 
-    def _decide(self, chain: _Chain) -> None:
-        unpaid = [chain]
-        while (above := self._chains.get(unpaid[-1].parent)) is not None and above.verdict is _Verdict.OPEN:
+    def _decide(self, granted: _Granted) -> None:
+        unpaid = [granted]
+        while (above := self._granted.get(unpaid[-1].parent)) is not None and above.verdict is _Verdict.OPEN:
             unpaid.append(above)
         rejected = above is not None and above.verdict is _Verdict.REJECTED
-        cost = sum(run.size for run in unpaid)
+        cost = sum(one.size for one in unpaid)
         self._fill()
         if rejected or cost > self._left:
-            chain.verdict = _Verdict.REJECTED
+            granted.verdict = _Verdict.REJECTED
             return
         self._left -= cost
-        for run in unpaid:
-            run.verdict = _Verdict.ALLOWED
+        for one in unpaid:
+            one.verdict = _Verdict.ALLOWED
 
     def _fill(self) -> None:
         now = loop_clock.now()

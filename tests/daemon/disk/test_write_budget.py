@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 DAY_S = 86_400
 
 
-def note(budget: Budget, outcomes: list[ReserveOutcome], chains: list[int], size: int = 10) -> None:
+def note(budget: Budget, outcomes: list[ReserveOutcome], reservations: list[int], size: int = 10) -> None:
     pages = len(outcomes)
-    budget.note(bytes(outcomes), struct.pack(f"<{pages}I", *chains), struct.pack(f"<{pages}Q", *[size] * pages))
+    budget.note(bytes(outcomes), struct.pack(f"<{pages}I", *reservations), struct.pack(f"<{pages}Q", *[size] * pages))
 
 
 def left(budget: Budget) -> int:
@@ -92,7 +92,7 @@ def test_a_reservation_without_a_grant_changes_nothing() -> None:
     assert left(budget) == 100
 
 
-# Each step stores a chain again up to some pages, writes the pages of one of the runs, or advances the time.
+# Each step stores a prompt again up to some pages, writes the pages of one of the reservations, or advances the time.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("store"), st.integers(0, 3), st.integers(1, 12)),
@@ -110,36 +110,35 @@ def test_allowed_pages_are_prefixes_and_within_the_budget(
 ) -> None:
     budget = Budget(per_day)
     began = virtual_time.time()
-    chains: dict[int, list[int]] = {prompt: [] for prompt in range(4)}  # the run of each page
-    runs = 0
+    prompts: dict[int, list[int]] = {prompt: [] for prompt in range(4)}  # the reservation of each page
+    made = 0
     for what, which, pages in steps:
         if what == "store":
-            known = chains[which][:pages]
+            known = prompts[which][:pages]
             new = pages - len(known)
             if new > 0:
-                runs += 1
+                made += 1
                 note(
-                    budget, [ReserveOutcome.PRESENT] * len(known) + [ReserveOutcome.GRANTED] * new, known + [runs] * new
+                    budget, [ReserveOutcome.PRESENT] * len(known) + [ReserveOutcome.GRANTED] * new, known + [made] * new
                 )
-                chains[which] += [runs] * new
+                prompts[which] += [made] * new
         elif what == "write":
             budget.allows(which, 10)
         else:
             virtual_time.passes(which)
         before = left(budget)
         assert 0 <= before <= per_day
-    written = {run for run in range(1, runs + 1) if _was_allowed(budget, run)}
-    for prompt in chains.values():
-        flags = [run in written for run in prompt]
+    written = {reservation for reservation in range(1, made + 1) if _was_allowed(budget, reservation)}
+    for prompt in prompts.values():
+        flags = [reservation in written for reservation in prompt]
         assert flags == sorted(flags, reverse=True), "a prefix has a hole"
-    cost = 10 * sum(run in written for prompt in chains.values() for run in prompt)
+    cost = 10 * sum(reservation in written for prompt in prompts.values() for reservation in prompt)
     assert cost <= per_day * (1 + (virtual_time.time() - began) / DAY_S) + 1
 
 
-def _was_allowed(budget: Budget, run: int) -> bool:
-    """Returns whether a run was allowed, without deciding anything."""
-    chain = budget._chains[run]
-    return chain.verdict.name == "ALLOWED"
+def _was_allowed(budget: Budget, reservation: int) -> bool:
+    """Returns whether a reservation was allowed, without deciding anything."""
+    return budget._granted[reservation].verdict.name == "ALLOWED"
 
 
 def test_bytes_beyond_the_allowed_pages_are_charged_to_the_following_hours(virtual_time: OwnTimeLoop) -> None:
