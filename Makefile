@@ -15,7 +15,7 @@ PYTEST := OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --di
 # Tests start hundreds of processes: without kept bytecode each compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 TYPED := src/pagetier $(wildcard tests bench examples)
-ROOMS := shm tiers kernels client daemon
+PACKAGES := shm tiers kernels client daemon
 SPELLED := '*.py' '*.pyi' '*.c' '*.h' '*.pml' '*.md' '*.toml' '*.yml' '*.yaml' '*.service' '*.conf' Makefile Containerfile
 STRESS := $(wildcard tests/shm/stress/Makefile)
 VLLM := $(if $(ALL),0.28 0.30 0.32,0.32)
@@ -35,12 +35,12 @@ FLEET_LIBRARIES := LD_LIBRARY_PATH=$$(cd .engines/fleet/debian 2>/dev/null && ec
 help:
 	@echo "make demo    store a real model's KV cache in shared memory, and load it in another process"
 	@echo "make demo-fleet  share a prompt's pages between two hosts through a real S3 server, without a GPU"
-	@echo "make test    lint, and the tests of all rooms with real daemons: for every change"
+	@echo "make test    lint, and the tests of all packages with real daemons: for every change"
 	@echo "make test-on-a-hostile-host  the tests, as root, beside all that they must not see; PLACE=ours, theirs or file"
 	@echo "make prove   run the proofs whose inputs were changed: models, races, crashes, fuzzers; ALL=1: all; NAME=models: one"
 	@echo "make check-proofs  run some of the proofs' shards again, chosen by the commit, and compare them with the locks"
 	@echo "make lint    ruff, mypy, import-linter, words, Markdown, Containerfile, spelling, locks of the proofs"
-	@echo "make quick ROOM=client  lint and the tests of one room"
+	@echo "make quick PACKAGE=client  lint and the tests of one package"
 	@echo "make stress  stress tests of the C core under sanitizers, and their mutants"
 	@echo "make fuzz    fuzzers of all data that other processes write, about 10 s each; MINUTES=20: 20 minutes each"
 	@echo "make models  verify the protocols' models with spin, and refute their mutants"
@@ -165,7 +165,7 @@ types:
 style:
 	@echo "== ruff"
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff check --quiet --preview --select DOC201,DOC402,DOC501 --config 'lint.pydoclint.ignore-one-line-docstrings = true' $(ROOMS)
+	@$(BIN)/ruff check --quiet --preview --select DOC201,DOC402,DOC501 --config 'lint.pydoclint.ignore-one-line-docstrings = true' $(PACKAGES)
 	@$(BIN)/ruff format --check
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import-linter
@@ -175,14 +175,14 @@ style:
 	@$(BIN)/hadolint Containerfile
 	@git ls-files -z $(SPELLED) | xargs -0 $(BIN)/codespell
 
-# Lint and the tests of one room, for the time between two commits. A folder on the command line would bring its proofs.
-.PHONY: quick room
+# Lint and the tests of one package, for the time between two commits. A folder on the command line would bring its proofs.
+.PHONY: quick package
 quick: venv $(VENV)/.demo $(VENV)/.kernels
-	@$(MAKE) --no-print-directory -j3 room types style
+	@$(MAKE) --no-print-directory -j3 package types style
 
-room:
-	@echo "== pytest tests/$(or $(ROOM),client)"
-	@ls -d tests/$(or $(ROOM),client) >/dev/null && $(PYTEST) -q -o testpaths=tests/$(or $(ROOM),client)
+package:
+	@echo "== pytest tests/$(or $(PACKAGE),client)"
+	@ls -d tests/$(or $(PACKAGE),client) >/dev/null && $(PYTEST) -q -o testpaths=tests/$(or $(PACKAGE),client)
 
 stress:
 ifneq ($(STRESS),)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
 TEXT = (
     *(".md", ".py", ".pyi", ".c", ".h", ".pml", ".toml", ".yml", ".yaml", ".json"),
     *(".service", ".conf", ".1", ".5", ".8"),
@@ -81,7 +81,7 @@ def _markdown(texts: dict[str, str]) -> list[str]:
 
 
 def _product(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
-    return ((name, text) for name, text in texts.items() if name.endswith(".py") and name.split("/")[0] in ROOMS)
+    return ((name, text) for name, text in texts.items() if name.endswith(".py") and name.split("/")[0] in PACKAGES)
 
 
 def _modules(texts: dict[str, str]) -> list[str]:

@@ -16,9 +16,9 @@ from comparison.commit_build import Build, CannotCompareError
 from comparison.measured_side import Report
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
 COPIED = (
-    *ROOMS,
+    *PACKAGES,
     "src",
     "systemd",
     "docs",

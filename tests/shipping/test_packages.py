@@ -19,7 +19,7 @@ import pagetier
 from installed_wheel import install_wheel, run, serving, store_and_load
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("shm", "tiers", "kernels", "client", "daemon")
+PACKAGES = ("shm", "tiers", "kernels", "client", "daemon")
 BESIDE = ("docs", "systemd", "bench", "tests", ".ci")
 ABOUT = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "Makefile")
 BUILT = shutil.ignore_patterns("*.so", "__pycache__", "build")
@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Returns an sdist of a copy of the sources, and a wheel that was built from that sdist only."""
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("sources")
-    for name in (*ROOMS, "docs", "systemd"):
+    for name in (*PACKAGES, "docs", "systemd"):
         shutil.copytree(ROOT / name, folder / name, ignore=BUILT)
     shutil.copytree(ROOT / "src", folder / "src", symlinks=True, ignore=shutil.ignore_patterns("*.egg-info"))
     for name in (*ABOUT, "constraints.txt"):
@@ -87,7 +87,7 @@ def _texts() -> Iterator[tuple[Path, str]]:
     made = (ROOT / "docs/man").iterdir()  # with the version, which test_man.py compares
     measured = {ROOT / "docs/race.md", *(ROOT / "bench/results").rglob("*")}  # with the versions that were measured
     others = {ROOT / "src/pagetier/__init__.py", ROOT / "CHANGELOG.md", ROOT / "constraints.txt", *made, *measured}
-    below = (path for folder in (*ROOMS, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
+    below = (path for folder in (*PACKAGES, *BESIDE, "src/pagetier") for path in (ROOT / folder).rglob("*"))
     for path in {*ROOT.iterdir(), *below} - others:
         if path.is_file() and not {"__pycache__", "build"} & set(path.parts):
             with suppress(UnicodeDecodeError):

@@ -43,7 +43,7 @@ def _models() -> list[Shard]:
 
 
 def _drivers(folder: str, prefix: str) -> list[Shard]:
-    """Returns a shard for each target. Those of `messages` build the same rooms, and so they wait for each other."""
+    """Returns a shard for each target. Those of `messages` build the same packages, and so they wait for each other."""
     alone = ("flock", "build/proofs/messages.lock")
     return [
         Shard(name, (*(alone if "messages" in name else ()), "make", "-C", folder, name))
