@@ -1,6 +1,6 @@
-/* device_limit.c - limits how many bytes a process reads from and writes to its files in a second: LD_PRELOAD it into a daemon,
- * and each of its disk workers becomes a device of BENCH_DEVICE_LIMIT bytes a second, in each direction. A device serves one
- * call after the other, so a call waits until those before it and itself are paid for. */
+/* device_limit.c - limits how many bytes a process reads from and writes to its files in a second: LD_PRELOAD it into a
+ * daemon, and each of its disk workers becomes a device of BENCH_DEVICE_LIMIT bytes a second, in each direction. A
+ * device serves one call after the other, so a call waits until those before it and itself are paid for. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -39,13 +39,13 @@ static ssize_t paid(direction *d, ssize_t bytes)
     return bytes;
 }
 
-#define LIMITED(name, type, size, way)                                                                                  \
-    ssize_t name(int fd, type data, size count, off_t at)                                                               \
-    {                                                                                                                   \
-        static ssize_t (*real)(int, type, size, off_t);                                                                 \
-        if (!real)                                                                                                      \
-            *(void **)&real = dlsym(RTLD_NEXT, #name);                                                                  \
-        return paid(&way, real(fd, data, count, at));                                                                   \
+#define LIMITED(name, type, size, way)                    \
+    ssize_t name(int fd, type data, size count, off_t at) \
+    {                                                     \
+        static ssize_t (*real)(int, type, size, off_t);   \
+        if (!real)                                        \
+            *(void **)&real = dlsym(RTLD_NEXT, #name);    \
+        return paid(&way, real(fd, data, count, at));     \
     }
 
 LIMITED(pwrite, const void *, size_t, writing)
@@ -57,13 +57,13 @@ LIMITED(pread64, void *, size_t, reading)
 LIMITED(preadv, const struct iovec *, int, reading)
 LIMITED(preadv64, const struct iovec *, int, reading)
 
-#define LIMITED_WITH_FLAGS(name, way)                                                                                   \
-    ssize_t name(int fd, const struct iovec *data, int count, off_t at, int flags)                                      \
-    {                                                                                                                   \
-        static ssize_t (*real)(int, const struct iovec *, int, off_t, int);                                             \
-        if (!real)                                                                                                      \
-            *(void **)&real = dlsym(RTLD_NEXT, #name);                                                                  \
-        return paid(&way, real(fd, data, count, at, flags));                                                            \
+#define LIMITED_WITH_FLAGS(name, way)                                              \
+    ssize_t name(int fd, const struct iovec *data, int count, off_t at, int flags) \
+    {                                                                              \
+        static ssize_t (*real)(int, const struct iovec *, int, off_t, int);        \
+        if (!real)                                                                 \
+            *(void **)&real = dlsym(RTLD_NEXT, #name);                             \
+        return paid(&way, real(fd, data, count, at, flags));                       \
     }
 
 LIMITED_WITH_FLAGS(preadv2, reading)

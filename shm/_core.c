@@ -16,7 +16,8 @@ static PyObject *plan(PyObject *module, PyObject *args)
         return NULL;
     pt_geometry geometry = pt_geometry_of(frame_bytes, frames, entries, spaces);
     pt_plan(&h, &geometry);
-    return record_of_numbers(SegmentSizes, (uint64_t[]){h.index_bytes, h.locks_bytes, h.arena_bytes, h.at_events, h.reserves.events}, 5);
+    uint64_t sizes[] = {h.index_bytes, h.locks_bytes, h.arena_bytes, h.at_events, h.reserves.events};
+    return record_of_numbers(SegmentSizes, sizes, 5);
 }
 
 static PyMethodDef functions[] = {
@@ -53,8 +54,8 @@ PyMODINIT_FUNC PyInit__core(void)
     PinsType = add_type(module, "Pins", &pins_spec);
     if (ShmError && PinsType && PyModule_AddObjectRef(module, "ShmError", ShmError) == 0 &&
         add_type(module, "Session", &session_spec) && add_type(module, "Owner", &owner_spec) &&
-        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) && add_records(module) &&
-        add_layouts(module))
+        add_type(module, "Observer", &observer_spec) && add_limits(module) && add_enumerations(module) &&
+        add_records(module) && add_layouts(module))
         return module;
     Py_DECREF(module);
     return NULL;

@@ -55,7 +55,8 @@ static void use(gpu *g, int32_t page)
     g->size++;
 }
 
-/* Stores pages of a prompt from the page `first` on. The key of the page before it, if there is one, is before `keys`. */
+/* Stores pages of a prompt from the page `first` on. The key of the page before it,
+ * if there is one, is before `keys`. */
 static void store(pt_owner *o, const uint8_t *keys, uint32_t first, uint32_t count, uint64_t now, outcome *out)
 {
     pt_prompt prompt = {.parent = first ? keys - PT_KEY_BYTES : NULL, .depth = first + 1};
@@ -121,7 +122,8 @@ int replay_behind_gpu(const trace *t, int32_t distinct, uint32_t gpu_pages, uint
         while (own < count && g.has[prompt[own]])
             own++;
         uint32_t fits = count < pages ? count : pages, begins = when == ON_EVICTION ? own : 0;
-        uint32_t ends = begins < fits ? begins + match(&o, keys + begins * (size_t)PT_KEY_BYTES, fits - begins, now) : begins;
+        uint32_t ends = begins < fits ? begins + match(&o, keys + begins * (size_t)PT_KEY_BYTES, fits - begins, now)
+                                      : begins;
         out->hits += ends > own ? ends : own;
         if (when == EAGER && ends < fits)
             store(&o, keys + ends * (size_t)PT_KEY_BYTES, ends, fits - ends, now + (uint64_t)STORE_NS, out);

@@ -10,7 +10,8 @@ typedef struct {
     double store; /* into free memory */
     double replace; /* a store that needs the room of another page */
     double evict; /* ahead of need */
-    double beside; /* a store that needs the room of another page, where most pages are older and protected by a quota */
+    /* a store that needs the room of another page, where most pages are older and protected by a quota */
+    double beside;
 } costs; /* seconds by page */
 
 typedef struct {
@@ -33,8 +34,14 @@ static void store(work *w, int32_t first, uint32_t count)
         sizes[i] = 4096;
     }
     w->now += STEP_NS;
-    pt_request r = {.space = w->space, .parts = 1, .chain_kind = PT_CHAIN_PROMPT, .now = w->now, .expires_ns = UINT64_MAX, .chain = 1,
-                    .prompts = &prompt, .prompt_count = 1};
+    pt_request r = {.space = w->space,
+                    .parts = 1,
+                    .chain_kind = PT_CHAIN_PROMPT,
+                    .now = w->now,
+                    .expires_ns = UINT64_MAX,
+                    .chain = 1,
+                    .prompts = &prompt,
+                    .prompt_count = 1};
     double began = thread_seconds();
     pt_reserve(&w->owner, &r, keys, sizes, count, answers);
     w->seconds += thread_seconds() - began;
@@ -64,7 +71,8 @@ static double evict_some(work *w, uint32_t pages)
     return (thread_seconds() - began) / (evicted ? evicted : 1);
 }
 
-/* Measures stores beside the pages of a tenant that has its minimum, three fifths of the memory. Returns -1 if memory is short. */
+/* Measures stores beside the pages of a tenant that has its minimum, three fifths of the
+ * memory. Returns -1 if memory is short. */
 static double beside_protected(uint32_t pages, bool learns)
 {
     work w = {.now = 1000000000000ull, .space = 1};

@@ -63,9 +63,10 @@ static bool open_served(served *v, uint32_t pages, int learns)
     return o->lookups != NULL;
 }
 
-/* Replays a trace through an index of `pages` pages. Writes the predicted hit ratio of LRU at each of the `count` sizes to
- * `ratios`. Returns 0, or -1 if memory is short. */
-int predict(const trace *t, uint32_t pages, int learns, const double *sizes, uint32_t count, double *ratios, curve_outcome *out)
+/* Replays a trace through an index of `pages` pages. Writes the predicted hit ratio of LRU at each of the `count` sizes
+ * to `ratios`. Returns 0, or -1 if memory is short. */
+int predict(const trace *t, uint32_t pages, int learns, const double *sizes, uint32_t count, double *ratios,
+            curve_outcome *out)
 {
     served v = {0};
     pt_findings found = {0};

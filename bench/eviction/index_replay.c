@@ -1,7 +1,8 @@
 /* index_replay.c - replays a trace through the daemon's own index, with the trace's clock: what would it have hit?
  *
- * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request matches its prompt, as
- * readers do, loads what follows on disk, and stores the prompt whole if a page is missing, as `pagetier replay` does. */
+ * The index lies in ordinary memory, one frame is one page, and no bytes are copied. Each request
+ * matches its prompt, as readers do, loads what follows on disk, and stores the prompt whole if a page
+ * is missing, as `pagetier replay` does. */
 #include "core/daemon/cadence/hints.h"
 #include "small_disk.h"
 
@@ -38,7 +39,8 @@ static uint32_t look_up(pt_owner *o, const uint8_t *keys, uint32_t count, uint64
 }
 
 /* A request uses its prompt, and stores it if a page is missing. */
-static void serve(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, uint64_t later, uint8_t hint, outcome *out)
+static void serve(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, uint64_t later, uint8_t hint,
+                  outcome *out)
 {
     uint32_t hits = look_up(o, keys, count, now, out);
     out->followed += o->cadence && o->cadence->shadow.follows;
@@ -68,7 +70,8 @@ int replay(const trace *t, const cache *c, outcome *out)
     uint8_t *keys = NULL;
     *out = (outcome){0};
     pt_geometry geometry = {4096, c->pages, c->pages + c->disk_pages, 4, {0}};
-    if (!open_geometry(&o, &geometry) || !open_disk(&o, c->disk_pages, began) || (c->learns && !pt_learn_returns(&o, pt_mixed(c->seed))))
+    if (!open_geometry(&o, &geometry) || !open_disk(&o, c->disk_pages, began) ||
+        (c->learns && !pt_learn_returns(&o, pt_mixed(c->seed))))
         return -1;
     for (int64_t request = 0; request < t->requests; request++) {
         uint32_t count = (uint32_t)(t->starts[request + 1] - t->starts[request]);

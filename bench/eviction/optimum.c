@@ -1,8 +1,8 @@
 /* optimum.c - what a cache of a given size could hit at most, if it knew all later requests.
  *
- * After each request it keeps, of the pages that it has and those of the request, the ones that are used soonest (Belady's
- * rule, with bypass). Of two pages that the same request uses next, the one nearer to the head stays: so no page is kept
- * without those before it. */
+ * After each request it keeps, of the pages that it has and those of the request, the ones that are used soonest
+ * (Belady's rule, with bypass). Of two pages that the same request uses next, the one nearer to the head stays: so no
+ * page is kept without those before it. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -47,7 +47,8 @@ static use pop(heap *h)
 /* Returns the request that uses each page of `pages` next; `requests` if none does. */
 static int64_t *next_uses(const int64_t *starts, const int32_t *pages, int64_t requests, int32_t distinct)
 {
-    int64_t *after = malloc((size_t)starts[requests] * sizeof *after), *latest = malloc((size_t)distinct * sizeof *latest);
+    int64_t *after = malloc((size_t)starts[requests] * sizeof *after);
+    int64_t *latest = malloc((size_t)distinct * sizeof *latest);
     for (int32_t page = 0; page < distinct; page++)
         latest[page] = requests;
     for (int64_t request = requests - 1; request >= 0; request--)

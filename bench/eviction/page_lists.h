@@ -1,7 +1,7 @@
 /* page_lists.h - what the policies of the literature share: lists of pages, and the replay of a trace.
  *
- * A request hits the pages of its prompt before the first one that is missing. Then it uses all of them, the last one first,
- * so that the head of a prompt is newer than its tail. No page leaves while its own request is served. */
+ * A request hits the pages of its prompt before the first one that is missing. Then it uses all of them, the last one
+ * first, so that the head of a prompt is newer than its tail. No page leaves while its own request is served. */
 #pragma once
 
 #include <stdbool.h>

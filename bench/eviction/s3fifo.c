@@ -1,5 +1,6 @@
-/* s3fifo.c - S3-FIFO: a small queue of new pages, a main queue of those that were used again, and the numbers of pages that
- * left the small one (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023). */
+/* s3fifo.c - S3-FIFO: a small queue of new pages, a main queue of those that were used again, and the
+ * numbers of pages that left the small one (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you
+ * need for cache eviction", SOSP 2023). */
 #include "page_lists.h"
 
 enum { SMALL, MAIN, GHOST };

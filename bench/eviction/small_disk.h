@@ -1,11 +1,12 @@
-/* small_disk.h - a disk tier behind the index: the daemon's own code decides what is written, what is read and what leaves. No
- * bytes are written, and the disk is never late. */
+/* small_disk.h - a disk tier behind the index: the daemon's own code decides what is written, what is read and what
+ * leaves. No bytes are written, and the disk is never late. */
 #pragma once
 
 #include "core/daemon/fetch.h"
 #include "small_index.h"
 
-enum { BATCH_FRAMES = 128, LEAST_AHEAD = 10, CHOICE_AHEAD = 3, SMALLEST_PART = 8 }; /* as daemon/disk/write_behind.py has them */
+/* as daemon/disk/write_behind.py has them */
+enum { BATCH_FRAMES = 128, LEAST_AHEAD = 10, CHOICE_AHEAD = 3, SMALLEST_PART = 8 };
 
 static inline bool open_disk(pt_owner *o, uint32_t pages, uint64_t now)
 {

@@ -33,7 +33,8 @@ static bool append_new(PyObject *list, PyObject *item)
     return done;
 }
 
-/* The number of forks. A handle that was created before a fork is unusable in the child, which does not inherit the mappings. */
+/* The number of forks. A handle that was created before a fork is unusable in the child,
+ * which does not inherit the mappings. */
 static pt_a64 forks;
 static void count_fork(void) { atomic_fetch_add_explicit(&forks, 1, memory_order_relaxed); }
 
@@ -70,7 +71,8 @@ static void unmap_segment(mapping *m)
 /* Advises huge pages for a large table with random access. It is only advice, so errors do not matter. */
 static void advise_table(const mapping *m) { madvise(m->address, m->bytes, MADV_HUGEPAGE); }
 
-/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*). Returns None, or raises OSError if memory is short. */
+/* Populates [offset, offset + length) of a mapping (MADV_POPULATE_*). Returns None, or
+ * raises OSError if memory is short. */
 static PyObject *populate_range(const mapping *m, int how, unsigned long long offset, unsigned long long length)
 {
     int failed;
@@ -92,7 +94,8 @@ typedef struct {
     Py_ssize_t count;
 } array;
 
-/* Opens a buffer. Returns false with an exception set if the object is not a buffer or not a whole number of elements. */
+/* Opens a buffer. Returns false with an exception set if the object is not a buffer
+ * or not a whole number of elements. */
 static bool array_open(PyObject *object, Py_ssize_t element, const char *name, array *a)
 {
     if (PyObject_GetBuffer(object, &a->view, PyBUF_SIMPLE) < 0)
@@ -100,7 +103,8 @@ static bool array_open(PyObject *object, Py_ssize_t element, const char *name, a
     a->count = a->view.len / element;
     if (a->view.len == a->count * element && a->count < UINT32_MAX)
         return true;
-    PyErr_Format(PyExc_ValueError, "%s: %zd bytes are no whole number of %zd-byte elements", name, a->view.len, element);
+    PyErr_Format(PyExc_ValueError, "%s: %zd bytes are no whole number of %zd-byte elements", name, a->view.len,
+                 element);
     PyBuffer_Release(&a->view);
     return false;
 }

@@ -41,8 +41,12 @@ static const named_number hint_kinds[] = {
 };
 
 static const named_number absences[] = {
-    {"NEVER_STORED", PT_NEVER_STORED}, {"EVICTED_FROM_MEMORY", PT_EVICTED_FROM_MEMORY}, {"EVICTED_FROM_DISK", PT_EVICTED_FROM_DISK},
-    {"DROPPED", PT_DROPPED}, {"IN_OTHER_NAMESPACE", PT_IN_OTHER_NAMESPACE}, {NULL, 0},
+    {"NEVER_STORED", PT_NEVER_STORED},
+    {"EVICTED_FROM_MEMORY", PT_EVICTED_FROM_MEMORY},
+    {"EVICTED_FROM_DISK", PT_EVICTED_FROM_DISK},
+    {"DROPPED", PT_DROPPED},
+    {"IN_OTHER_NAMESPACE", PT_IN_OTHER_NAMESPACE},
+    {NULL, 0},
 };
 
 static const named_number write_rules[] = {
@@ -50,7 +54,11 @@ static const named_number write_rules[] = {
 };
 
 static const named_number write_results[] = {
-    {"FAILED", PT_WRITE_FAILED}, {"DONE", PT_WRITE_DONE}, {"SKIPPED", PT_WRITE_SKIPPED}, {"AGAIN", PT_WRITE_AGAIN}, {NULL, 0},
+    {"FAILED", PT_WRITE_FAILED},
+    {"DONE", PT_WRITE_DONE},
+    {"SKIPPED", PT_WRITE_SKIPPED},
+    {"AGAIN", PT_WRITE_AGAIN},
+    {NULL, 0},
 };
 
 static const named_number tier_flags[] = {
@@ -93,10 +101,12 @@ static PyObject *members_of(const named_number *members)
     return list;
 }
 
-/* Calls `factory(name, members, module=...)`, as IntEnum and namedtuple are called. Returns NULL with an exception set. */
+/* Calls `factory(name, members, module=...)`, as IntEnum and namedtuple are called.
+ * Returns NULL with an exception set. */
 static PyObject *new_class(PyObject *factory, const char *name, PyObject *members)
 {
-    PyObject *args = Py_BuildValue("(sO)", name, members), *module = Py_BuildValue("{ss}", "module", "pagetier.shm._core");
+    PyObject *args = Py_BuildValue("(sO)", name, members);
+    PyObject *module = Py_BuildValue("{ss}", "module", "pagetier.shm._core");
     PyObject *made = args && module ? PyObject_Call(factory, args, module) : NULL;
     Py_XDECREF(args);
     Py_XDECREF(module);
@@ -124,7 +134,8 @@ static bool add_enumerations(PyObject *module)
     PyObject *library = PyImport_ImportModule("enum");
     bool done = library != NULL;
     for (size_t i = 0; done && i < sizeof enumerations / sizeof *enumerations; i++) {
-        PyObject *base = PyObject_GetAttrString(library, enumerations[i].base), *members = members_of(enumerations[i].members);
+        PyObject *base = PyObject_GetAttrString(library, enumerations[i].base);
+        PyObject *members = members_of(enumerations[i].members);
         done = base && members && add_new(module, enumerations[i].name, new_class(base, enumerations[i].name, members));
         Py_XDECREF(base);
         Py_XDECREF(members);

@@ -33,9 +33,10 @@ static PyObject *describe_lookups(const pt_view *v)
         Py_RETURN_NONE;
     uint64_t now = pt_now_ns();
     double seconds = c->faded_ns && c->faded_ns < now ? (double)(c->known_ns + now - c->faded_ns) / 1e9 : 0;
-    return record_of(SampledLookups, Py_BuildValue("(ddKKdddN)", c->threshold / 4294967296.0, seconds, (unsigned long long)c->lookups,
-                                                   (unsigned long long)c->lost, c->hit_pages, c->miss_pages, c->stored_pages,
-                                                   floats_of(c->absent_ever, PT_ABSENCES)));
+    return record_of(SampledLookups,
+                     Py_BuildValue("(ddKKdddN)", c->threshold / 4294967296.0, seconds, (unsigned long long)c->lookups,
+                                   (unsigned long long)c->lost, c->hit_pages, c->miss_pages, c->stored_pages,
+                                   floats_of(c->absent_ever, PT_ABSENCES)));
 }
 
 static PyObject *describe_curve(const pt_curve_sums *s, const double *sizes, Py_ssize_t count)
@@ -45,9 +46,10 @@ static PyObject *describe_curve(const pt_curve_sums *s, const double *sizes, Py_
         return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < count; i++)
         ratios[i] = pt_curve_ratio(s, sizes[i]);
-    PyObject *curve = record_of(
-        LookupCurve, Py_BuildValue("(y#ddNdN)", (const char *)s->digest, (Py_ssize_t)sizeof s->digest, s->found, s->missed,
-                                   floats_of(ratios, count), pt_curve_ratio(s, HUGE_VAL), floats_of(s->absences, PT_ABSENCES)));
+    PyObject *curve = record_of(LookupCurve,
+                                Py_BuildValue("(y#ddNdN)", (const char *)s->digest, (Py_ssize_t)sizeof s->digest,
+                                              s->found, s->missed, floats_of(ratios, count),
+                                              pt_curve_ratio(s, HUGE_VAL), floats_of(s->absences, PT_ABSENCES)));
     free(ratios);
     return curve;
 }

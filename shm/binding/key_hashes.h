@@ -1,5 +1,5 @@
-/* key_hashes.h - keys of pages that an engine has already named by SHA-256: each hash XOR the digest of the namespace, end
- * to end. */
+/* key_hashes.h - keys of pages that an engine has already named by SHA-256: each hash XOR the
+ * digest of the namespace, end to end. */
 #pragma once
 
 #include "buffers.h"
@@ -33,7 +33,8 @@ static const char *hash_of(PyObject *item, Py_ssize_t at)
         return NULL;
     if (length == PT_KEY_BYTES)
         return bytes;
-    PyErr_Format(PyExc_ValueError, "hash %zd has %zd bytes, not %u: use keys_of() for such digests", at, length, PT_KEY_BYTES);
+    PyErr_Format(PyExc_ValueError, "hash %zd has %zd bytes, not %u: use keys_of() for such digests", at, length,
+                 PT_KEY_BYTES);
     return NULL;
 }
 
@@ -50,8 +51,8 @@ static bool mix_items(char *keys, PyObject *hashes, Py_ssize_t count, item_of it
     return true;
 }
 
-/* keys_of_hashes(hashes, digest) -> the keys of a list or a tuple of bytes, in one pass and with no other memory than that
- * of the keys. */
+/* keys_of_hashes(hashes, digest) -> the keys of a list or a tuple of bytes, in one pass and with
+ * no other memory than that of the keys. */
 static PyObject *keys_of_hashes(PyObject *module, PyObject *args)
 {
     PyObject *hashes;

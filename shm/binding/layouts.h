@@ -1,4 +1,5 @@
-/* layouts.h - the layout of structs that Python reads or builds itself: the name, the offset and the bytes of each field. */
+/* layouts.h - the layout of structs that Python reads or builds itself: the name, the
+ * offset and the bytes of each field. */
 #pragma once
 
 #include "records.h"
@@ -23,12 +24,16 @@ static const struct_field tokens_fields[] = {
     FIELD_OF(pt_tokens, position), FIELD_OF(pt_tokens, first), FIELD_OF(pt_tokens, end), {NULL, 0, 0},
 };
 static const struct_field lock_fields[] = {
-    FIELD_OF(pt_lock, word), FIELD_OF(pt_lock, parts), FIELD_OF(pt_lock, tick), FIELD_OF(pt_lock, checksum), {NULL, 0, 0},
+    FIELD_OF(pt_lock, word),
+    FIELD_OF(pt_lock, parts),
+    FIELD_OF(pt_lock, tick),
+    FIELD_OF(pt_lock, checksum),
+    {NULL, 0, 0},
 };
 static const struct_field history_fields[] = {
-    FIELD_OF(pt_history, parent), FIELD_OF(pt_history, parent_life), FIELD_OF(pt_history, life), FIELD_OF(pt_history, seen),
-    FIELD_OF(pt_history, children), FIELD_OF(pt_history, place), FIELD_OF(pt_history, class), FIELD_OF(pt_history, cadence),
-    FIELD_OF(pt_history, uses), {NULL, 0, 0},
+    FIELD_OF(pt_history, parent), FIELD_OF(pt_history, parent_life), FIELD_OF(pt_history, life),
+    FIELD_OF(pt_history, seen), FIELD_OF(pt_history, children), FIELD_OF(pt_history, place),
+    FIELD_OF(pt_history, class), FIELD_OF(pt_history, cadence), FIELD_OF(pt_history, uses), {NULL, 0, 0},
 };
 static const struct_field disk_history_fields[] = {
     FIELD_OF(pt_disk_history, parent), FIELD_OF(pt_disk_history, depth), FIELD_OF(pt_disk_history, cadence),

@@ -24,7 +24,8 @@ static PyObject *observer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     if (!self)
         return NULL;
     if (map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, PROT_READ, &self->locks)) {
-        reason = pt_unusable_reason(self->index.address, self->locks.address, (pt_sizes){self->index.bytes, self->locks.bytes, 0});
+        reason = pt_unusable_reason(self->index.address, self->locks.address,
+                                    (pt_sizes){self->index.bytes, self->locks.bytes, 0});
         if (!reason) {
             self->view = pt_view_of(self->index.address, self->locks.address, NULL);
             return (PyObject *)self;
@@ -87,7 +88,8 @@ typedef struct {
 static void count_pins(const pt_view *v, pinned_by pins[PT_SLOTS])
 {
     for (uint32_t entry = 0; entry < v->entry_count; entry++)
-        for (uint64_t bits = atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & PT_PINS; bits; bits &= bits - 1) {
+        for (uint64_t bits = atomic_load_explicit(&v->locks[entry].word, memory_order_relaxed) & PT_PINS; bits;
+             bits &= bits - 1) {
             pins[__builtin_ctzll(bits)].pages++;
             pins[__builtin_ctzll(bits)].frames += v->entries[entry].frame_count;
         }
@@ -110,8 +112,8 @@ static PyObject *describe_attachment(const pt_view *v, uint32_t slot, const pinn
     unsigned long long kernel_id = s->kernel_id, lock = s->lock;
     pid = pid == PT_UNSEEN_PID ? 0 : pid;
     unsigned long long pages = pins ? pins[slot].pages : 0, bytes = pins ? pins[slot].frames * v->frame_bytes : 0;
-    return record_of(AttachmentRecord, Py_BuildValue("(IIIKKKKKNNKK)", slot, pid, s->uid, started, token, attached_ns, pages, bytes,
-                                                     text, counts, kernel_id, lock));
+    return record_of(AttachmentRecord, Py_BuildValue("(IIIKKKKKNNKK)", slot, pid, s->uid, started, token, attached_ns,
+                                                     pages, bytes, text, counts, kernel_id, lock));
 }
 
 static PyObject *describe_attachments(const pt_view *v, const pinned_by *pins)
@@ -133,10 +135,10 @@ static PyObject *describe_space(const pt_view *v, uint32_t number)
     PyObject *text = PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
     unsigned long long pages = s->pages, bytes = s->bytes, disk_pages = s->disk_pages, disk_bytes = s->disk_bytes;
     unsigned long long listed = s->listed, used_ns = s->used_ns;
-    return text ? record_of(NamespaceRecord,
-                            Py_BuildValue("(Iy#NKKKKKKIIII)", number, (const char *)s->digest, (Py_ssize_t)sizeof s->digest, text,
-                                          pages, bytes, disk_pages, disk_bytes, listed, used_ns, s->page_tokens, s->window,
-                                          (unsigned)s->group, (unsigned)s->tenant))
+    return text ? record_of(NamespaceRecord, Py_BuildValue("(Iy#NKKKKKKIIII)", number, (const char *)s->digest,
+                                                           (Py_ssize_t)sizeof s->digest, text, pages, bytes, disk_pages,
+                                                           disk_bytes, listed, used_ns, s->page_tokens, s->window,
+                                                           (unsigned)s->group, (unsigned)s->tenant))
                 : NULL;
 }
 
@@ -151,12 +153,30 @@ static PyObject *describe_spaces(const pt_view *v)
     return list;
 }
 
-static PyObject *observer_header(Observer *self, PyObject *unused) { (void)unused; return describe_header(&self->view); }
-static PyObject *observer_counts(Observer *self, PyObject *unused) { (void)unused; return describe_all_counts(&self->view); }
-static PyObject *observer_spaces(Observer *self, PyObject *unused) { (void)unused; return describe_spaces(&self->view); }
+static PyObject *observer_header(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    return describe_header(&self->view);
+}
+
+static PyObject *observer_counts(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    return describe_all_counts(&self->view);
+}
+
+static PyObject *observer_spaces(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    return describe_spaces(&self->view);
+}
 
 /* lookups() -> SampledLookups: what is known of lookups; None if these segments have no curve. */
-static PyObject *observer_lookups(Observer *self, PyObject *unused) { (void)unused; return describe_lookups(&self->view); }
+static PyObject *observer_lookups(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    return describe_lookups(&self->view);
+}
 
 /* curves(sizes) -> [LookupCurve]: of all namespaces, then of each that has its own; sizes: f64, in frames. */
 static PyObject *observer_curves(Observer *self, PyObject *sizes) { return describe_curves(&self->view, sizes); }
@@ -168,7 +188,11 @@ static PyObject *describe_attachments_with_pins(const pt_view *v)
     return describe_attachments(v, pins);
 }
 
-static PyObject *observer_attachments_with_pins(Observer *self, PyObject *unused) { (void)unused; return describe_attachments_with_pins(&self->view); }
+static PyObject *observer_attachments_with_pins(Observer *self, PyObject *unused)
+{
+    (void)unused;
+    return describe_attachments_with_pins(&self->view);
+}
 
 /* status() -> the status that the daemon published last; None while it is being changed. */
 static PyObject *observer_status(Observer *self, PyObject *unused)

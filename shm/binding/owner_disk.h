@@ -116,16 +116,21 @@ static void disk_report(Owner *self, const array *of, uint8_t device)
     pt_disk_make_room(o, &o->disk.devices[device], 0, 0, now);
 }
 
-/* disk_report(keys, sizes, spaces, ticks, device = 0): adds pages that a device contains. Pages that the index cannot have
- * become drops. */
+/* disk_report(keys, sizes, spaces, ticks, device = 0): adds pages that a device contains. Pages
+ * that the index cannot have become drops. */
 static PyObject *owner_disk_report(Owner *self, PyObject *args)
 {
     PyObject *keys, *sizes, *spaces, *ticks;
     unsigned int device = 0;
     array of[4];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO|I", &keys, &sizes, &spaces, &ticks, &device) || !device_exists(device))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOOO|I", &keys, &sizes, &spaces, &ticks, &device) ||
+        !device_exists(device))
         return NULL;
-    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}, {spaces, 4, "spaces"}, {ticks, 8, "ticks"}}, 4, of))
+    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"},
+                                      {sizes, 8, "sizes"},
+                                      {spaces, 4, "spaces"},
+                                      {ticks, 8, "ticks"}},
+                     4, of))
         return NULL;
     disk_report(self, of, (uint8_t)device);
     arrays_close(of, 4);
@@ -140,8 +145,9 @@ static void restore_history(pt_owner *o, const uint8_t *key, const pt_disk_histo
     pt_restore_link(o, key, kept);
 }
 
-/* disk_histories(keys, histories, ages): what the tier knows of the uses of pages that it reported, with the nanoseconds since
- * their last use. Pages that come before others in their prompt should come first: then no link takes a search. */
+/* disk_histories(keys, histories, ages): what the tier knows of the uses of pages that it reported,
+ * with the nanoseconds since their last use. Pages that come before others in their prompt should
+ * come first: then no link takes a search. */
 static PyObject *owner_disk_histories(Owner *self, PyObject *args)
 {
     PyObject *keys, *histories, *ages;
@@ -149,7 +155,8 @@ static PyObject *owner_disk_histories(Owner *self, PyObject *args)
     const Py_ssize_t bytes = sizeof(pt_disk_history);
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "OOO", &keys, &histories, &ages))
         return NULL;
-    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {histories, bytes, "histories"}, {ages, 8, "ages"}}, 3, of))
+    if (!arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {histories, bytes, "histories"}, {ages, 8, "ages"}},
+                     3, of))
         return NULL;
     uint64_t now = pt_now_ns();
     if (self->shared.cadence)
@@ -157,13 +164,15 @@ static PyObject *owner_disk_histories(Owner *self, PyObject *args)
     for (Py_ssize_t i = 0; i < of[0].count; i++) {
         pt_disk_history kept;
         memcpy(&kept, (char *)of[1].view.buf + i * bytes, sizeof kept);
-        restore_history(&self->shared, (uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, &kept, ((uint64_t *)of[2].view.buf)[i], now);
+        restore_history(&self->shared, (uint8_t *)of[0].view.buf + i * PT_KEY_BYTES, &kept,
+                        ((uint64_t *)of[2].view.buf)[i], now);
     }
     arrays_close(of, 3);
     Py_RETURN_NONE;
 }
 
-/* disk_drops(device = 0) -> keys that must leave the device before anything is written that is commanded after this call. */
+/* disk_drops(device = 0) -> keys that must leave the device before anything is written
+ * that is commanded after this call. */
 static PyObject *owner_disk_drops(Owner *self, PyObject *args)
 {
     unsigned int device = 0;
@@ -190,7 +199,10 @@ static PyObject *for_each_key(Owner *self, PyObject *args, void (*act)(pt_owner 
     Py_RETURN_NONE;
 }
 
-static void drop_key(pt_owner *o, uint32_t device, const uint8_t *key, uint64_t now) { pt_disk_drop(o, device, key, now); }
+static void drop_key(pt_owner *o, uint32_t device, const uint8_t *key, uint64_t now)
+{
+    pt_disk_drop(o, device, key, now);
+}
 
 /* disk_drop(keys, device = 0): drops pages from a device. Keys that are not on it are ignored. */
 static PyObject *owner_disk_drop(Owner *self, PyObject *args) { return for_each_key(self, args, drop_key); }

@@ -4,7 +4,10 @@
 #include "../core/daemon/cadence/hints.h"
 #include "owner_reservations.h"
 
-static uint64_t ends_after(uint64_t now, uint64_t ttl_ns) { return ttl_ns < UINT64_MAX - now ? now + ttl_ns : UINT64_MAX; }
+static uint64_t ends_after(uint64_t now, uint64_t ttl_ns)
+{
+    return ttl_ns < UINT64_MAX - now ? now + ttl_ns : UINT64_MAX;
+}
 
 /* hint(hint, ttl_ns, keys) -> number of the pages that exist: they have the hint now. */
 static PyObject *owner_hint(Owner *self, PyObject *args)
@@ -19,7 +22,8 @@ static PyObject *owner_hint(Owner *self, PyObject *args)
         return PyErr_Format(PyExc_ValueError, "hint %u does not exist", hint);
     if (!array_open(keys, PT_KEY_BYTES, "keys", &in))
         return NULL;
-    uint32_t found = pt_hint_pages(&self->shared, (enum pt_hint)hint, pt_lasts(ttl), in.view.buf, (uint32_t)in.count, pt_now_ns());
+    uint32_t found = pt_hint_pages(&self->shared, (enum pt_hint)hint, pt_lasts(ttl), in.view.buf, (uint32_t)in.count,
+                                   pt_now_ns());
     PyBuffer_Release(&in.view);
     return PyLong_FromUnsignedLong(found);
 }

@@ -42,9 +42,10 @@ static PyObject *served(PyObject *response, const pt_answer *answers, uint32_t p
     return Py_BuildValue("(NIIIK)", response, (unsigned int)pages, granted, refused, (unsigned long long)bytes);
 }
 
-/* Reserves the pages of a message, unless they may have more than `most_frames` frames or there is no namespace for them. `answers`
- * and `sizes` have room for all pages. */
-static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_message *m, pt_answer *answers, uint64_t *sizes)
+/* Reserves the pages of a message, unless they may have more than `most_frames` frames or there is no namespace for
+ * them. `answers` and `sizes` have room for all pages. */
+static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_message *m, pt_answer *answers,
+                               uint64_t *sizes)
 {
     uint64_t bytes = pt_read_sizes(m, sizes), frames = bytes / self->shared.view.frame_bytes + m->pages;
     if (bytes == UINT64_MAX || frames > numbers[CALL_MOST_FRAMES] || !complete_request(self, numbers, m))
@@ -60,21 +61,23 @@ static PyObject *serve_message(Owner *self, const uint64_t *numbers, pt_reserve_
     return served(response, answers, m->pages, bytes);
 }
 
-/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, pages, granted, refused, bytes), None for a message
- * that is no usual reservation. */
+/* serve_reserve(slot, ttl_ns, most_frames, bytes, message) -> (response, pages, granted, refused, bytes), None for a
+ * message that is no usual reservation. */
 static PyObject *owner_serve_reserve(Owner *self, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t numbers[CALL_NUMBERS];
     pt_reserve_message m;
     Py_buffer buffer;
-    if (!owner_ready(self) || !call_numbers(args, count, numbers) || PyObject_GetBuffer(args[CALL_NUMBERS], &buffer, PyBUF_SIMPLE) < 0)
+    if (!owner_ready(self) || !call_numbers(args, count, numbers) ||
+        PyObject_GetBuffer(args[CALL_NUMBERS], &buffer, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *result = NULL;
     if (numbers[CALL_BYTES] > (uint64_t)buffer.len || !pt_read_reserve(buffer.buf, (size_t)numbers[CALL_BYTES], &m)) {
         result = Py_NewRef(Py_None);
     } else {
         pt_answer *answers = malloc(m.pages * (sizeof *answers + sizeof(uint64_t)));
-        result = answers ? serve_message(self, numbers, &m, answers, (uint64_t *)(answers + m.pages)) : PyErr_NoMemory();
+        result = answers ? serve_message(self, numbers, &m, answers, (uint64_t *)(answers + m.pages))
+                         : PyErr_NoMemory();
         free(answers);
     }
     PyBuffer_Release(&buffer);

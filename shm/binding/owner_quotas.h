@@ -29,7 +29,8 @@ static bool patterns_of(PyObject *list, uint32_t count, char patterns[PT_TENANTS
             strcpy(patterns[tenant], pattern);
     }
     if (!sound && !PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "a list of %u patterns of less than %u bytes is needed", count - 1, PATTERN_BYTES);
+        PyErr_Format(PyExc_ValueError, "a list of %u patterns of less than %u bytes is needed", count - 1,
+                     PATTERN_BYTES);
     return sound;
 }
 
@@ -53,14 +54,16 @@ static bool quotas_begin(Owner *self, const pt_quota *quotas, uint32_t count, ch
     return begun;
 }
 
-/* set_quotas(quotas, patterns): the shares of each tenant, of which the first has no limits and no pattern: least and most of the
- * arena, least and most of each device (f64); and the pattern of the names of each other one's namespaces, as of fnmatch(3). */
+/* set_quotas(quotas, patterns): the shares of each tenant, of which the first has no limits and no pattern:
+ * least and most of the arena, least and most of each device (f64); and the pattern of the names of each
+ * other one's namespaces, as of fnmatch(3). */
 static PyObject *owner_set_quotas(Owner *self, PyObject *args)
 {
     PyObject *given, *list, *done = NULL;
     char patterns[PT_TENANTS][PATTERN_BYTES] = {{0}};
     array quotas;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &given, &list) || !array_open(given, sizeof(pt_quota), "quotas", &quotas))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OO", &given, &list) ||
+        !array_open(given, sizeof(pt_quota), "quotas", &quotas))
         return NULL;
     uint32_t count = (uint32_t)quotas.count;
     if (quotas_sound(quotas.view.buf, count) && patterns_of(list, count, patterns))
@@ -90,14 +93,15 @@ static PyObject *owner_tenants(Owner *self, PyObject *unused)
         uint64_t on_disk = 0;
         for (uint32_t device = 0; device < PT_DEVICES; device++)
             on_disk += o->disk.devices[device].used_of[tenant];
-        if (!append_new(list, Py_BuildValue("(KK)", (unsigned long long)o->tenants.frames[tenant], (unsigned long long)on_disk)))
+        if (!append_new(list, Py_BuildValue("(KK)", (unsigned long long)o->tenants.frames[tenant],
+                                            (unsigned long long)on_disk)))
             Py_CLEAR(list);
     }
     return list;
 }
 
-/* quota_refusal() -> (the tenant, which has its maximum, bits of the tenants that lose none to it): why pages of the last reserve() were
- * refused; 0: not because of it. */
+/* quota_refusal() -> (the tenant, which has its maximum, bits of the tenants that lose none to it): why pages of the
+ * last reserve() were refused; 0: not because of it. */
 static PyObject *owner_quota_refusal(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -107,7 +111,8 @@ static PyObject *owner_quota_refusal(Owner *self, PyObject *unused)
     return Py_BuildValue("(II)", (unsigned int)refusal->at_maximum, (unsigned int)refusal->protected);
 }
 
-/* find_hurries(ahead) -> whether a tenant with a maximum is about to evict unwritten pages; such pages are written first. */
+/* find_hurries(ahead) -> whether a tenant with a maximum is about to evict unwritten
+ * pages; such pages are written first. */
 static PyObject *owner_find_hurries(Owner *self, PyObject *args)
 {
     unsigned long long ahead;

@@ -24,17 +24,18 @@ static bool request_sound(Owner *self, const pt_request *r)
     if (r->slot < PT_SLOTS && r->space < v->header->spaces && v->spaces[r->space].used && r->parts >= 1 &&
         r->parts <= PT_PARTS && r->part < r->parts && r->chain_kind <= PT_CHAIN_NONE)
         return true;
-    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u, part %u of %u or chain %u is invalid", r->slot, r->space, r->part,
-                 r->parts, (unsigned)r->chain_kind);
+    PyErr_Format(PyExc_ValueError, "slot %u, namespace %u, part %u of %u or chain %u is invalid", r->slot, r->space,
+                 r->part, r->parts, (unsigned)r->chain_kind);
     return false;
 }
 
-/* Reads where prompts begin among `pages` pages, with the keys of the pages before them and, unless `depths` is NULL, the
- * numbers of their first pages. Returns false with an exception set. */
+/* Reads where prompts begin among `pages` pages, with the keys of the pages before them and, unless `depths` is NULL,
+ * the numbers of their first pages. Returns false with an exception set. */
 static bool prompts_of(PyObject *begins, PyObject *parents, PyObject *depths, uint32_t pages, pt_request *r, array *in)
 {
     const int count = depths ? 3 : 2;
-    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}, {depths, 4, "depths"}}, count, in))
+    if (!arrays_open((array_wanted[]){{begins, 4, "begins"}, {parents, PT_KEY_BYTES, "parents"}, {depths, 4, "depths"}},
+                     count, in))
         return false;
     r->prompt_count = (uint32_t)in[0].count;
     r->prompts = malloc(((size_t)r->prompt_count + 1) * sizeof *r->prompts);
@@ -45,7 +46,8 @@ static bool prompts_of(PyObject *begins, PyObject *parents, PyObject *depths, ui
         r->prompts[i].depth = 0;
         if (depths)
             memcpy(&r->prompts[i].depth, (char *)in[2].view.buf + 4 * (size_t)i, 4);
-        sound = r->prompts[i].begin <= pages && (i ? r->prompts[i].begin > r->prompts[i - 1].begin : !r->prompts[i].begin);
+        sound = r->prompts[i].begin <= pages &&
+                (i ? r->prompts[i].begin > r->prompts[i - 1].begin : !r->prompts[i].begin);
     }
     if (sound)
         return true;
@@ -68,8 +70,8 @@ static PyObject *reserve_pages(Owner *self, const pt_request *r, const array *in
     return packed;
 }
 
-/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns, refused)
- * -> (outcomes, entries, serials), without the last `refused` pages */
+/* reserve(slot, space, part, parts, ttl_ns, keys, sizes, division, chain, begins, parents, depths, hint, hint_ttl_ns,
+ * refused) -> (outcomes, entries, serials), without the last `refused` pages */
 static PyObject *owner_reserve(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .chain = self->shared.last_chain + 1};
@@ -77,15 +79,17 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     unsigned int chain = PT_CHAIN_UNKNOWN, hint = PT_HINT_NONE;
     PyObject *keys, *sizes, *begins = NULL, *parents = NULL, *depths = NULL, *packed = NULL;
     array in[2], prompts[3];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
-                                                   &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
+    if (!owner_ready(self) ||
+        !PyArg_ParseTuple(args, "IIIIKOO|IIOOOIKI", &r.slot, &r.space, &r.part, &r.parts, &ttl, &keys, &sizes,
+                          &r.division, &chain, &begins, &parents, &depths, &hint, &hint_ttl, &r.refused))
         return NULL;
     r.hint = (uint8_t)(hint < PT_HINTS ? hint : PT_HINT_NONE);
     r.lasts = pt_lasts(hint_ttl);
     r.keep = hint == PT_HINT_KEEP;
     r.expires_ns = r.now + ttl;
     r.chain_kind = (enum pt_chain)chain;
-    if (!request_sound(self, &r) || !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
+    if (!request_sound(self, &r) ||
+        !arrays_open((array_wanted[]){{keys, PT_KEY_BYTES, "keys"}, {sizes, 8, "sizes"}}, 2, in))
         return NULL;
     if (r.refused > in[0].count) {
         PyErr_SetString(PyExc_ValueError, "more pages are refused than there are");
@@ -100,13 +104,14 @@ static PyObject *owner_reserve(Owner *self, PyObject *args)
     return packed;
 }
 
-/* attach(pid, uid, started, token, name, kernel_id, lock) -> slot, -1 if all are taken; the present slot of an attachment that
- * has one. pid 0: it is not visible. */
+/* attach(pid, uid, started, token, name, kernel_id, lock) -> slot, -1 if all are taken; the present slot of an
+ * attachment that has one. pid 0: it is not visible. */
 static PyObject *owner_attach(Owner *self, PyObject *args)
 {
     pt_process p;
     unsigned long long started, token, kernel_id = 0, lock = 0;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IIKKs|KK", &p.pid, &p.uid, &started, &token, &p.name, &kernel_id, &lock))
+    if (!owner_ready(self) ||
+        !PyArg_ParseTuple(args, "IIKKs|KK", &p.pid, &p.uid, &started, &token, &p.name, &kernel_id, &lock))
         return NULL;
     p.pid = p.pid ? p.pid : PT_UNSEEN_PID;
     p.started = started;
@@ -132,7 +137,8 @@ static PyObject *owner_keep_only(Owner *self, PyObject *args)
     unsigned int slot;
     PyObject *serials;
     array listed;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) || !array_open(serials, 8, "serials", &listed))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "IO", &slot, &serials) ||
+        !array_open(serials, 8, "serials", &listed))
         return NULL;
     pt_release_unlisted_parts(&self->shared, slot, serial_is_listed, &listed);
     pt_settle_all(&self->shared, pt_now_ns());
@@ -151,8 +157,8 @@ static PyObject *owner_reap(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* settle(most) -> number of open entries left: settles reservations whose writers have finished, given up or exceeded their
- * time, at most `most` of them; 0: all. */
+/* settle(most) -> number of open entries left: settles reservations whose writers have finished, given up or exceeded
+ * their time, at most `most` of them; 0: all. */
 static PyObject *owner_settle(Owner *self, PyObject *args)
 {
     unsigned int most = 0;
@@ -194,7 +200,8 @@ static PyObject *owner_forget_lock(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* process_of(slot) -> (0, kernel_id), or without one (pid, started), of the process that has the slot; (0, 0): it is free. */
+/* process_of(slot) -> (0, kernel_id), or without one (pid, started), of the process that
+ * has the slot; (0, 0): it is free. */
 static PyObject *owner_process_of(Owner *self, PyObject *args)
 {
     unsigned int slot;
@@ -287,15 +294,16 @@ static PyObject *owner_forget(Owner *self, PyObject *args)
     return able ? record_of_numbers(FlushedPages, (uint64_t[]){done.dropped, done.kept}, 2) : PyErr_NoMemory();
 }
 
-/* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the table is full of namespaces with
- * pages. */
+/* space(digest, name, page_tokens, window, group) -> number of the namespace, -1 if the
+ * table is full of namespaces with pages. */
 static PyObject *owner_space(Owner *self, PyObject *args)
 {
     pt_space made = {.used = 1, .first = PT_NONE, .used_ns = pt_now_ns()};
     Py_buffer digest;
     const char *name;
     unsigned int group;
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "y*sIII", &digest, &name, &made.page_tokens, &made.window, &group))
+    if (!owner_ready(self) ||
+        !PyArg_ParseTuple(args, "y*sIII", &digest, &name, &made.page_tokens, &made.window, &group))
         return NULL;
     if (digest.len == PT_KEY_BYTES)
         memcpy(made.digest, digest.buf, PT_KEY_BYTES);
@@ -318,7 +326,8 @@ static PyObject *owner_spare_spaces(Owner *self, PyObject *unused)
     return owner_ready(self) ? PyLong_FromUnsignedLong(pt_spare_spaces(&self->shared.view)) : NULL;
 }
 
-/* drop_idle(idle_ns, budget) -> IdleTurn(result, pages, namespace): one pt_idle_turn; namespace: the record of the namespace that was dropped. */
+/* drop_idle(idle_ns, budget) -> IdleTurn(result, pages, namespace): one pt_idle_turn; namespace: the
+ * record of the namespace that was dropped. */
 static PyObject *owner_drop_idle(Owner *self, PyObject *args)
 {
     unsigned long long idle;

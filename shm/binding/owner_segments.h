@@ -1,4 +1,5 @@
-/* owner_segments.h - the Python type Owner: the segments as the daemon uses them. One thread at a time; no call blocks. */
+/* owner_segments.h - the Python type Owner: the segments as the daemon uses them. One
+ * thread at a time; no call blocks. */
 #pragma once
 
 #include <fnmatch.h>
@@ -56,7 +57,8 @@ static PyObject *owner_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* format(frame_bytes, frames, entries, spaces, segments_id, build): formats new segments in the mapped, zeroed memory. */
+/* format(frame_bytes, frames, entries, spaces, segments_id, build): formats new
+ * segments in the mapped, zeroed memory. */
 static PyObject *owner_format(Owner *self, PyObject *args)
 {
     unsigned long long frame_bytes, id;
@@ -67,7 +69,8 @@ static PyObject *owner_format(Owner *self, PyObject *args)
         return NULL;
     pt_geometry geometry = pt_geometry_of(frame_bytes, frames, entries, spaces);
     pt_plan(&plan, &geometry);
-    if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes || plan.arena_bytes != self->arena.bytes) {
+    if (plan.index_bytes != self->index.bytes || plan.locks_bytes != self->locks.bytes ||
+        plan.arena_bytes != self->arena.bytes) {
         PyErr_SetString(PyExc_ValueError, "the sizes of the segments do not match this geometry");
         return NULL;
     }
@@ -86,7 +89,8 @@ static PyObject *owner_unusable_reason(Owner *self, PyObject *unused)
     return PyUnicode_FromString(reason);
 }
 
-/* attachments(): the attachments that have a slot. Before adoption the caller has to find out which of their processes live. */
+/* attachments(): the attachments that have a slot. Before adoption the caller has to find
+ * out which of their processes live. */
 static PyObject *owner_attachments(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -94,8 +98,9 @@ static PyObject *owner_attachments(Owner *self, PyObject *unused)
     return describe_attachments(&v, NULL);
 }
 
-/* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call it once, after
- * unusable_reason() returned None. All other methods except format, unusable_reason, attachments and populate need it first. */
+/* adopt(alive): derives everything from the entries; alive: bit mask of the slots whose process lives. Call
+ * it once, after unusable_reason() returned None. All other methods except format, unusable_reason,
+ * attachments and populate need it first. */
 static PyObject *owner_adopt(Owner *self, PyObject *args)
 {
     unsigned long long alive;
@@ -142,7 +147,8 @@ static PyObject *owner_eviction(Owner *self, PyObject *unused)
     if (!owner_ready(self))
         return NULL;
     const pt_owner *o = &self->shared;
-    PyObject *learns = PyBool_FromLong(o->cadence != NULL), *learned = PyBool_FromLong(o->cadence && o->cadence->learned);
+    PyObject *learns = PyBool_FromLong(o->cadence != NULL);
+    PyObject *learned = PyBool_FromLong(o->cadence && o->cadence->learned);
     PyObject *follows = PyBool_FromLong(o->cadence && o->cadence->shadow.follows);
     return record_of(Eviction, Py_BuildValue("(NNNKK)", learns, learned, follows, (unsigned long long)o->left_out,
                                              (unsigned long long)pt_guard_switches(o)));
@@ -155,8 +161,8 @@ static bool owner_ready(Owner *self)
     return self->shared.ready[0] != NULL;
 }
 
-/* Returns the tenant of the namespaces with this name: the first whose pattern matches the name, or the model in it, which is
- * everything before the digits of the digest. */
+/* Returns the tenant of the namespaces with this name: the first whose pattern matches the name, or the model in it,
+ * which is everything before the digits of the digest. */
 static uint8_t tenant_named(const Owner *self, const char *name)
 {
     char model[PT_NAME_BYTES] = {0};
@@ -220,7 +226,8 @@ static PyObject *owner_restore_lookups(Owner *self, PyObject *args)
     if (!owner_ready(self) || !PyArg_ParseTuple(args, "y*", &saved))
         return NULL;
     pt_curve *scratch = calloc(1, sizeof *scratch);
-    bool usable = scratch && pt_has_curve(&o->view) && pt_curve_restore(&o->view, saved.buf, (size_t)saved.len, pt_now_ns(), scratch);
+    bool usable = scratch && pt_has_curve(&o->view) &&
+                  pt_curve_restore(&o->view, saved.buf, (size_t)saved.len, pt_now_ns(), scratch);
     if (usable) {
         pt_lookups_destroy(o->lookups); /* the next read_lookups() derives it from the curve */
         o->lookups = NULL;
@@ -231,7 +238,8 @@ static PyObject *owner_restore_lookups(Owner *self, PyObject *args)
     return done;
 }
 
-/* populate(offset, length): allocates a range of the arena; OSError if memory is short. May be called from any thread. */
+/* populate(offset, length): allocates a range of the arena; OSError if memory is
+ * short. May be called from any thread. */
 static PyObject *owner_populate(Owner *self, PyObject *args)
 {
     unsigned long long offset, length;
@@ -259,8 +267,8 @@ static PyObject *owner_lacks_memory(Owner *self, void *unused)
     return owner_ready(self) ? PyBool_FromLong(self->shared.lazy.lacks) : NULL;
 }
 
-/* serve_events(): records events while there are readers. The memory of the ring is allocated for the first of them; OSError
- * if memory is short: then nothing is recorded. */
+/* serve_events(): records events while there are readers. The memory of the ring is allocated for the first of them;
+ * OSError if memory is short: then nothing is recorded. */
 static PyObject *owner_serve_events(Owner *self, PyObject *unused)
 {
     (void)unused;
@@ -268,7 +276,8 @@ static PyObject *owner_serve_events(Owner *self, PyObject *unused)
         return NULL;
     const pt_view *v = &self->shared.view;
     if (pt_events_wanted(v) && !pt_events_on(v)) {
-        PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, v->header->at_events, v->header->reserves.events);
+        PyObject *done = populate_range(&self->index, MADV_POPULATE_WRITE, v->header->at_events,
+                                        v->header->reserves.events);
         Py_XDECREF(done);
         if (!done)
             return NULL;
@@ -286,9 +295,12 @@ static PyObject *owner_populate_index(Owner *self, PyObject *args)
     const struct {
         mapping *segment;
         uint64_t from, to;
-    } ranges[] = {{&self->index, 0, at}, {&self->index, at + bytes, self->index.bytes}, {&self->locks, 0, self->locks.bytes}};
+    } ranges[] = {{&self->index, 0, at},
+                  {&self->index, at + bytes, self->index.bytes},
+                  {&self->locks, 0, self->locks.bytes}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-        PyObject *done = populate_range(ranges[i].segment, MADV_POPULATE_WRITE, ranges[i].from, ranges[i].to - ranges[i].from);
+        PyObject *done = populate_range(ranges[i].segment, MADV_POPULATE_WRITE, ranges[i].from,
+                                        ranges[i].to - ranges[i].from);
         if (!done)
             return NULL;
         Py_DECREF(done);

@@ -5,8 +5,8 @@
 
 #include "../core/daemon/fetch.h"
 
-/* frames_before_unwritten(enough, tenant = 0): frames that can become free for a tenant before the first unwritten page has to be evicted, counted up to about
- * `enough`. */
+/* frames_before_unwritten(enough, tenant = 0): frames that can become free for a tenant before the first unwritten page
+ * has to be evicted, counted up to about `enough`. */
 static PyObject *owner_frames_before_unwritten(Owner *self, PyObject *args)
 {
     unsigned long long enough;
@@ -53,8 +53,8 @@ static PyObject *pack_ordered(pt_owner *o, const uint32_t *entries, uint32_t cou
     return record_of(PagesToWrite, tuple);
 }
 
-/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, chains, histories) of pages to
- * write to a device. */
+/* start_writes(frames, limit, device = 0) -> (entries, serials, keys, sizes, spaces, ticks, chains,
+ * histories) of pages to write to a device. */
 static PyObject *owner_start_writes(Owner *self, PyObject *args)
 {
     unsigned long long frames;
@@ -88,9 +88,10 @@ static PyObject *owner_end_writes(Owner *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Reads what was located in the fleet: the sizes and namespaces of `pages` pages, which may be without any. Returns false with an
- * exception set. */
-static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssize_t pages, array *in, pt_located *located)
+/* Reads what was located in the fleet: the sizes and namespaces of `pages` pages, which may be without any.
+ * Returns false with an exception set. */
+static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssize_t pages, array *in,
+                         pt_located *located)
 {
     if (!arrays_open((array_wanted[]){{sizes, 8, "sizes"}, {spaces, 4, "spaces"}}, 2, in))
         return false;
@@ -106,7 +107,8 @@ static bool located_open(Owner *self, PyObject *sizes, PyObject *spaces, Py_ssiz
     return valid;
 }
 
-static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located, const array *keys)
+static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *readers, pt_located *located,
+                             const array *keys)
 {
     PyObject *packed = NULL;
     pt_answer *answers = malloc((size_t)keys->count * sizeof *answers + 1);
@@ -120,9 +122,10 @@ static PyObject *fetch_pages(Owner *self, const pt_request *r, pt_reader *reader
     return packed;
 }
 
-/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> (outcomes, entries, serials): grants frames
- * for pages on disk to the slot of their device's worker (u32 for each device), at most most_frames for each device (u64). Pages
- * that no tier of this host has, but that have a size, are granted to the fleet's worker, at most fleet_frames. */
+/* fetch(slots, ttl_ns, keys, most_frames, fleet_slot, fleet_frames, sizes, spaces) -> (outcomes, entries,
+ * serials): grants frames for pages on disk to the slot of their device's worker (u32 for each device), at most
+ * most_frames for each device (u64). Pages that no tier of this host has, but that have a size, are granted to the
+ * fleet's worker, at most fleet_frames. */
 static PyObject *owner_fetch(Owner *self, PyObject *args)
 {
     pt_request r = {.now = pt_now_ns(), .parts = 1};
@@ -132,8 +135,8 @@ static PyObject *owner_fetch(Owner *self, PyObject *args)
     PyObject *slots, *given, *most, *sizes = NULL, *spaces = NULL, *packed = NULL;
     pt_located located = {{0}, NULL, NULL};
     array of[3], in[2];
-    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO|IKOO", &slots, &ttl, &given, &most, &located.reader.slot, &fleet_frames,
-                                                &sizes, &spaces))
+    if (!owner_ready(self) || !PyArg_ParseTuple(args, "OKOO|IKOO", &slots, &ttl, &given, &most, &located.reader.slot,
+                                                &fleet_frames, &sizes, &spaces))
         return NULL;
     located.reader.most_frames = fleet_frames;
     if (!arrays_open((array_wanted[]){{slots, 4, "slots"}, {most, 8, "most_frames"}}, 2, of))
@@ -170,7 +173,8 @@ static PyObject *owner_devices(Owner *self, PyObject *args)
     for (Py_ssize_t i = 0; devices && i < entries.count; i++) {
         uint32_t entry = ((uint32_t *)entries.view.buf)[i];
         bool exists = entry < self->shared.view.entry_count;
-        PyBytes_AsString(devices)[i] = (char)(exists ? pt_device_of(&self->shared, entry) - self->shared.disk.devices : 0);
+        PyBytes_AsString(devices)[i] = (char)(exists ? pt_device_of(&self->shared, entry) - self->shared.disk.devices
+                                                     : 0);
     }
     PyBuffer_Release(&entries.view);
     return devices;

@@ -30,8 +30,8 @@ static uint64_t *pins_room(uint32_t pages)
     return room;
 }
 
-/* Returns a new object of `type` (Pins or a subclass) for `asked` pages, which owns `room` from then on. Returns NULL with
- * an exception set, also if `room` is NULL with an exception set. */
+/* Returns a new object of `type` (Pins or a subclass) for `asked` pages, which owns `room` from then on. Returns NULL
+ * with an exception set, also if `room` is NULL with an exception set. */
 static Pins *pins_in(uint64_t *room, PyTypeObject *type, Session *session, PyObject *context, uint32_t asked)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -109,8 +109,8 @@ static void pins_count_until(Pins *self, uint32_t end)
     self->from_disk += on_disk;
 }
 
-/* count_loaded(pages): records that the first `pages` pages were loaded, those behind the pinned ones with the help of the
- * disk. */
+/* count_loaded(pages): records that the first `pages` pages were loaded, those behind the
+ * pinned ones with the help of the disk. */
 static PyObject *pins_count_loaded(Pins *self, PyObject *arg)
 {
     unsigned long pages = PyLong_AsUnsignedLong(arg);

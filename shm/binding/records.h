@@ -1,21 +1,22 @@
-/* records.h - the records that the core returns to Python: named tuples. Each has one list of fields, from which its names
- * and its values follow. */
+/* records.h - the records that the core returns to Python: named tuples. Each has one list of fields, from
+ * which its names and its values follow. */
 #pragma once
 
 #include "constants.h"
 
 /* The fields of the records that are made of numbers only, by their names in C. */
-#define HEADER_FIELDS(X)                                                                                               \
-    X(magic) X(segments_id) X(incarnation) X(spaces) X(closed) X(index_bytes) X(locks_bytes) X(arena_bytes)            \
-    X(frame_bytes) X(frames) X(entries) X(free_frames) X(free_entries) X(open_entries) X(pages) X(bytes) X(used_frames) \
-    X(disk_frames) X(disk_used_frames) X(disk_pages) X(disk_bytes) X(at_histories)
+#define HEADER_FIELDS(X) \
+    X(magic) X(segments_id) X(incarnation) X(spaces) X(closed) X(index_bytes) X(locks_bytes) X(arena_bytes) \
+    X(frame_bytes) X(frames) X(entries) X(free_frames) X(free_entries) X(open_entries) X(pages) X(bytes) \
+    X(used_frames) X(disk_frames) X(disk_used_frames) X(disk_pages) X(disk_bytes) X(at_histories)
 #define DAEMON_COUNT_FIELDS(X)                                                                                         \
     X(granted) X(present) X(pending) X(refused) X(evicted) X(evicted_bytes) X(flushed) X(doomed) X(expired) X(deaths)  \
     X(adopted) X(dropped) X(disk_written) X(disk_written_bytes) X(disk_read) X(disk_read_bytes) X(disk_missed)         \
     X(disk_evicted) X(disk_evicted_bytes) X(disk_flushed) X(disk_lost) X(disk_skipped) X(disk_damaged)
 #define COUNT_FIELDS(X)                                                                                                \
     X(lookups) X(hit_pages) X(miss_pages) X(loaded_pages) X(loaded_bytes) X(stored_pages) X(stored_bytes) X(lost_pages)
-#define USE_FIELDS(X) X(memory_tokens) X(disk_tokens) X(missed_tokens) X(load_ns) X(store_ns) X(bounded) X(remote_tokens)
+#define USE_FIELDS(X) \
+    X(memory_tokens) X(disk_tokens) X(missed_tokens) X(load_ns) X(store_ns) X(bounded) X(remote_tokens)
 
 #define NAME(field) #field,
 
@@ -32,7 +33,9 @@ static const char *const batch_fields[] = {"entries", "serials", "keys", "sizes"
                                             "histories", NULL};
 static const char *const seen_events_fields[] = {"result", "keys", "tiers", "came", "reasons", NULL};
 static const char *const flushed_fields[] = {"dropped", "kept", NULL};
-static const char *const device_fields[] = {"open", "frames", "used_frames", "ordered_frames", "pages", "bytes", "coldest", NULL};
+static const char *const device_fields[] = {
+    "open", "frames", "used_frames", "ordered_frames", "pages", "bytes", "coldest", NULL,
+};
 static const char *const unwritten_fields[] = {"pages", "bytes", "skipped", NULL};
 static const char *const eviction_fields[] = {"learns", "learned", "follows_lru", "left_out", "switches", NULL};
 static const char *const lookups_fields[] = {"share", "seconds", "records", "lost",
@@ -40,12 +43,14 @@ static const char *const lookups_fields[] = {"share", "seconds", "records", "los
 static const char *const curve_fields[] = {"digest", "found", "missed", "ratios", "endless", "absent", NULL};
 static const char *const kept_fields[] = {"frames", "ended_early", NULL};
 static const char *const idle_fields[] = {"result", "pages", "namespace", NULL};
-static const char *const sizes_fields[] = {"index_bytes", "locks_bytes", "arena_bytes", "at_events", "events_bytes", NULL};
+static const char *const sizes_fields[] = {
+    "index_bytes", "locks_bytes", "arena_bytes", "at_events", "events_bytes", NULL,
+};
 static const char *const layout_fields[] = {"size", "fields", NULL};
 
 static PyObject *IndexHeader, *AttachmentCounts, *AttachmentRecord, *NamespaceRecord, *ReservedPages, *PagesToWrite,
-    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn, *SegmentSizes,
-    *StructLayout, *SeenEvents;
+    *FlushedPages, *DeviceUsage, *UnwrittenPages, *Eviction, *SampledLookups, *LookupCurve, *KeptPages, *IdleTurn,
+    *SegmentSizes, *StructLayout, *SeenEvents;
 
 static const struct {
     const char *name;
@@ -97,7 +102,8 @@ static bool add_records(PyObject *module)
     return done;
 }
 
-/* Returns a record with the values of a tuple, which it releases. NULL with an exception set, also if `values` is NULL. */
+/* Returns a record with the values of a tuple, which it releases. NULL with an
+ * exception set, also if `values` is NULL. */
 static PyObject *record_of(PyObject *type, PyObject *values)
 {
     PyObject *record = values ? PyObject_CallObject(type, values) : NULL;

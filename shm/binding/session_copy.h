@@ -1,4 +1,5 @@
-/* session_copy.h - gather and scatter: reads the tables of a transfer from Python, for plain memory and for sessions. */
+/* session_copy.h - gather and scatter: reads the tables of a transfer from Python,
+ * for plain memory and for sessions. */
 #pragma once
 
 #include "session_match.h"
@@ -16,7 +17,8 @@ typedef struct {
     pt_transfer transfer;
 } tables;
 
-#define TABLES_OF(t) &(t).objects[PLANES], &(t).objects[PAGES], &(t).objects[BLOCKS], &(t).block_tokens, &(t).objects[SKIP], &(t).threads
+#define TABLES_OF(t) \
+    &(t).objects[PLANES], &(t).objects[PAGES], &(t).objects[BLOCKS], &(t).block_tokens, &(t).objects[SKIP], &(t).threads
 
 static bool refused(const char *table, const char *why)
 {
@@ -40,8 +42,8 @@ static bool tables_opened(int first, tables *t)
 
 static void tables_close_from(int first, tables *t) { arrays_close(t->arrays + first, TABLES - first); }
 
-/* Opens the tables from number `first` on; those before it are empty. Returns false with an exception set if they are not
- * valid; after true the caller calls tables_close_from. */
+/* Opens the tables from number `first` on; those before it are empty. Returns false with an exception set if they are
+ * not valid; after true the caller calls tables_close_from. */
 static bool tables_open_from(int first, tables *t)
 {
     memset(t->arrays, 0, sizeof t->arrays);
@@ -102,7 +104,8 @@ static PyObject *plain_transfer(PyObject *args, enum pt_direction way)
     PyObject *object;
     array frames;
     tables t;
-    if (!PyArg_ParseTuple(args, "LLLOOOOLOI", &arena, &arena_bytes, &frame_bytes, &object, TABLES_OF(t)) || !tables_open(&t))
+    if (!PyArg_ParseTuple(args, "LLLOOOOLOI", &arena, &arena_bytes, &frame_bytes, &object, TABLES_OF(t)) ||
+        !tables_open(&t))
         return NULL;
     if (!array_open(object, 4, "frames", &frames)) {
         tables_close(&t);
@@ -119,7 +122,8 @@ static PyObject *plain_transfer(PyObject *args, enum pt_direction way)
     return sound ? Py_NewRef(Py_None) : NULL;
 }
 
-/* gather(arena, arena_bytes, frame_bytes, frames, planes, pages, blocks, block_tokens, skip, threads): cache -> arena. */
+/* gather(arena, arena_bytes, frame_bytes, frames, planes, pages, blocks,
+ * block_tokens, skip, threads): cache -> arena. */
 static PyObject *strided_gather(PyObject *module, PyObject *args)
 {
     (void)module;
@@ -133,9 +137,10 @@ static PyObject *strided_scatter(PyObject *module, PyObject *args)
     return plain_transfer(args, PT_OUT_OF_ARENA);
 }
 
-/* Collects the frames of the pages up to the first page that is not of the transfer's size or whose chain is not valid. The
- * transfer ends before that page. */
-static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t, uint32_t *frames)
+/* Collects the frames of the pages up to the first page that is not of the transfer's size or whose chain is not
+ * valid. The transfer ends before that page. */
+static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t,
+                        uint32_t *frames)
 {
     const pt_view *v = &s->view;
     int64_t i = 0;
@@ -198,7 +203,8 @@ static bool session_tables(const Session *self, tables *t, long long page_bytes)
     return tables_sound(t);
 }
 
-/* gather(entries, page_bytes, planes, pages, blocks, block_tokens, skip, threads): copies a cache into granted pages. */
+/* gather(entries, page_bytes, planes, pages, blocks, block_tokens, skip, threads):
+ * copies a cache into granted pages. */
 static PyObject *session_gather(Session *self, PyObject *args)
 {
     PyObject *object, *done = NULL;
@@ -220,7 +226,8 @@ static PyObject *session_gather(Session *self, PyObject *args)
     return done;
 }
 
-/* scatter(pins, first, page_bytes, planes, pages, blocks, block_tokens, skip, threads): copies pinned pages into a cache. */
+/* scatter(pins, first, page_bytes, planes, pages, blocks, block_tokens, skip, threads):
+ * copies pinned pages into a cache. */
 static PyObject *session_scatter(Session *self, PyObject *args)
 {
     Pins *pins;
@@ -236,7 +243,8 @@ static PyObject *session_scatter(Session *self, PyObject *args)
     }
     pins->copying++;
     if (first > pins->count || t.transfer.page_count > pins->count - first)
-        PyErr_Format(PyExc_ValueError, "%zd pages from page %u on, but %u are pinned", t.arrays[PAGES].count, first, pins->count);
+        PyErr_Format(PyExc_ValueError, "%zd pages from page %u on, but %u are pinned", t.arrays[PAGES].count, first,
+                     pins->count);
     else if (session_tables(self, &t, page_bytes))
         done = session_transfer(self, pins->entries + first, &t, PT_OUT_OF_ARENA);
     pins->copying--;

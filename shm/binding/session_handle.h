@@ -13,7 +13,8 @@ typedef struct {
     mapping index, locks, arena;
     uint64_t own_pins_bytes, forks;
     bool open;
-    uint32_t busy, retained; /* reasons to keep the mappings, and how many of them are retain_arena() calls; guarded by the GIL */
+    /* reasons to keep the mappings, and how many of them are retain_arena() calls; guarded by the GIL */
+    uint32_t busy, retained;
     pt_session shared;
     pt_event_reader events;
 } Session;

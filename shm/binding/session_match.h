@@ -1,4 +1,5 @@
-/* session_match.h - the Python type Session: the operations of an attached process. None of them waits for another process. */
+/* session_match.h - the Python type Session: the operations of an attached process. None
+ * of them waits for another process. */
 #pragma once
 
 #include "pins.h"
@@ -28,7 +29,8 @@ static void session_unpin_all(pt_session *s)
     PT_POINT("retire.unpinned");
 }
 
-/* retire() -> bool: closes the handle and releases its pins; False, and no effect, while another thread copies or matches. */
+/* retire() -> bool: closes the handle and releases its pins; False, and no effect, while
+ * another thread copies or matches. */
 static PyObject *session_retire(Session *self, PyObject *unused)
 {
     (void)unused;
@@ -46,7 +48,8 @@ static void session_dealloc(Session *self)
     free_object((PyObject *)self);
 }
 
-/* Raises OSError if forked children would inherit the mapping: one that did would keep the lock of its parent's slot. */
+/* Raises OSError if forked children would inherit the mapping: one that did would
+ * keep the lock of its parent's slot. */
 static bool keep_from_children(const mapping *m)
 {
     return madvise(m->address, m->bytes, MADV_DONTFORK) == 0 || PyErr_SetFromErrno(PyExc_OSError) != NULL;
@@ -56,8 +59,8 @@ static bool session_map(Session *self, int index_fd, int locks_fd, int arena_fd)
 {
     int both = PROT_READ | PROT_WRITE;
     return map_segment(index_fd, PROT_READ, &self->index) && map_segment(locks_fd, both, &self->locks) &&
-           map_segment(arena_fd, both, &self->arena) && keep_from_children(&self->index) && keep_from_children(&self->locks) &&
-           keep_from_children(&self->arena);
+           map_segment(arena_fd, both, &self->arena) && keep_from_children(&self->index) &&
+           keep_from_children(&self->locks) && keep_from_children(&self->arena);
 }
 
 static void session_advise(Session *self)
@@ -74,17 +77,20 @@ static bool session_start(Session *self, unsigned int slot)
     pt_sizes sizes = {self->index.bytes, self->locks.bytes, self->arena.bytes};
     const char *reason = pt_unusable_reason(self->index.address, self->locks.address, sizes);
     if (reason || slot >= PT_SLOTS) {
-        PyErr_Format(ShmError, "cannot attach: %s (this build reads format %u)", reason ? reason : "no such slot", PT_FORMAT);
+        PyErr_Format(ShmError, "cannot attach: %s (this build reads format %u)", reason ? reason : "no such slot",
+                     PT_FORMAT);
         return false;
     }
     self->shared.view = pt_view_of(self->index.address, self->locks.address, self->arena.address);
     self->shared.slot = slot;
     self->shared.counts = &self->shared.view.counts[slot];
     self->own_pins_bytes = pt_round_up((uint64_t)self->shared.view.entry_count * sizeof *self->shared.own_pins);
-    self->shared.own_pins = mmap(NULL, self->own_pins_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    self->shared.own_pins = mmap(NULL, self->own_pins_bytes, PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (self->shared.own_pins == MAP_FAILED)
         return PyErr_NoMemory() != NULL;
-    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_DONTFORK); /* a child's copy, which it never uses, only costs */
+    /* a child's copy, which it never uses, only costs */
+    madvise(self->shared.own_pins, self->own_pins_bytes, MADV_DONTFORK);
     madvise(self->shared.own_pins, self->own_pins_bytes, MADV_HUGEPAGE);
     pthread_mutex_init(&self->shared.lock, NULL);
     self->open = true;
@@ -151,7 +157,8 @@ static Pins *session_find(Session *self, search *find, PyObject *type, PyObject 
 static void session_count_match(Session *self, Pins *pins, uint64_t page_tokens)
 {
     uint64_t missed = (pins->asked - pins->reach) * page_tokens;
-    pt_count_lookup(&self->shared, (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed, 0});
+    pt_count_lookup(&self->shared,
+                    (pt_lookup){pins->count, pins->asked - pins->count, pins->count * page_tokens, 0, missed, 0});
     pins->page_tokens = (uint32_t)page_tokens;
     pins->uncounted = pins->reach - pins->count;
 }
@@ -161,8 +168,8 @@ static bool session_is_pins(PyObject *type)
     return PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, PinsType);
 }
 
-/* match(type, context, keys, page_tokens): a new `type` with the longest readable prefix of keys, pinned. It counts as a
- * lookup in the statistics. */
+/* match(type, context, keys, page_tokens): a new `type` with the longest readable prefix of keys, pinned. It
+ * counts as a lookup in the statistics. */
 static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     unsigned long page_tokens = count == 4 ? PyLong_AsUnsignedLong(args[3]) : 0;
@@ -178,7 +185,8 @@ static PyObject *session_match(Session *self, PyObject *const *args, Py_ssize_t 
     return (PyObject *)pins;
 }
 
-/* rematch(type, context, keys, first): a match that belongs to the lookup of `first` and does not count as another one. */
+/* rematch(type, context, keys, first): a match that belongs to the lookup of `first`
+ * and does not count as another one. */
 static PyObject *session_rematch(Session *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4 || !session_is_pins(args[0]) || !session_is_pins((PyObject *)Py_TYPE(args[3]))) {
@@ -240,8 +248,8 @@ static uint32_t jobs_fill(const pt_session *s, const uint32_t *entries, const ar
     return i;
 }
 
-static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *to, uint64_t offset, enum pt_direction way,
-                          unsigned int threads)
+static PyObject *jobs_run(Session *self, const uint32_t *entries, const array *to, uint64_t offset,
+                          enum pt_direction way, unsigned int threads)
 {
     uint64_t bytes = 0;
     pt_job *jobs = malloc((size_t)to[0].count * sizeof *jobs + 1);
@@ -289,7 +297,8 @@ static PyObject *session_copy_out(Session *self, PyObject *args)
     return done;
 }
 
-/* copy_in(entries, addresses, sizes, offset, threads): copies plain memory into granted pages, from byte `offset` of each on. */
+/* copy_in(entries, addresses, sizes, offset, threads): copies plain memory into granted
+ * pages, from byte `offset` of each on. */
 static PyObject *session_copy_in(Session *self, PyObject *args)
 {
     PyObject *entries, *addresses, *sizes, *done;
@@ -300,7 +309,8 @@ static PyObject *session_copy_in(Session *self, PyObject *args)
         return NULL;
     if (!handle_usable(self))
         return PyLong_FromLong(0);
-    if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}, {entries, 4, "entries"}}, 3, from))
+    if (!arrays_open((array_wanted[]){{addresses, 8, "addresses"}, {sizes, 8, "sizes"}, {entries, 4, "entries"}}, 3,
+                     from))
         return NULL;
     done = jobs_run(self, from[2].view.buf, from, offset, PT_INTO_ARENA, threads);
     arrays_close(from, 3);

@@ -44,8 +44,12 @@ static bool groups_add(asked_groups *a, PyObject *given)
         return false;
     uint32_t count = (uint32_t)opened->count;
     uint64_t *room = pins_room(count);
-    a->groups[a->count++] = (pt_group){.keys = opened->view.buf, .count = count, .page_tokens = page_tokens, .needs = needs,
-                                       .serials = room, .seen = (uint32_t *)(room + count)};
+    a->groups[a->count++] = (pt_group){.keys = opened->view.buf,
+                                       .count = count,
+                                       .page_tokens = page_tokens,
+                                       .needs = needs,
+                                       .serials = room,
+                                       .seen = (uint32_t *)(room + count)};
     a->pages += count;
     return room != NULL;
 }
@@ -63,8 +67,8 @@ static bool groups_open(asked_groups *a, PyObject *given)
     return true;
 }
 
-/* Returns pins that own the block of the group. Used if the hit needs most pages of the group: a second block for a long
- * prompt would cost 5 % of its match. */
+/* Returns pins that own the block of the group. Used if the hit needs most pages of the group: a second block for a
+ * long prompt would cost 5 % of its match. */
 static Pins *groups_take_over(Session *self, const asked_groups *a, pt_group *g, PyObject *context)
 {
     Pins *pins = pins_in(g->serials, a->type, self, context, g->pins);

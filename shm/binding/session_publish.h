@@ -1,4 +1,5 @@
-/* session_publish.h - the rest of the type Session: finishing and abandoning parts, populating, counting, properties. */
+/* session_publish.h - the rest of the type Session: finishing and abandoning parts,
+ * populating, counting, properties. */
 #pragma once
 
 #include "session_events.h"
@@ -24,7 +25,8 @@ static bool part_finish(Session *self, uint32_t entry, uint64_t serial, uint32_t
     return stored;
 }
 
-/* publish(entries, serials, part): finishes a part of each page; one byte per page: 1 stored, 0 doomed before it was finished. */
+/* publish(entries, serials, part): finishes a part of each page; one byte per page: 1
+ * stored, 0 doomed before it was finished. */
 static PyObject *session_publish(Session *self, PyObject *args)
 {
     PyObject *entries, *serials, *flags;
@@ -36,8 +38,8 @@ static PyObject *session_publish(Session *self, PyObject *args)
         return NULL;
     flags = PyBytes_FromStringAndSize(NULL, of[0].count);
     for (Py_ssize_t i = 0; flags && i < of[0].count; i++)
-        PyBytes_AsString(flags)[i] = handle_usable(self) &&
-                                     part_finish(self, ((uint32_t *)of[0].view.buf)[i], ((uint64_t *)of[1].view.buf)[i], part);
+        PyBytes_AsString(flags)[i] = handle_usable(self) && part_finish(self, ((uint32_t *)of[0].view.buf)[i],
+                                                                        ((uint64_t *)of[1].view.buf)[i], part);
     arrays_close(of, 2);
     return flags;
 }
@@ -61,8 +63,8 @@ static PyObject *session_abandon(Session *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has the page pinned or was granted
- * it. */
+/* chain(entry) -> the frames of a page, u32; empty if its chain is not valid. The caller has
+ * the page pinned or was granted it. */
 static PyObject *session_chain(Session *self, PyObject *args)
 {
     unsigned int entry;
@@ -107,8 +109,8 @@ static PyObject *session_populate_index(Session *self, PyObject *unused)
     return locks;
 }
 
-/* retain_arena(): keeps the arena mapped for a user that this process cannot wait for, such as a GPU; retire() returns False until
- * release_arena(). */
+/* retain_arena(): keeps the arena mapped for a user that this process cannot wait for, such as a GPU; retire()
+ * returns False until release_arena(). */
 static PyObject *session_retain_arena(Session *self, PyObject *unused)
 {
     (void)unused;
@@ -132,7 +134,8 @@ static PyObject *session_release_arena(Session *self, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* count_loaded(pages, bytes): counts what others copied out of pages that this process had pinned, for the statistics. */
+/* count_loaded(pages, bytes): counts what others copied out of pages that this
+ * process had pinned, for the statistics. */
 static PyObject *session_count_loaded(Session *self, PyObject *args)
 {
     unsigned long long pages, bytes;

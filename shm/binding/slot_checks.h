@@ -5,12 +5,13 @@
 
 #include "../core/client/slot_tables.h"
 
-/* Opens the tables of (NUMBER, block_tokens, pages, blocks, skip) in `args`. Returns false with an exception set; after true
- * the caller calls slots_close. */
+/* Opens the tables of (NUMBER, block_tokens, pages, blocks, skip) in `args`. Returns false with an exception set;
+ * after true the caller calls slots_close. */
 static bool slots_open(PyObject *args, long long *number, tables *t)
 {
     PyObject **o = t->objects;
-    if (!PyArg_ParseTuple(args, "LLOOO", number, &t->block_tokens, &o[PAGES], &o[BLOCKS], &o[SKIP]) || !tables_open_from(PAGES, t))
+    if (!PyArg_ParseTuple(args, "LLOOO", number, &t->block_tokens, &o[PAGES], &o[BLOCKS], &o[SKIP]) ||
+        !tables_open_from(PAGES, t))
         return false;
     if (t->block_tokens >= 1)
         return true;
@@ -30,7 +31,8 @@ static PyObject *check_slots(PyObject *module, PyObject *args)
     if (flaw == PT_SLOTS_OUTSIDE_PAGE)
         PyErr_Format(PyExc_ValueError, "tokens outside of pages of %lld tokens", page_tokens);
     else if (flaw == PT_SLOTS_OUTSIDE_TABLE)
-        PyErr_Format(PyExc_ValueError, "tokens outside of %lld blocks of %lld tokens", (long long)t.transfer.block_count, t.block_tokens);
+        PyErr_Format(PyExc_ValueError, "tokens outside of %lld blocks of %lld tokens",
+                     (long long)t.transfer.block_count, t.block_tokens);
     tables_close_from(PAGES, &t);
     return flaw == PT_SLOTS_SOUND ? Py_NewRef(Py_None) : NULL;
 }
@@ -66,7 +68,8 @@ static bool blocks_pass(const pt_transfer *t, long long blocks, blocks_check *ch
     int64_t count = pt_slot_ranges(t, ranges), block;
     bool passed = pt_blocks_exist(t, ranges, count, blocks, &block);
     if (!passed)
-        PyErr_Format(PyExc_ValueError, "block %lld does not exist: the cache has %lld blocks", (long long)block, blocks);
+        PyErr_Format(PyExc_ValueError, "block %lld does not exist: the cache has %lld blocks", (long long)block,
+                     blocks);
     passed = passed && (!check || check(t, ranges, count, block));
     PyMem_Free(ranges);
     return passed;
@@ -78,8 +81,9 @@ static PyObject *blocks_checked(PyObject *args, blocks_check *check)
     tables t;
     if (!slots_open(args, &blocks, &t))
         return NULL;
-    bool passed = pt_slots_flaw(&t.transfer, INT64_MAX) == PT_SLOTS_SOUND ? blocks_pass(&t.transfer, blocks, check)
-                                                                           : refused("pages", "tokens outside of the table of blocks");
+    bool passed = pt_slots_flaw(&t.transfer, INT64_MAX) == PT_SLOTS_SOUND
+                      ? blocks_pass(&t.transfer, blocks, check)
+                      : refused("pages", "tokens outside of the table of blocks");
     tables_close_from(PAGES, &t);
     return passed ? Py_NewRef(Py_None) : NULL;
 }

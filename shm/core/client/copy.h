@@ -1,4 +1,5 @@
-/* copy.h - copies bytes between the chain of frames of a page and plain memory, on a few threads of the calling process. */
+/* copy.h - copies bytes between the chain of frames of a page and plain memory, on a
+ * few threads of the calling process. */
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +13,8 @@
 #if defined __x86_64__ && !defined PT_SANITIZED /* sanitizers do not see these stores */
 #include <immintrin.h>
 
-#define PT_WIDE 8 /* registers that are loaded before they are stored: in turn, rows were loaded at 1.4 of memcpy's speed */
+/* registers that are loaded before they are stored: in turn, rows were loaded at 1.4 of memcpy's speed */
+#define PT_WIDE 8
 
 __attribute__((target("avx2"))) static inline void pt_stream_wide(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
@@ -42,9 +44,10 @@ static inline void pt_copy_fence(void) { _mm_sfence(); }
 static inline void pt_copy_fence(void) {}
 #endif
 
-/* Copies a range past the caches, except for short ones that are not whole cache lines: a line that is written in part is
- * read first in any case. On an AMD EPYC, rows of 256 bytes were stored at 1.7 of memcpy's speed and loaded at 1.6, with
- * ordinary stores at 1.1 and 0.97; a load and a first read of what was loaded took no longer at any size from 0.5 MiB. */
+/* Copies a range past the caches, except for short ones that are not whole cache lines: a line that is
+ * written in part is read first in any case. On an AMD EPYC, rows of 256 bytes were stored at 1.7 of memcpy's
+ * speed and loaded at 1.6, with ordinary stores at 1.1 and 0.97; a load and a first read of what was loaded
+ * took no longer at any size from 0.5 MiB. */
 static inline void pt_copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes)
 {
     uint64_t before = -(uintptr_t)to % PT_LINE;
@@ -73,8 +76,8 @@ typedef struct {
 #endif
 
 /* Returns whether the entry has a page of `size` bytes whose chain is complete and lies inside the arena. Each link is
- * checked, because a damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless it
- * is NULL; it has room for pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
+ * checked, because a damaged index may cost a page but must not crash the process. Writes the frames to `frames` unless
+ * it is NULL; it has room for pt_frames_for(v, size). The caller has the entry pinned or was granted it. */
 static inline bool pt_chain_read(const pt_view *v, uint32_t entry, uint64_t size, uint32_t *frames)
 {
     const pt_entry *e = &v->entries[entry];
@@ -109,7 +112,8 @@ static inline bool pt_job_is_whole(const pt_view *v, const pt_job *job)
     return pt_job_fits(v, job) && job->bytes == v->entries[job->entry].size;
 }
 
-/* Copies bytes [from, to) of a page; job->memory is the address of byte job->offset. The caller guarantees pt_chain_holds. */
+/* Copies bytes [from, to) of a page; job->memory is the address of byte job->offset. The
+ * caller guarantees pt_chain_holds. */
 static inline void pt_copy_range(const pt_view *v, const pt_job *job, enum pt_direction way, uint64_t from, uint64_t to)
 {
     uint32_t frame = v->entries[job->entry].first_frame;
@@ -181,7 +185,8 @@ static inline void pt_on_threads(void *(*work)(void *), void *shares, size_t ste
 }
 
 /* Copies all jobs on up to `threads` threads, including the calling one; on fewer if threads cannot be created. */
-static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count, enum pt_direction way, uint32_t threads)
+static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count, enum pt_direction way,
+                           uint32_t threads)
 {
     uint64_t total = 0, step;
     pt_share shares[PT_COPY_THREADS];
@@ -191,7 +196,8 @@ static inline void pt_copy(const pt_view *v, const pt_job *jobs, uint32_t count,
     step = (total / threads + 63) / 64 * 64;
     for (uint32_t t = 0; t < threads; t++) {
         uint64_t from = t * step < total ? t * step : total;
-        shares[t] = (pt_share){v, jobs, count, way, from, t + 1 == threads ? total : (from + step < total ? from + step : total)};
+        uint64_t to = t + 1 == threads || from + step >= total ? total : from + step;
+        shares[t] = (pt_share){v, jobs, count, way, from, to};
     }
     pt_on_threads(pt_copy_share, shares, sizeof shares[0], threads);
 }

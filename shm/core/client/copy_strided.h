@@ -1,4 +1,5 @@
-/* copy_strided.h - copies bytes between a strided KV cache and the frames of pages, on a few threads of the calling process. */
+/* copy_strided.h - copies bytes between a strided KV cache and the frames of pages, on a
+ * few threads of the calling process. */
 #pragma once
 
 #include "copy.h"
@@ -35,7 +36,8 @@ static inline void pt_move(uint8_t *inside, uint8_t *memory, uint64_t bytes, enu
 }
 
 /* Copies `bytes` bytes of the page from the cursor on, frame by frame, and advances the cursor. */
-static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *memory, uint64_t bytes, enum pt_direction way)
+static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *memory, uint64_t bytes,
+                                  enum pt_direction way)
 {
     for (; bytes > c->left; c->left = t->frame_bytes) {
         pt_move(c->at, memory, c->left, way);
@@ -48,9 +50,10 @@ static inline void pt_cursor_copy(const pt_transfer *t, pt_cursor *c, uint8_t *m
     c->left -= bytes;
 }
 
-/* Finds the addresses in the cache of the first head's tokens from *from on, and moves *from behind those that it found. */
-static inline uint32_t pt_find_runs(const pt_transfer *t, const pt_plane *p, int64_t position, int64_t *from, int64_t to,
-                                    pt_run *runs)
+/* Finds the addresses in the cache of the first head's tokens from *from on, and moves
+ * *from behind those that it found. */
+static inline uint32_t pt_find_runs(const pt_transfer *t, const pt_plane *p, int64_t position, int64_t *from,
+                                    int64_t to, pt_run *runs)
 {
     int64_t block = (position + *from) / t->block_tokens, slot = (position + *from) % t->block_tokens;
     bool whole = p->token == p->width; /* the tokens of a block are contiguous */
@@ -79,10 +82,11 @@ static inline void pt_copy_heads(const pt_transfer *t, const pt_plane *p, int64_
         }
 }
 
-/* Copies tokens [from, to) of one plane of a page. If the cache stores rows token by token, the copy goes token by token, a
- * few heads at once: the heads of a token are mostly adjacent there, and the processor prefetches what is accessed
- * sequentially, while scattered rows in the page cost little. (Head by head ran at 0.55 to 0.6 of memcpy's speed, this
- * order at 0.95 to 1.0, both through the caches.) If the cache stores whole blocks of a head, the copy goes head by head. */
+/* Copies tokens [from, to) of one plane of a page. If the cache stores rows token by token, the copy goes
+ * token by token, a few heads at once: the heads of a token are mostly adjacent there, and the processor
+ * prefetches what is accessed sequentially, while scattered rows in the page cost little. (Head by head ran at
+ * 0.55 to 0.6 of memcpy's speed, this order at 0.95 to 1.0, both through the caches.) If the cache stores
+ * whole blocks of a head, the copy goes head by head. */
 static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64_t page, int64_t from, int64_t to,
                                   enum pt_direction way)
 {
@@ -98,10 +102,11 @@ static inline void pt_copy_tokens(const pt_transfer *t, const pt_plane *p, int64
     }
 }
 
-/* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that starts late or
- * is delayed does less. A piece is some tokens of one plane of a page. The next piece has the next tokens of the plane, or
- * where `alternate` is set the same tokens of the next plane: a store that reads rows of all planes in turn reads
- * sequentially. A load writes these rows, which costs little wherever they are, and reads the page plane by plane. */
+/* The shared state of the copying threads. Threads take pieces of work until none is left, so a thread that
+ * starts late or is delayed does less. A piece is some tokens of one plane of a page. The next piece has the
+ * next tokens of the plane, or where `alternate` is set the same tokens of the next plane: a store that reads
+ * rows of all planes in turn reads sequentially. A load writes these rows, which costs little wherever they
+ * are, and reads the page plane by plane. */
 typedef struct {
     const pt_transfer *transfer;
     enum pt_direction way;
@@ -114,7 +119,8 @@ static inline void pt_copy_piece(const pt_pieces *w, uint64_t number, enum pt_di
 {
     const pt_transfer *t = w->transfer;
     int64_t inner = w->alternate ? t->plane_count : w->pieces, outer = w->alternate ? w->pieces : t->plane_count;
-    int64_t fast = (int64_t)number % inner, slow = (int64_t)number / inner % outer, page = (int64_t)number / inner / outer;
+    int64_t fast = (int64_t)number % inner, slow = (int64_t)number / inner % outer;
+    int64_t page = (int64_t)number / inner / outer;
     int64_t plane = w->alternate ? fast : slow, piece = w->alternate ? slow : fast;
     if (pt_tokens_empty(t, page))
         return;
@@ -162,10 +168,10 @@ static inline bool pt_planes_alternate(const pt_transfer *t)
            (p->heads == 1 || p->head < p->token);
 }
 
-/* Returns into how many pieces each page is cut, if the planes alternate: a piece spans about PT_NEAR bytes of the cache, or
- * more until it has PT_LEAST bytes to copy. On an AMD EPYC, rows of 2 KiB, of which 16 lay beside each other, were stored at
- * 1.15 of memcpy's speed plane by plane, and at 1.4 with pieces of four tokens; pieces of one, two, eight and sixteen tokens
- * were slower than those of four. */
+/* Returns into how many pieces each page is cut, if the planes alternate: a piece spans about PT_NEAR bytes of the
+ * cache, or more until it has PT_LEAST bytes to copy. On an AMD EPYC, rows of 2 KiB, of which 16 lay beside each other,
+ * were stored at 1.15 of memcpy's speed plane by plane, and at 1.4 with pieces of four tokens; pieces of one, two,
+ * eight and sixteen tokens were slower than those of four. */
 static inline int64_t pt_pieces_of_tokens(const pt_transfer *t)
 {
     int64_t near = PT_NEAR / t->planes[0].token, least = PT_LEAST / (int64_t)pt_plane_row(&t->planes[0]), most = 1;
@@ -179,8 +185,8 @@ static inline int64_t pt_pieces_of_tokens(const pt_transfer *t)
 #define PT_PIECES 8 /* minimum of pieces per thread: a page of one plane is cut by its tokens */
 
 /* Copies everything that the transfer names on up to `threads` threads, including the calling one; on fewer if threads
- * cannot be created. The caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were granted
- * to it, and that the memory of the cache is mapped. */
+ * cannot be created. The caller guarantees that pt_transfer_flaw found nothing, that the pages are pinned or were
+ * granted to it, and that the memory of the cache is mapped. */
 static inline void pt_transfer_run(const pt_transfer *t, enum pt_direction way, uint32_t threads)
 {
     int64_t pairs = t->page_count * t->plane_count;

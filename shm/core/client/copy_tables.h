@@ -1,8 +1,8 @@
 /* copy_tables.h - the tables of a transfer between a strided KV cache and pages in the arena, and their validation.
  *
- * A plane is K or V (or both, a latent, scales, an opaque state) of one layer: rows of `width` bytes for each block, token
- * of the block and head. In the page, consecutive tokens are `width` bytes apart and consecutive heads `page_head`
- * bytes. */
+ * A plane is K or V (or both, a latent, scales, an opaque state) of one layer: rows of `width` bytes for
+ * each block, token of the block and head. In the page, consecutive tokens are `width` bytes apart and
+ * consecutive heads `page_head` bytes. */
 #pragma once
 
 #include <stdbool.h>
@@ -16,8 +16,8 @@ typedef struct {
     int64_t heads, width; /* what is copied: `heads` heads of `width` bytes for each token */
 } pt_plane;
 
-/* Tokens [first, end) of a page. Its token 0 is token `position` of the flat table of blocks. `position` is negative if the
- * page begins before the table. */
+/* Tokens [first, end) of a page. Its token 0 is token `position` of the flat table of blocks. `position` is negative
+ * if the page begins before the table. */
 typedef struct {
     int64_t position, first, end;
 } pt_tokens;
@@ -122,8 +122,9 @@ static inline const char *pt_plane_cache_flaw(const pt_transfer *t, const pt_pla
     return low < 1 ? "its addresses in the cache are invalid" : NULL;
 }
 
-/* Checks everything that can be checked before a byte is copied. `why` of the result is NULL if the tables are valid. The
- * caller guarantees that the tables are as long as the transfer says, and checks the frames itself if t->frames is NULL. */
+/* Checks everything that can be checked before a byte is copied. `why` of the result is NULL if the
+ * tables are valid. The caller guarantees that the tables are as long as the transfer says, and checks
+ * the frames itself if t->frames is NULL. */
 static inline pt_flaw pt_transfer_flaw(const pt_transfer *t)
 {
     int64_t highest = -1, end = 0;

@@ -14,7 +14,8 @@ typedef struct {
 } pt_seen_event;
 
 enum pt_events {
-    PT_EVENTS_OFF, /* the daemon records nothing: it has not noticed this reader yet, or the disk tier has just closed */
+    /* the daemon records nothing: it has not noticed this reader yet, or the disk tier has just closed */
+    PT_EVENTS_OFF,
     PT_EVENTS_MISSED, /* there were changes without an event, or events were overwritten */
     PT_EVENTS_READ,
 };
@@ -36,11 +37,11 @@ static inline void pt_read_event(const pt_event *from, pt_seen_event *to)
     to->what = atomic_load_explicit(&e->what, memory_order_acquire);
 }
 
-/* Reads at most *count events, and sets *count to their number. After PT_EVENTS_MISSED any page may have changed; all later
- * changes have events.
+/* Reads at most *count events, and sets *count to their number. After PT_EVENTS_MISSED any page may have
+ * changed; all later changes have events.
  *
- * The events were not overwritten if the head, which is read again after them, is not a whole ring further than the first
- * of them. At exactly a whole ring the daemon may be writing to its place. */
+ * The events were not overwritten if the head, which is read again after them, is not a whole ring further than the
+ * first of them. At exactly a whole ring the daemon may be writing to its place. */
 static inline enum pt_events pt_read_events(const pt_view *v, pt_event_reader *r, pt_seen_event *to, uint32_t *count)
 {
     uint64_t epoch = atomic_load_explicit(&v->header->events_epoch, memory_order_acquire);

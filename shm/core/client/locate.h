@@ -27,9 +27,9 @@ static inline uint8_t pt_tiers_now(const pt_view *v, uint32_t entry)
     return (state == PT_READABLE ? PT_TIER_MEMORY : 0) | (disk ? PT_TIER_DISK : 0);
 }
 
-/* Returns the same; 0 if it is another page, and PT_REFILLED if the entry may have become another one in between. Without
- * the serial a page that is being written would count as there, because the page before it in the entry was: if its writer
- * gives up, no event follows. */
+/* Returns the same; 0 if it is another page, and PT_REFILLED if the entry may have become another one in between.
+ * Without the serial a page that is being written would count as there, because the page before it in the entry was: if
+ * its writer gives up, no event follows. */
 static inline uint8_t pt_locate_entry(const pt_view *v, uint32_t entry, const uint8_t *key)
 {
     pt_entry *e = &v->entries[entry];
@@ -55,8 +55,8 @@ static inline uint8_t pt_locate_scan(const pt_view *v, pt_bucket *buckets, const
     return 0;
 }
 
-/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the page may leave or come at this
- * time; then an event that is not read yet says so. A miss is believed as in pt_find. */
+/* Returns the tiers in which the page of a key can be found, as bits. It pins nothing, so the page may leave or come at
+ * this time; then an event that is not read yet says so. A miss is believed as in pt_find. */
 static inline uint8_t pt_locate(const pt_view *v, const uint8_t *key)
 {
     for (uint32_t attempt = 0; attempt < PT_LOCATE_RETRIES; attempt++) {

@@ -65,16 +65,16 @@ static inline pt_found pt_scan(pt_session *s, pt_bucket *buckets, const uint8_t 
 
 /* Finds one page, and pins it if it is readable. The caller holds the lock.
  *
- * A hit is final, as the key was compared under the pin. A miss may be false for two reasons: a key was moved from a slot
- * that was not scanned yet to one that was already scanned, or a new daemon switched to the other dictionary. So a miss is
- * believed only if the version of the home bucket and the dictionary are the same as before the scan; otherwise the scan is
- * repeated. */
+ * A hit is final, as the key was compared under the pin. A miss may be false for two reasons: a key was moved from
+ * a slot that was not scanned yet to one that was already scanned, or a new daemon switched to the other
+ * dictionary. So a miss is believed only if the version of the home bucket and the dictionary are the same as
+ * before the scan; otherwise the scan is repeated. */
 static inline pt_found pt_find(pt_session *s, const uint8_t *key)
 {
     const pt_view *v = &s->view;
     for (uint32_t attempt = 0; attempt < PT_RETRIES; attempt++) {
-        /* Acquire, both: everything that was derived before the switch is visible, and every move that was made before the
-         * version was incremented. */
+        /* Acquire, both: everything that was derived before the switch is visible, and every move that was
+         * made before the version was incremented. */
         uint64_t dictionary = atomic_load_explicit(&v->header->dictionary, memory_order_acquire);
         pt_bucket *buckets = v->buckets[dictionary & 1];
         pt_a32 *version = &buckets[pt_home(v, key)].version;
@@ -106,7 +106,8 @@ static inline void pt_prefetch_entry(pt_session *s, pt_bucket *buckets, const ui
     }
 }
 
-static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t at, uint32_t count)
+static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const uint8_t *keys, uint32_t at,
+                                     uint32_t count)
 {
     if (at + 2 * PT_AHEAD < count)
         pt_prefetch(&buckets[pt_home(&s->view, keys + (at + 2 * PT_AHEAD) * (uint64_t)PT_KEY_BYTES)]);
@@ -114,8 +115,8 @@ static inline void pt_prefetch_ahead(pt_session *s, pt_bucket *buckets, const ui
         pt_prefetch_entry(s, buckets, keys + (at + PT_AHEAD) * (uint64_t)PT_KEY_BYTES);
 }
 
-/* Returns how far a prefix continues in memory or on disk from page `from` on, which is on disk. Pins nothing. `entries`
- * has room for `count` pages and receives the entry of each page that was found. */
+/* Returns how far a prefix continues in memory or on disk from page `from` on, which is on disk. Pins nothing.
+ * `entries` has room for `count` pages and receives the entry of each page that was found. */
 static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t from, uint32_t count, uint64_t now,
                                    uint32_t *entries)
 {
@@ -132,8 +133,8 @@ static inline uint32_t pt_reach_on(pt_session *s, const uint8_t *keys, uint32_t 
     return from;
 }
 
-/* The result of a match. `count` pages are pinned. `reach` is the length of the prefix in memory or on disk; entries from
- * `count` on are not pinned and have PT_FROM_DISK set if they are on disk. */
+/* The result of a match. `count` pages are pinned. `reach` is the length of the prefix in memory or on disk; entries
+ * from `count` on are not pinned and have PT_FROM_DISK set if they are on disk. */
 typedef struct {
     uint32_t *entries;
     uint64_t *serials;

@@ -1,17 +1,17 @@
 /* match_groups.h - one match over several groups of a model's state: the longest prefix on which all of them agree.
  *
- * Each group has its own keys for pages of its own size. A hit at p tokens needs of each group the pages that hold its last
- * `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent state, which
- * is whole pages in each case. p is a multiple of every group's page_tokens; all groups agree on p = 0.
+ * Each group has its own keys for pages of its own size. A hit at p tokens needs of each group the pages that hold its
+ * last `needs` tokens before p: all of them for full attention, window - 1 for a sliding window, 1 for a recurrent
+ * state, which is whole pages in each case. p is a multiple of every group's page_tokens; all groups agree on p = 0.
  *
- * No key is looked up twice: the result for a page is remembered, and the page stays pinned until the end. Groups that need
- * all their pages are searched first, head first as in pt_match, so that a miss there bounds the others. Windows and
- * snapshots are searched from that bound downwards, those that need least first, and only as far down as the groups may
- * still agree.
+ * No key is looked up twice: the result for a page is remembered, and the page stays pinned until the end. Groups
+ * that need all their pages are searched first, head first as in pt_match, so that a miss there bounds the
+ * others. Windows and snapshots are searched from that bound downwards, those that need least first, and only as
+ * far down as the groups may still agree.
  *
- * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the other groups on
- * the pages that the hit needs, including a hit with pages from disk. It falls from head to tail by tokens, so that the
- * pages of all groups that end together are evicted together. */
+ * Recency is stamped, as by pt_match, on all pages that were found of groups that need all of them; of the other groups
+ * on the pages that the hit needs, including a hit with pages from disk. It falls from head to tail by tokens, so that
+ * the pages of all groups that end together are evicted together. */
 #pragma once
 
 #include "match.h"
@@ -19,7 +19,8 @@
 #define PT_GROUPS 64u
 #define PT_NEEDS_ALL UINT64_MAX
 
-/* What is known about a page: its entry, which is pinned, or, with this bit set, is on disk; or one of the two values below. */
+/* What is known about a page: its entry, which is pinned, or, with this bit set, is on
+ * disk; or one of the two values below. */
 #define PT_SEEN_ON_DISK PT_FROM_DISK
 #define PT_SEEN_NOWHERE 0xfffffffeu
 #define PT_NOT_SEEN 0xffffffffu
@@ -47,8 +48,10 @@ typedef struct {
     pt_session *session;
     pt_group *order[PT_GROUPS]; /* the groups that need least first */
     uint32_t count;
-    uint64_t bound, grain; /* no hit is longer than bound, for lack of keys or by the limit; each hit is a multiple of grain */
-    uint64_t now, unit; /* now: the latest tick of all; unit: tokens from one tick to the next, a divisor of every page's length */
+    /* no hit is longer than bound, for lack of keys or by the limit; each hit is a multiple of grain */
+    uint64_t bound, grain;
+    /* now: the latest tick of all; unit: tokens from one tick to the next, a divisor of every page's length */
+    uint64_t now, unit;
 } pt_search;
 
 static inline uint32_t pt_pages_in(const pt_group *g, uint64_t tokens) { return (uint32_t)(tokens / g->page_tokens); }
@@ -130,7 +133,10 @@ static inline pt_search pt_search_of(pt_session *s, pt_group *groups, uint32_t c
 
 /* ---- searching pages ---- */
 
-static inline const uint8_t *pt_key_at(const pt_group *g, uint32_t page) { return g->keys + page * (uint64_t)PT_KEY_BYTES; }
+static inline const uint8_t *pt_key_at(const pt_group *g, uint32_t page)
+{
+    return g->keys + page * (uint64_t)PT_KEY_BYTES;
+}
 
 static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
 {
@@ -142,8 +148,8 @@ static inline void pt_notice(pt_session *s, pt_group *g, uint32_t page)
         g->serials[page] = s->view.entries[found.entry].serial;
 }
 
-/* Stamps a page. The caller guarantees that it was found. Pages that end together get the same tick; a single group gets
- * the ticks of pt_match. */
+/* Stamps a page. The caller guarantees that it was found. Pages that end together get the same tick; a
+ * single group gets the ticks of pt_match. */
 static inline void pt_stamp_page(const pt_search *f, const pt_group *g, uint32_t page)
 {
     pt_a64 *tick = &f->session->view.locks[g->seen[page] & ~PT_SEEN_ON_DISK].tick;
@@ -154,7 +160,8 @@ typedef struct {
     uint64_t memory, reach; /* tokens */
 } pt_extent;
 
-/* Searches a group that needs all its pages, head first: how far the pages in memory go, and how far those on disk continue. */
+/* Searches a group that needs all its pages, head first: how far the pages in memory go,
+ * and how far those on disk continue. */
 static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
 {
     pt_session *s = f->session;
@@ -177,7 +184,8 @@ static inline pt_extent pt_scan_all(pt_search *f, pt_group *g, pt_extent to)
     return to;
 }
 
-static inline void pt_prefetch_below(pt_session *s, pt_bucket *buckets, const pt_group *g, uint32_t page, uint32_t first)
+static inline void pt_prefetch_below(pt_session *s, pt_bucket *buckets, const pt_group *g, uint32_t page,
+                                     uint32_t first)
 {
     if (page >= first + 2 * PT_AHEAD)
         pt_prefetch(&buckets[pt_home(&s->view, pt_key_at(g, page - 2 * PT_AHEAD))]);
@@ -205,8 +213,8 @@ static inline uint64_t pt_lower(pt_search *f, pt_group *g, uint64_t p, bool disk
     return p;
 }
 
-/* Returns the largest number of tokens, at most `p`, on which all groups agree. Groups that need all their pages already
- * agree on `p`. */
+/* Returns the largest number of tokens, at most `p`, on which all groups agree. Groups that need
+ * all their pages already agree on `p`. */
 static inline uint64_t pt_agree(pt_search *f, uint64_t p, bool disk)
 {
     for (uint32_t i = 0; i < f->count; i++)
@@ -229,7 +237,8 @@ static inline void pt_stamp_needed(const pt_search *f, const pt_group *g, uint64
         pt_stamp_page(f, g, page);
 }
 
-/* Releases the pages that the hit does not need. They all lie behind it: no page before those that the hit needs was searched. */
+/* Releases the pages that the hit does not need. They all lie behind it: no page before
+ * those that the hit needs was searched. */
 static inline void pt_keep_needed(const pt_search *f, pt_group *g, uint64_t tokens)
 {
     uint32_t end = pt_pages_in(g, tokens);

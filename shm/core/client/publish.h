@@ -1,5 +1,5 @@
-/* publish.h - a writer finishes its part of a granted page, or gives it up. It sends no message: the other writers and the
- * daemon read the bits. */
+/* publish.h - a writer finishes its part of a granted page, or gives it up. It sends no message: the other
+ * writers and the daemon read the bits. */
 #pragma once
 
 #include "session.h"
@@ -15,9 +15,9 @@ static inline bool pt_writes(const pt_entry *e, uint32_t slot)
 
 static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); }
 
-/* Releases a part without finishing it: the page will be doomed, and its frames become free when all writers have released
- * them. The caller guarantees that the part was granted to it, that it has not released it, and that it no longer touches
- * the frames. Release: what it wrote to the frames happens before what their next owner writes. */
+/* Releases a part without finishing it: the page will be doomed, and its frames become free when all writers have
+ * released them. The caller guarantees that the part was granted to it, that it has not released it, and that it no
+ * longer touches the frames. Release: what it wrote to the frames happens before what their next owner writes. */
 static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t part)
 {
     atomic_fetch_or_explicit(&v->locks[entry].parts, pt_gone_bit(part), memory_order_acq_rel);
@@ -26,10 +26,10 @@ static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t pa
 
 /* Finishes a part; the last one makes the page readable. Returns false if the page was doomed in the meantime.
  *
- * There are three steps. First the "done" bit: it releases the bytes of this part and acquires those of the parts that were
- * done before, so the writer that sets the last bit, and publishes, passes all of them on. Then, if all parts are done, the
- * state becomes PT_READABLE. The "released" bit comes last: until it is set the daemon does not reuse the entry, so a slow
- * writer cannot publish another page than its own. It releases, for the next owner of the frames
+ * There are three steps. First the "done" bit: it releases the bytes of this part and acquires those of the parts that
+ * were done before, so the writer that sets the last bit, and publishes, passes all of them on. Then, if all parts are
+ * done, the state becomes PT_READABLE. The "released" bit comes last: until it is set the daemon does not reuse the
+ * entry, so a slow writer cannot publish another page than its own. It releases, for the next owner of the frames
  * (tests/models/orders/parts_order.pml proves both orders). The caller guarantees the same as for pt_part_abandon. */
 static inline bool pt_part_finish(const pt_view *v, uint32_t entry, uint32_t part)
 {

@@ -4,8 +4,8 @@
 #include "../common/samples.h"
 #include "match.h"
 
-/* Leaves a record of a lookup in one namespace that found the first `found` of `count` keys; `space` is that of the pages
- * found. The caller holds the lock. */
+/* Leaves a record of a lookup in one namespace that found the first `found` of `count` keys; `space` is that of the
+ * pages found. The caller holds the lock. */
 static inline void pt_sample_locked(pt_session *s, const uint8_t *keys, uint32_t found, uint32_t count, uint32_t space)
 {
     uint32_t threshold = atomic_load_explicit(&s->view.header->sample_threshold, memory_order_relaxed);
@@ -28,7 +28,8 @@ static inline void pt_sample_locked(pt_session *s, const uint8_t *keys, uint32_t
         sampled++;
     }
     if (PT_SAMPLE_HEAD + sampled <= room) {
-        uint64_t head[PT_SAMPLE_HEAD] = {sampled | (uint64_t)space << 32, found | (uint64_t)(count - found) << 32, missed};
+        uint64_t head[PT_SAMPLE_HEAD] = {sampled | (uint64_t)space << 32, found | (uint64_t)(count - found) << 32,
+                                         missed};
         for (uint32_t i = 0; i < PT_SAMPLE_HEAD; i++)
             atomic_store_explicit(&ring->words[(at + i) % PT_SAMPLE_WORDS], head[i], memory_order_relaxed);
         /* Release: a daemon that reads this number reads the words of the record, too. */

@@ -1,18 +1,18 @@
 /* session.h - one attached process: its mappings, its slot, and how many pins its threads have on each page.
  *
- * A process has one bit in a lock word, however many of its threads have the page pinned. The counts of these pins are
- * private. The process's own lock guards the step from 0 to 1 and back, so that no thread clears the bit while another one
- * needs it. The same steps count the frames that the process keeps from eviction: never more than the daemon allows to one
- * attachment. */
+ * A process has one bit in a lock word, however many of its threads have the page pinned. The counts of these
+ * pins are private. The process's own lock guards the step from 0 to 1 and back, so that no thread clears the bit
+ * while another one needs it. The same steps count the frames that the process keeps from eviction: never more
+ * than the daemon allows to one attachment. */
 #pragma once
 
 #include <pthread.h>
 
 #include "../common/view.h"
 
-/* Of one entry: the pins of this process's threads, and its frames while there are any, UINT16_MAX for more. Both share one
- * word, so that releasing a page reads no other private data, and not its entry. A match treats a page that is pinned
- * UINT16_MAX times as a miss. */
+/* Of one entry: the pins of this process's threads, and its frames while there are any, UINT16_MAX for more. Both
+ * share one word, so that releasing a page reads no other private data, and not its entry. A match treats a page that
+ * is pinned UINT16_MAX times as a miss. */
 typedef struct {
     uint16_t pins, frames;
 } pt_own_pins;
@@ -39,8 +39,8 @@ static inline void pt_count(pt_a64 *counter, uint64_t by)
     atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
-/* The result of one request's lookup. Pages: those that its first match found in memory, and those that it did not find.
- * Tokens: from memory, from disk, those that were not in the cache, and those from the fleet. */
+/* The result of one request's lookup. Pages: those that its first match found in memory, and those that it did not
+ * find. Tokens: from memory, from disk, those that were not in the cache, and those from the fleet. */
 typedef struct {
     uint64_t hit_pages, miss_pages, memory_tokens, disk_tokens, missed_tokens, remote_tokens;
 } pt_lookup;
@@ -62,8 +62,8 @@ static inline void pt_count_lookup(pt_session *s, pt_lookup lookup)
 }
 
 /* Sets the pin bit of an entry and returns its state. A page that was readable stays readable while pinned. The caller
- * compares the key or serial after this call and not before, when the entry could still become another page, and then calls
- * pt_keep. The caller holds the lock. */
+ * compares the key or serial after this call and not before, when the entry could still become another page, and then
+ * calls pt_keep. The caller holds the lock. */
 static inline enum pt_state pt_try(pt_session *s, uint32_t entry)
 {
     return s->own_pins[entry].pins ? PT_READABLE : pt_state_of(pt_pin(&s->view.locks[entry].word, s->slot));

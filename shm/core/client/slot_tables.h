@@ -7,7 +7,8 @@
 
 enum pt_slots_flaw { PT_SLOTS_SOUND, PT_SLOTS_OUTSIDE_PAGE, PT_SLOTS_OUTSIDE_TABLE };
 
-/* Checks that all tokens lie within pages of `page_tokens` tokens, and those that are copied within the table of blocks. */
+/* Checks that all tokens lie within pages of `page_tokens` tokens, and those that are
+ * copied within the table of blocks. */
 static inline enum pt_slots_flaw pt_slots_flaw(const pt_transfer *t, int64_t page_tokens)
 {
     int64_t tokens;
@@ -34,8 +35,8 @@ static inline int pt_range_order(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-/* Writes the tokens of all pages that are copied, in their order in the table, and returns how many pages these are. The
- * caller guarantees that pt_slots_flaw() has found nothing, and room for all pages. */
+/* Writes the tokens of all pages that are copied, in their order in the table, and returns how many pages these are.
+ * The caller guarantees that pt_slots_flaw() has found nothing, and room for all pages. */
 static inline int64_t pt_slot_ranges(const pt_transfer *t, pt_slot_range *ranges)
 {
     int64_t count = 0;
@@ -53,9 +54,10 @@ static inline int64_t pt_slot_ranges(const pt_transfer *t, pt_slot_range *ranges
     return count;
 }
 
-/* Returns whether all blocks that the pages use are in 0 .. blocks-1. *block is the highest of them, -1 if there is none;
- * after false it is one that does not exist. */
-static inline bool pt_blocks_exist(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, int64_t blocks, int64_t *block)
+/* Returns whether all blocks that the pages use are in 0 .. blocks-1. *block is the highest of them, -1 if there is
+ * none; after false it is one that does not exist. */
+static inline bool pt_blocks_exist(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, int64_t blocks,
+                                   int64_t *block)
 {
     int64_t highest = *block = -1;
     for (int64_t i = 0; i < count; i++)
@@ -78,8 +80,9 @@ static inline bool pt_ranges_overlap(const pt_slot_range *ranges, int64_t count)
     return false;
 }
 
-/* Returns a block that is at two places of the table which the pages use, -1 if there is none. The pages do not overlap,
- * but two may share a place, and all blocks exist. `seen` has a bit for each block up to the highest, all clear. */
+/* Returns a block that is at two places of the table which the pages use, -1 if there is none.
+ * The pages do not overlap, but two may share a place, and all blocks exist. `seen` has a bit for
+ * each block up to the highest, all clear. */
 static inline int64_t pt_repeated_block(const pt_transfer *t, const pt_slot_range *ranges, int64_t count, uint8_t *seen)
 {
     int64_t last = -1;

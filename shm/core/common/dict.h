@@ -1,15 +1,15 @@
 /* dict.h - the hash dictionary: buckets of one cache line, bounded probes, one writer, readers without a lock.
  *
- * The home of a key is a bucket. The key is stored there or in one of the next PT_WINDOW - 1 buckets. The one writer keeps
- * keys near their homes: it fills a slot that becomes free with a key from further out.
+ * The home of a key is a bucket. The key is stored there or in one of the next PT_WINDOW - 1 buckets. The one writer
+ * keeps keys near their homes: it fills a slot that becomes free with a key from further out.
  *
- * A move has three steps: it stores the key in its new slot, then increments the version of the home bucket, then clears
- * the old slot. A reader that scanned the new slot before the move and the old slot after it misses a key that was in the
- * dictionary all the time. So a reader does not believe a miss before it has read the version of the home bucket again and
- * found it unchanged.
+ * A move has three steps: it stores the key in its new slot, then increments the version of the home bucket, then
+ * clears the old slot. A reader that scanned the new slot before the move and the old slot after it misses a key that
+ * was in the dictionary all the time. So a reader does not believe a miss before it has read the version of the home
+ * bucket again and found it unchanged.
  *
- * There are two dictionaries. A daemon that adopts the segments builds the dictionary that is not in use and switches to it
- * with one store. */
+ * There are two dictionaries. A daemon that adopts the segments builds the dictionary that is not in
+ * use and switches to it with one store. */
 #pragma once
 
 #include "view.h"
@@ -23,8 +23,8 @@ static inline uint64_t pt_key_word(const uint8_t *key, int i)
     return word;
 }
 
-/* Writes the key of an entry, and its serial, which is unique to the filling. A reader that has not pinned the entry may
- * compare both at this time (pt_locate); one that sees either of them sees that the entry was free before. */
+/* Writes the key of an entry, and its serial, which is unique to the filling. A reader that has not pinned the entry
+ * may compare both at this time (pt_locate); one that sees either of them sees that the entry was free before. */
 static inline void pt_put_key(pt_entry *e, const uint8_t *key)
 {
     pt_a64 *words = (pt_a64 *)e->key;
@@ -38,7 +38,10 @@ static inline void pt_put_serial(pt_entry *e, uint64_t serial)
 }
 
 static inline bool pt_same_key(const uint8_t *a, const uint8_t *b) { return memcmp(a, b, PT_KEY_BYTES) == 0; }
-static inline uint32_t pt_home(const pt_view *v, const uint8_t *key) { return (uint32_t)pt_key_word(key, 0) & v->bucket_mask; }
+static inline uint32_t pt_home(const pt_view *v, const uint8_t *key)
+{
+    return (uint32_t)pt_key_word(key, 0) & v->bucket_mask;
+}
 static inline uint32_t pt_tag(const uint8_t *key) { return (uint32_t)pt_key_word(key, 1) & PT_TAG_MASK; }
 
 static inline uint64_t pt_slot_make(uint32_t entry, uint32_t tag, uint32_t distance)
@@ -54,8 +57,8 @@ static inline pt_bucket *pt_buckets_now(const pt_view *v)
     return v->buckets[atomic_load_explicit(&v->header->dictionary, memory_order_acquire) & 1];
 }
 
-/* Returns the number of buckets that a search for a key with this home has to scan. Acquire: a reader that sees that a key
- * was moved home (and is no longer counted as displaced) also sees the incremented version. */
+/* Returns the number of buckets that a search for a key with this home has to scan. Acquire: a reader that sees that a
+ * key was moved home (and is no longer counted as displaced) also sees the incremented version. */
 static inline uint32_t pt_reach(pt_bucket *home)
 {
     return atomic_load_explicit(&home->displaced, memory_order_acquire) ? PT_WINDOW : 1;
@@ -91,9 +94,9 @@ static inline bool pt_dict_has_room(const pt_view *v, pt_dict d, const uint8_t *
     return pt_dict_room(d, pt_home(v, key), &distance) != NULL;
 }
 
-/* Clears a dictionary that is not in use. Release: a reader that slept through a whole adoption may still scan this
- * dictionary. When it sees the first cleared slot it also sees that the other dictionary is in use, and so does not believe
- * its miss. */
+/* Clears a dictionary that is not in use. Release: a reader that slept through a whole adoption may still
+ * scan this dictionary. When it sees the first cleared slot it also sees that the other dictionary is in
+ * use, and so does not believe its miss. */
 static inline void pt_dict_clear(pt_dict d)
 {
     for (uint64_t at = 0; at <= d.mask; at++) {
@@ -105,7 +108,8 @@ static inline void pt_dict_clear(pt_dict d)
     }
 }
 
-/* Adds an entry. Returns false if the whole window is full. The caller guarantees that the key is not in the dictionary. */
+/* Adds an entry. Returns false if the whole window is full. The caller guarantees that
+ * the key is not in the dictionary. */
 static inline bool pt_dict_add(const pt_view *v, pt_dict d, uint32_t entry)
 {
     const uint8_t *key = v->entries[entry].key;
@@ -136,7 +140,8 @@ static inline uint32_t pt_dict_find(const pt_view *v, pt_dict d, const uint8_t *
     return PT_NONE;
 }
 
-#define PT_KEY_BEGIN 16u /* bytes of a key that tell it from all others, unless they were chosen; home and tag are made of them */
+/* bytes of a key that tell it from all others, unless they were chosen; home and tag are made of them */
+#define PT_KEY_BEGIN 16u
 
 /* Returns an entry whose key begins with these PT_KEY_BEGIN bytes, or PT_NONE. Only the writer may call it. */
 static inline uint32_t pt_dict_find_begin(const pt_view *v, pt_dict d, const uint8_t *begin)
@@ -175,11 +180,11 @@ static inline bool pt_dict_has_gap(pt_dict d, uint32_t bucket, const pt_a64 *bes
     return false;
 }
 
-/* Fills a free slot of bucket `to` with a key from further out, then the slot which that key left, and so on. The version
- * is incremented with release: a search that starts with the new version sees the key in its new slot. With relaxed order
- * it could see the key in neither slot (tests/models/orders/move_order.pml). The loop stops at a bucket that had another
- * free slot before: keys beyond it would not move into it, because they would be there already. Scanning on would cost one
- * cache line for each bucket of the window, and nearly all buckets have a free slot. */
+/* Fills a free slot of bucket `to` with a key from further out, then the slot which that key left, and so on. The
+ * version is incremented with release: a search that starts with the new version sees the key in its new slot. With
+ * relaxed order it could see the key in neither slot (tests/models/orders/move_order.pml). The loop stops at a bucket
+ * that had another free slot before: keys beyond it would not move into it, because they would be there already.
+ * Scanning on would cost one cache line for each bucket of the window, and nearly all buckets have a free slot. */
 static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
 {
     uint32_t step;
@@ -195,8 +200,8 @@ static inline void pt_dict_pull_home(pt_dict d, uint32_t to, pt_a64 *room)
         PT_POINT("dict.shown");
         atomic_fetch_add_explicit(&home->version, 1, memory_order_release);
         PT_POINT("dict.versioned");
-        /* Release again: a reader that sees the old slot empty, or the key no longer counted as displaced, also sees the
-         * version. */
+        /* Release again: a reader that sees the old slot empty, or the key no longer counted
+         * as displaced, also sees the version. */
         atomic_store_explicit(from, 0, memory_order_release);
         PT_POINT("dict.moved");
         if (distance == step)

@@ -1,10 +1,10 @@
-/* entry_checksum.h - the checksum of an entry, stored beside its lock word. With it a new daemon recognizes entries that
- * are damaged, that are older than their lock words, or that were written over another entry.
+/* entry_checksum.h - the checksum of an entry, stored beside its lock word. With it a new daemon recognizes entries
+ * that are damaged, that are older than their lock words, or that were written over another entry.
  *
- * The checksum covers everything that a page is served by: key, serial, size, namespace, division, parts, and the frames in
- * their order. It is written before the state leaves PT_FREE or PT_ON_DISK. 0 means that the entry was written by a build
- * without checksums; such an entry is accepted. Engines can write to the checksum as they can write to the lock word: that
- * costs them the page at the next adoption. The bytes of a page have no checksum in memory. */
+ * The checksum covers everything that a page is served by: key, serial, size, namespace, division, parts, and the
+ * frames in their order. It is written before the state leaves PT_FREE or PT_ON_DISK. 0 means that the entry was
+ * written by a build without checksums; such an entry is accepted. Engines can write to the checksum as they can write
+ * to the lock word: that costs them the page at the next adoption. The bytes of a page have no checksum in memory. */
 #pragma once
 
 #include "view.h"
@@ -15,7 +15,8 @@ static inline uint64_t pt_checksum_add(uint64_t checksum, uint64_t word)
     return checksum ^ checksum >> 32;
 }
 
-/* Computes the checksum of an entry. The caller guarantees that the chain lies within the frames and has frame_count of them. */
+/* Computes the checksum of an entry. The caller guarantees that the chain lies within the
+ * frames and has frame_count of them. */
 static inline uint64_t pt_entry_checksum(const pt_view *v, const pt_entry *e)
 {
     uint64_t words[4], checksum = pt_checksum_add(e->serial, e->size);

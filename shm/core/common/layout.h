@@ -10,15 +10,16 @@
  *   - a field of an entry only while it has a pin on the entry that found the page readable (lock_word.h);
  *   - a hit in the dictionary only after it compared the entry's key under that pin, and a miss only after it read the
  *     version of the home bucket again (dict.h);
- *   - the `next` of a frame only while the entry that owns the frame is pinned by the reader or granted to it for writing.
+ *   - the `next` of a frame only while the entry that owns the frame is pinned by the reader or granted to it for
+ *     writing.
  *
  * The daemon writes in this order, so that its successor can adopt the segments after a crash at any instruction:
  *   - key, serial, namespace, frames, size and parts are written before the state leaves PT_FREE;
  *   - the state returns to PT_FREE before the entry leaves the dictionary and the lists and before its frames are free;
  *   - a slot becomes free only after it was replaced in the open entries in which it wrote a part;
  *   - every entry that is not PT_FREE owns its chain of frames, and every frame of a chain names that entry.
- * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. What is known of the
- * uses of pages is adopted where it can be true, and never needed. */
+ * Lists, dictionary, counts and free frames are derived data: an adoption rebuilds them from the entries. What is known
+ * of the uses of pages is adopted where it can be true, and never needed. */
 #pragma once
 
 #include <stdatomic.h>
@@ -39,7 +40,8 @@
 #define PT_WINDOW 8u /* buckets in which an entry may be stored, counted from its home */
 #define PT_NONE 0xffffffffu /* no entry, no frame */
 #define PT_NO_WRITER 0xffu
-#define PT_ENDED_WRITER 0xfeu /* in place of a slot: the writer died or detached; its part is useful only if another writer lives */
+/* in place of a slot: the writer died or detached; its part is useful only if another writer lives */
+#define PT_ENDED_WRITER 0xfeu
 #define PT_NAME_BYTES 56u
 #define PT_STATUS_BYTES 2816u
 #define PT_LEARNED_BYTES (512u << 10) /* room for what the eviction policy learned; whole pages */
@@ -69,17 +71,19 @@ typedef struct {
     uint32_t list_prev, list_next; /* in the free entries or in the open reservations */
     uint32_t space_prev, space_next; /* in the pages of one namespace */
     uint64_t expires_ns; /* CLOCK_MONOTONIC: an open reservation is doomed after this time */
-    uint8_t writers[PT_PARTS]; /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot here before it frees it */
+    /* slot of each part's writer, or PT_*_WRITER. The daemon replaces a slot here before it frees it */
+    uint8_t writers[PT_PARTS];
     uint32_t division; /* how the page was cut into parts; parts of two divisions never join */
     uint32_t chain; /* the run of pages that were granted together; 0: unknown */
 } pt_entry;
 _Static_assert(sizeof(pt_entry) == 128, "an entry is two cache lines");
 _Static_assert(offsetof(pt_entry, list_prev) == 64, "what readers need is the first line");
 
-/* What is known of a page's uses, for eviction. Only the daemon reads it. A new daemon adopts it, except children and place,
- * which it derives; bytes of any value may lie here then (cadence/history.h). */
+/* What is known of a page's uses, for eviction. Only the daemon reads it. A new daemon adopts it, except children and
+ * place, which it derives; bytes of any value may lie here then (cadence/history.h). */
 typedef struct {
-    uint32_t parent, parent_life; /* the entry of the page before it, and its life then; PT_NONE: not known, or the first of its prompt */
+    /* the entry of the page before it, and its life then; PT_NONE: not known, or the first of its prompt */
+    uint32_t parent, parent_life;
     uint32_t life; /* changes when the entry is freed */
     uint32_t seen; /* the moment when a store last used it; 0: never */
     uint16_t class;
@@ -88,7 +92,8 @@ typedef struct {
     uint32_t stamped; /* the low bits of its tick then */
     uint32_t children; /* in memory */
     uint32_t place; /* among the leaves; PT_NONE if it is not one */
-    uint32_t depth : 24, device : 8; /* depth: number of the page in its prompt, from 1; 0: not known. device: of the disk */
+    /* depth: number of the page in its prompt, from 1; 0: not known. device: of the disk */
+    uint32_t depth : 24, device : 8;
     uint8_t keep; /* number of the keep that it belongs to, which may have ended; 0: none */
     bool in_memory : 1;
     bool named : 1; /* a page named it as its parent in this life */
@@ -102,7 +107,9 @@ enum { PT_LIST_NONE = 0, PT_LIST_FREE = 1, PT_LIST_OPEN = 2 };
 enum {
     PT_MARK_TOUCHED = 1, /* used again after it was stored */
     PT_MARK_ORDERED = 2, /* a write was commanded to the disk tier, and the tier has not answered yet */
-    PT_MARK_SKIPPED = 4, /* not written before its next use: the disk tier failed to write it, was not allowed to, or evicted it, or it is the fleet's */
+    /* not written before its next use: the disk tier failed to write it, was not allowed to,
+     * or evicted it, or it is the fleet's */
+    PT_MARK_SKIPPED = 4,
 };
 
 /* A slot of the dictionary: entry + 1 (0: empty) in bits 0..31, tag in 32..60, distance from home in 61..63. */
@@ -118,10 +125,10 @@ typedef struct {
     uint32_t owner; /* entry, PT_NONE when free */
 } pt_frame;
 
-/* One attachment of a process. `kernel_id` names the process in every namespace and is never used twice while the host is up.
- * Kernels before Linux 6.9 have none; there `pid` and `started` tell the process from others, in one PID namespace. `token`
- * tells apart two attachments of one process: each counts its own pins, so each needs a bit of its own. A slot with pid 0 is
- * free; pid is written last. */
+/* One attachment of a process. `kernel_id` names the process in every namespace and is never used twice while the host
+ * is up. Kernels before Linux 6.9 have none; there `pid` and `started` tell the process from others, in one PID
+ * namespace. `token` tells apart two attachments of one process: each counts its own pins, so each needs a bit of its
+ * own. A slot with pid 0 is free; pid is written last. */
 typedef struct {
     uint64_t started; /* start time of the process in clock ticks since boot; 0 if kernel_id names the process */
     uint64_t token; /* chosen by the client; the same when it attaches again */
@@ -130,7 +137,8 @@ typedef struct {
     pt_a32 pid; /* in the namespace of the daemon that attached it; PT_UNSEEN_PID if it saw none */
     char name[32];
     uint64_t kernel_id; /* the inode of its pidfd; 0: unknown */
-    uint64_t lock; /* the byte of the arena's file that every descriptor sent for this attachment has locked; 0: not all have */
+    /* the byte of the arena's file that every descriptor sent for this attachment has locked; 0: not all have */
+    uint64_t lock;
     uint64_t spare[6];
 } pt_slot;
 _Static_assert(sizeof(pt_slot) == 128, "a slot is two cache lines");
@@ -160,10 +168,12 @@ typedef struct {
     pt_a64 lookups, hit_pages, miss_pages, loaded_pages, loaded_bytes, stored_pages, stored_bytes, lost_pages;
 } pt_counts;
 #define PT_COUNTS 8u
-_Static_assert(sizeof(pt_counts) == 64, "the counters of a process are one cache line, which no other process writes to");
+_Static_assert(sizeof(pt_counts) == 64,
+               "the counters of a process are one cache line, which no other process writes to");
 
-/* More counters of a process: tokens of looked-up prompts by the place where they were found, the time that copies between
- * the arena and the engine's memory took (summed over threads), and matches that ended at the header's pin_frames. */
+/* More counters of a process: tokens of looked-up prompts by the place where they were found, the
+ * time that copies between the arena and the engine's memory took (summed over threads), and matches
+ * that ended at the header's pin_frames. */
 typedef struct {
     pt_a64 memory_tokens, disk_tokens, missed_tokens, load_ns, store_ns, bounded, remote_tokens;
     pt_a64 spare[1];
@@ -173,11 +183,13 @@ _Static_assert(sizeof(pt_uses) == 64, "the counters of a process are one cache l
 
 /* Counters of the daemon. */
 typedef struct {
-    uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted, dropped;
-    /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too late; disk_lost: pages
-     * that left the arena before they were written; disk_damaged: pages whose bytes did not match their checksum. */
-    uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted, disk_evicted_bytes,
-        disk_flushed, disk_lost, disk_skipped, disk_damaged;
+    uint64_t granted, present, pending, refused, evicted, evicted_bytes, flushed, doomed, expired, deaths, adopted,
+        dropped;
+    /* Counters of the disk tier. disk_missed: requested pages that were in no tier or were read too
+     * late; disk_lost: pages that left the arena before they were written; disk_damaged: pages
+     * whose bytes did not match their checksum. */
+    uint64_t disk_written, disk_written_bytes, disk_read, disk_read_bytes, disk_missed, disk_evicted,
+        disk_evicted_bytes, disk_flushed, disk_lost, disk_skipped, disk_damaged;
     uint64_t spare[25]; /* a counter that is added here needs no new format */
 } pt_daemon_counts;
 
@@ -189,8 +201,9 @@ enum pt_reason {
     PT_EVENT_WRITTEN, /* the page was written to disk */
 };
 
-/* One record of the ring of events: a page came into a tier or left it. It says that something has changed; where the page
- * is now is in the index (event_reader.h). Words, because a reader may read a record while the daemon overwrites it. */
+/* One record of the ring of events: a page came into a tier or left it. It says that something has
+ * changed; where the page is now is in the index (event_reader.h). Words, because a reader may read a
+ * record while the daemon overwrites it. */
 typedef struct {
     pt_a64 key[PT_KEY_BYTES / 8];
     pt_a64 what; /* bits 0..7: PT_TIER_*; 8..15: 1 came, 0 left; 16..23: pt_reason */
@@ -202,7 +215,8 @@ _Static_assert(sizeof(pt_event) * PT_EVENTS <= PT_RESERVE_LIMIT, "the ring fits 
 typedef struct {
     uint64_t events; /* in the index: a ring of what comes and leaves: pt_event */
     uint64_t curve; /* in the index: a curve of reuse distances */
-    uint64_t samples; /* in the locks, after the lock words: rings in which processes leave the keys that they looked up */
+    /* in the locks, after the lock words: rings in which processes leave the keys that they looked up */
+    uint64_t samples;
 } pt_reserves;
 
 /* The first page of the index. Offsets are in bytes from the start of the index. */
@@ -233,8 +247,8 @@ typedef struct {
     uint64_t disk_frames, disk_used_frames, disk_pages, disk_bytes; /* disk_frames is 0 while there is no disk tier */
     pt_daemon_counts counters;
     pt_counts retired;
-    /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if it is odd
-     * or has changed, the text was written at the same time and is not valid. */
+    /* The status of the daemon and its disk tier, for humans. A reader reads the version before and after the text: if
+     * it is odd or has changed, the text was written at the same time and is not valid. */
     pt_a64 events_head; /* number of events that were recorded */
     pt_a64 events_epoch; /* odd while events are recorded; changes whenever there may be changes that were not */
     pt_a32 disk_complete; /* the disk tier is open, and all pages on its devices were reported */
@@ -255,9 +269,9 @@ typedef struct {
 } pt_lock;
 _Static_assert(sizeof(pt_lock) == 32, "two lock words to a cache line");
 
-/* The first page of the locks segment; counters and lock words follow it. `uses` has the counters of each attachment,
- * retired_uses the sum of the former attachments. A build that does not know these counters leaves them at zero, so they
- * did not need a new format. */
+/* The first page of the locks segment; counters and lock words follow it. `uses` has the counters of each
+ * attachment, retired_uses the sum of the former attachments. A build that does not know these counters leaves them
+ * at zero, so they did not need a new format. */
 typedef struct {
     uint64_t magic;
     uint32_t format;

@@ -1,11 +1,13 @@
-/* namespaces.h - namespaces: found by digest, created on first use; a record without pages is reused when the table is full. */
+/* namespaces.h - namespaces: found by digest, created on first use; a record without pages
+ * is reused when the table is full. */
 #pragma once
 
 #include "view.h"
 
-/* Returns the number of the namespace with this digest, and creates the namespace if necessary. Returns PT_NONE if the
- * table is full and every namespace has pages. A number means the same namespace only while that namespace has pages, so
- * callers must not keep it. Records are used in order and never freed, so the first unused record ends the search. */
+/* Returns the number of the namespace with this digest, and creates the namespace if necessary. Returns
+ * PT_NONE if the table is full and every namespace has pages. A number means the same namespace only while
+ * that namespace has pages, so callers must not keep it. Records are used in order and never freed, so the
+ * first unused record ends the search. */
 static inline uint32_t pt_space_of(pt_view *v, const pt_space *wanted)
 {
     uint32_t spare = PT_NONE;

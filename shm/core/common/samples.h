@@ -1,7 +1,7 @@
 /* samples.h - rings in which processes leave the keys that they looked up, for the daemon's curve (daemon/curve/).
  *
- * Each slot has a ring: one process writes it, the daemon reads it. A ring is lossy: a lookup that finds no room is counted
- * and left out as a whole. Of each lookup the ring has a record:
+ * Each slot has a ring: one process writes it, the daemon reads it. A ring is lossy: a lookup that finds no room is
+ * counted and left out as a whole. Of each lookup the ring has a record:
  *
  *   word 0   how many sampled keys follow, in bits 0..31; the namespace of the pages that were found, in 32..63
  *   word 1   pages that were found, in bits 0..31; pages that were not, in 32..63
@@ -33,7 +33,8 @@ static inline pt_samples *pt_samples_of(const pt_view *v)
     return v->samples_bytes >= PT_SLOTS * sizeof(pt_samples) ? (pt_samples *)(locks + v->at_samples) : NULL;
 }
 
-/* Returns a hash of a key, of which a lookup reads the upper half of many: keys are digests, so their own bits serve. */
+/* Returns a hash of a key, of which a lookup reads the upper half of many: keys are
+ * digests, so their own bits serve. */
 static inline uint64_t pt_sample_hash(const uint8_t *key)
 {
     uint64_t first = pt_key_word(key, 0);

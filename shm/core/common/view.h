@@ -5,7 +5,8 @@
 
 #include "lock_word.h"
 
-#define PT_AHEAD 8u /* keys between two steps of prefetching: the duration of a memory access divided by that of one key */
+/* keys between two steps of prefetching: the duration of a memory access divided by that of one key */
+#define PT_AHEAD 8u
 
 typedef struct {
     pt_header *header;
@@ -22,7 +23,8 @@ typedef struct {
     pt_uses *uses, *retired_uses;
     pt_lock *locks;
     uint8_t *arena;
-    /* Copied from the header after it was checked, so that a damaged header cannot lead the process outside of its mappings. */
+    /* Copied from the header after it was checked, so that a damaged header cannot lead
+     * the process outside of its mappings. */
     uint64_t frame_bytes, at_samples, samples_bytes, curve_bytes;
     uint32_t entry_count, frame_count, bucket_mask, event_count;
     uint8_t *curve; /* curve_bytes */
@@ -99,18 +101,20 @@ static inline const char *pt_unusable_reason(const pt_header *h, const pt_locks_
         return "the index has another format";
     if (have.locks < PT_AT_LOCKS || l->magic != PT_MAGIC || l->format != PT_FORMAT || l->segments_id != h->segments_id)
         return "the lock words belong to another index";
-    if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries || !h->spaces ||
-        h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 || h->frames > INT64_MAX / h->frame_bytes ||
-        !pt_reserves_are_valid(&h->reserves))
+    if (h->frame_bytes < PT_PAGE || (h->frame_bytes & (h->frame_bytes - 1)) || !h->frames || !h->entries ||
+        !h->spaces || h->entries == PT_NONE || h->frames == PT_NONE || h->entries > 1u << 30 ||
+        h->frames > INT64_MAX / h->frame_bytes || !pt_reserves_are_valid(&h->reserves))
         return "the sizes in the index are invalid";
     pt_plan(&plan, &(pt_geometry){h->frame_bytes, h->frames, h->entries, h->spaces, h->reserves});
-    if (plan.index_bytes != h->index_bytes || plan.at_histories != h->at_histories || plan.at_learned != h->at_learned ||
-        plan.at_events != h->at_events || plan.at_curve != h->at_curve || plan.at_samples != h->at_samples || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
+    if (plan.index_bytes != h->index_bytes || plan.at_histories != h->at_histories ||
+        plan.at_learned != h->at_learned || plan.at_events != h->at_events || plan.at_curve != h->at_curve ||
+        plan.at_samples != h->at_samples || plan.buckets != h->buckets || plan.at_frames != h->at_frames ||
         plan.at_entries != h->at_entries || plan.at_buckets[0] != h->at_buckets[0] ||
         plan.at_buckets[1] != h->at_buckets[1] || plan.at_slots != h->at_slots || plan.at_spaces != h->at_spaces ||
         plan.locks_bytes != h->locks_bytes || plan.arena_bytes != h->arena_bytes)
         return "the offsets in the index are invalid";
-    if (have.index != plan.index_bytes || have.locks != plan.locks_bytes || (have.arena && have.arena != plan.arena_bytes))
+    if (have.index != plan.index_bytes || have.locks != plan.locks_bytes ||
+        (have.arena && have.arena != plan.arena_bytes))
         return "a segment is shorter or longer than the index says";
     return NULL;
 }
@@ -156,7 +160,8 @@ static inline uint32_t pt_frames_for(const pt_view *v, uint64_t size)
 
 static inline uint8_t pt_tiers(pt_entry *e) { return atomic_load_explicit(&e->tiers, memory_order_relaxed); }
 
-/* Only the daemon writes the tiers, so a plain store suffices. A read-modify-write would wait for all stores before it. */
+/* Only the daemon writes the tiers, so a plain store suffices. A read-modify-write
+ * would wait for all stores before it. */
 static inline void pt_put_tiers(pt_entry *e, uint32_t tiers)
 {
     atomic_store_explicit(&e->tiers, (uint8_t)tiers, memory_order_relaxed);

@@ -1,17 +1,18 @@
 /* adopt.h - a new daemon takes over the segments that an earlier daemon left.
  *
- * An adoption keeps every page that is provably complete and frees everything else. It trusts the entries, their lock words
- * and the owners of the frames. Everything else is derived from them: the free lists, the namespace lists, the counts, the
- * eviction policy and the dictionary. The dictionary is built beside the one that is in use and then switched to with one
- * store, so that processes which match at the same time never see an incomplete dictionary. What the index says about the
- * disk is not used: the new worker reports what the files contain. */
+ * An adoption keeps every page that is provably complete and frees everything else. It trusts the entries, their lock
+ * words and the owners of the frames. Everything else is derived from them: the free lists, the namespace lists, the
+ * counts, the eviction policy and the dictionary. The dictionary is built beside the one that is in use and then
+ * switched to with one store, so that processes which match at the same time never see an incomplete dictionary. What
+ * the index says about the disk is not used: the new worker reports what the files contain. */
 #pragma once
 
 #include "attachments.h"
 #include "flush.h"
 #include "../common/entry_checksum.h"
 
-/* Returns the geometry of new segments, with all places that this build uses. The ring has room for four events of each page. */
+/* Returns the geometry of new segments, with all places that this build uses. The ring has
+ * room for four events of each page. */
 static inline pt_geometry pt_geometry_of(uint64_t frame_bytes, uint32_t frames, uint32_t entries, uint32_t spaces)
 {
     uint64_t events = entries < PT_EVENTS / 4 ? 4 * (uint64_t)entries : PT_EVENTS;
@@ -39,7 +40,8 @@ static inline void pt_format(void *index, void *locks, const pt_geometry *g, uin
     PT_POINT("format.done");
 }
 
-#define PT_SERIALS_END (1ull << 62) /* no daemon lives long enough to grant so many: a serial from here on is damage, and would wrap */
+/* no daemon lives long enough to grant so many: a serial from here on is damage, and would wrap */
+#define PT_SERIALS_END (1ull << 62)
 
 static inline void pt_forget_derived(pt_owner *o)
 {
@@ -56,14 +58,16 @@ static inline void pt_forget_derived(pt_owner *o)
     if (!h->next_serial || h->next_serial >= PT_SERIALS_END)
         h->next_serial = 1;
     PT_POINT("adopt.forgetting");
-    /* Makes the version even again if its writer died while it was odd. Otherwise no reader would ever accept a text. */
+    /* Makes the version even again if its writer died while it was odd. Otherwise
+     * no reader would ever accept a text. */
     atomic_fetch_add_explicit(&h->status_version, h->status_version & 1 ? 1 : 2, memory_order_release);
     for (uint32_t i = 0; i < h->spaces; i++) {
         pt_space *s = &o->view.spaces[i];
         s->first = PT_NONE;
         s->tenant = 0;
         s->pages = s->bytes = s->disk_pages = s->disk_bytes = s->listed = 0;
-        s->used_ns = s->used_ns < now ? s->used_ns : now; /* a damaged time in the future would keep the namespace forever */
+        /* a damaged time in the future would keep the namespace forever */
+        s->used_ns = s->used_ns < now ? s->used_ns : now;
     }
 }
 
@@ -87,21 +91,21 @@ static inline bool pt_claim_chain(const pt_view *v, uint32_t entry, uint8_t *see
 
 static inline bool pt_sound(const pt_view *v, const pt_entry *e)
 {
-    return e->size && e->size <= (uint64_t)v->frame_count * v->frame_bytes && e->frame_count == pt_frames_for(v, e->size) &&
-           e->serial && e->serial < PT_SERIALS_END && e->space < v->header->spaces && v->spaces[e->space].used &&
-           e->parts >= 1 && e->parts <= PT_PARTS;
+    return e->size && e->size <= (uint64_t)v->frame_count * v->frame_bytes &&
+           e->frame_count == pt_frames_for(v, e->size) && e->serial && e->serial < PT_SERIALS_END &&
+           e->space < v->header->spaces && v->spaces[e->space].used && e->parts >= 1 && e->parts <= PT_PARTS;
 }
 
-/* The state of one adoption. alive: bits of the slots whose process lives. seen: one byte per frame; 1 if the frame belongs
- * to a page. */
+/* The state of one adoption. alive: bits of the slots whose process lives. seen: one byte per
+ * frame; 1 if the frame belongs to a page. */
 typedef struct {
     pt_dict dict;
     uint64_t alive;
     uint8_t *seen;
 } pt_adoption;
 
-/* Releases the parts whose writer is dead, and records the death in the entry before the slot becomes free. A damaged entry
- * can name a writer that never existed: its part is released, too, because no process would ever release it. */
+/* Releases the parts whose writer is dead, and records the death in the entry before the slot becomes free. A damaged
+ * entry can name a writer that never existed: its part is released, too, because no process would ever release it. */
 static inline void pt_release_dead_parts(const pt_view *v, uint32_t entry, uint64_t alive)
 {
     pt_entry *e = &v->entries[entry];
@@ -161,8 +165,8 @@ static inline void pt_prefetch_home(const pt_view *v, pt_dict d, uint32_t entry)
         pt_prefetch_write(&d.buckets[pt_home(v, v->entries[entry].key)]);
 }
 
-/* Dooms a page that was only on disk. Returns true if the entry was such a page. A reader may be comparing the entry's key
- * at this time, so the entry stays on the open list until it is unpinned. */
+/* Dooms a page that was only on disk. Returns true if the entry was such a page. A reader may be comparing the entry's
+ * key at this time, so the entry stays on the open list until it is unpinned. */
 static inline bool pt_adopt_forgotten(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -197,8 +201,8 @@ static inline void pt_adopt_entries(pt_owner *o, const pt_adoption *a)
     }
 }
 
-/* Frees the slots of dead processes and counts the deaths; `alive` has the bits of the others. Their pins and parts were
- * already released. */
+/* Frees the slots of dead processes and counts the deaths; `alive` has the bits of the others. Their
+ * pins and parts were already released. */
 static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
 {
     for (uint32_t slot = 0; slot < PT_SLOTS; slot++) {
@@ -212,19 +216,21 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
     }
 }
 
-/* Adopts the segments: derives everything from the entries. `alive` has the bits of the slots whose process lives. Returns
- * false if memory is short; then nothing was changed. The caller guarantees that no other daemon uses these segments.
+/* Adopts the segments: derives everything from the entries. `alive` has the bits of the slots whose
+ * process lives. Returns false if memory is short; then nothing was changed. The caller guarantees that
+ * no other daemon uses these segments.
  *
  * The steps, each of which may be the last one of this daemon:
- *   1. Reset all derived data, and clear the dictionary that is not in use.
- *   2. Clear the pins of dead processes. Only then a page can be judged by its lock word.
- *   3. Walk the entries. An entry whose record is sound, whose chain is complete and whose checksum matches keeps its page:
- *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_ENDED_WRITER, and it goes to the
- *      open list. A page that was only on disk is doomed. All others become free entries.
- *   4. Accept what is known of the uses of these pages, where it can be true, and put the frames that no page claimed on the
+ *   1. Reset all derived data, and clear the dictionary that is not in use. 2. Clear the pins of dead processes. Only
+ *   then a page can be judged by its lock word. 3. Walk the entries. An entry whose record is sound, whose chain is
+ *   complete and whose checksum matches keeps its page:
+ *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_ENDED_WRITER, and it goes to
+ *      the open list. A page that was only on disk is doomed. All others become free entries.
+ *   4. Accept what is known of the uses of these pages, where it can be true, and put the
+ *   frames that no page claimed on the
  *      free list.
- *   5. Switch to the new dictionary with one store, and increment the incarnation.
- *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a slot
+ *   5. Switch to the new dictionary with one store, and increment the incarnation. 6. Free the slots of dead processes.
+ *   That comes after step 3, so that an entry never names the next process of a slot
  *      as its writer.
  *   7. Settle all open entries: complete pages go to the eviction policy, incomplete pages without a living writer are
  *      doomed. */
@@ -255,7 +261,8 @@ static inline bool pt_adopt(pt_owner *o, uint64_t alive)
             pt_frame_put(v, frame);
     PT_POINT("adopt.frames");
     free(seen);
-    /* Release: a reader that reads this number sees every key in its dictionary (tests/models/orders/switch_order.pml). */
+    /* Release: a reader that reads this number sees every key in its dictionary
+     * (tests/models/orders/switch_order.pml). */
     atomic_store_explicit(&v->header->dictionary, number, memory_order_release);
     PT_POINT("adopt.switched");
     atomic_fetch_add_explicit(&v->header->incarnation, 1, memory_order_acq_rel);

@@ -3,12 +3,21 @@
 
 #include "owner.h"
 
-enum pt_outcome { PT_GRANTED = 0, PT_PRESENT = 1, PT_PENDING = 2, PT_REFUSED_FULL = 3, PT_REFUSED_SIZE = 4, PT_ABSENT = 5,
-                  PT_LEFT_OUT = 6, PT_GRANTED_TO_FLEET = 7 };
+enum pt_outcome {
+    PT_GRANTED = 0,
+    PT_PRESENT = 1,
+    PT_PENDING = 2,
+    PT_REFUSED_FULL = 3,
+    PT_REFUSED_SIZE = 4,
+    PT_ABSENT = 5,
+    PT_LEFT_OUT = 6,
+    PT_GRANTED_TO_FLEET = 7
+};
 
 /* How the pages of a store depend on each other, for the policy that learns when pages return (cadence/). */
 enum pt_chain {
-    PT_CHAIN_UNKNOWN, /* a client that does not say: each page is useless without those before it, and perhaps without others */
+    /* a client that does not say: each page is useless without those before it, and perhaps without others */
+    PT_CHAIN_UNKNOWN,
     PT_CHAIN_PROMPT, /* each page is useless without those before it */
     PT_CHAIN_NONE, /* each page is useful on its own: windows and recurrent states */
 };

@@ -56,8 +56,8 @@ static inline void pt_release_unlisted_parts(pt_owner *o, uint32_t slot, pt_list
     }
 }
 
-/* Releases all parts of a process that is about to lose its slot, and records in their entries that it has ended. Otherwise
- * the next process of the slot would be taken for their writer. */
+/* Releases all parts of a process that is about to lose its slot, and records in their entries that it has ended.
+ * Otherwise the next process of the slot would be taken for their writer. */
 static inline void pt_end_writer(pt_owner *o, uint32_t slot)
 {
     const pt_view *v = &o->view;
@@ -100,13 +100,13 @@ static inline void pt_fold_counts(const pt_view *v, uint32_t slot)
     pt_fold((pt_a64 *)&v->uses[slot], (pt_a64 *)v->retired_uses, PT_USES);
 }
 
-/* Frees the slot of a process that died or detached, and releases everything that it had. The caller guarantees that the
- * process cannot touch the memory any more. Its pages that are not complete are doomed, unless another of their writers is
- * attached.
+/* Frees the slot of a process that died or detached, and releases everything that it had. The caller
+ * guarantees that the process cannot touch the memory any more. Its pages that are not complete are doomed,
+ * unless another of their writers is attached.
  *
- * Also clears the pins of slots that are not taken: only a process that has ended can have set those, and they would keep
- * their pages forever. The order matters: the process is replaced as a writer in all open entries, and the entries that
- * this dooms are settled, before the slot becomes free. */
+ * Also clears the pins of slots that are not taken: only a process that has ended can have set those, and they would
+ * keep their pages forever. The order matters: the process is replaced as a writer in all open entries, and the entries
+ * that this dooms are settled, before the slot becomes free. */
 static inline void pt_reap(pt_owner *o, uint32_t slot, uint64_t now)
 {
     pt_clear_pins(&o->view, 1ull << slot | ~pt_taken_slots(&o->view));

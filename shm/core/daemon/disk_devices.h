@@ -1,7 +1,8 @@
-/* disk_devices.h - the devices of the disk tier as the daemon sees them. Each has a worker of its own, which does the I/O; the
- * daemon commands what the worker writes and drops.
+/* disk_devices.h - the devices of the disk tier as the daemon sees them. Each has a worker of its own, which does the
+ * I/O; the daemon commands what the worker writes and drops.
  *
- * A page lies on one device, which its history names. So a device that closes takes its own pages along and no others. */
+ * A page lies on one device, which its history names. So a device that closes takes
+ * its own pages along and no others. */
 #pragma once
 
 #include "tenants.h"
@@ -22,7 +23,8 @@ typedef struct {
     uint64_t used_frames, pages, bytes; /* of the pages on it */
     uint64_t ordered_frames; /* room that is reserved for pages which are being written */
     uint64_t used_of[PT_TENANTS], ordered_of[PT_TENANTS]; /* the same frames, by tenant */
-    pt_policy *listed[PT_TENANTS]; /* the pages on it, whether or not they are in the arena too; NULL until it is opened */
+    /* the pages on it, whether or not they are in the arena too; NULL until it is opened */
+    pt_policy *listed[PT_TENANTS];
     uint8_t *drops; /* keys whose copies on it are useless; not sent to the worker yet */
     uint32_t drop_count, drop_room;
 } pt_device;
@@ -50,7 +52,8 @@ static inline void pt_disk_measure(pt_disk *disk, pt_header *h)
 }
 
 /* Makes the policies of the first `count` tenants, if they do not exist. Returns false if memory is short. */
-static inline bool pt_policies_begin(const pt_policy_kind *kind, uint32_t entries, uint32_t count, pt_policy **of_tenants)
+static inline bool pt_policies_begin(const pt_policy_kind *kind, uint32_t entries, uint32_t count,
+                                     pt_policy **of_tenants)
 {
     for (uint32_t tenant = 0; tenant < count; tenant++)
         if (!of_tenants[tenant] && !(of_tenants[tenant] = kind->create(entries, tenant ? of_tenants[0] : NULL)))

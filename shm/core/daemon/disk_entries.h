@@ -1,7 +1,7 @@
 /* disk_entries.h - the entries of pages on disk: created, evicted, and kept when only the copy in the arena is lost.
  *
- * Every page on disk has an entry. When such an entry is freed, the page leaves the disk, too: its key is added to the list
- * of drops, which the worker receives with its next command. */
+ * Every page on disk has an entry. When such an entry is freed, the page leaves the disk, too: its key is added to the
+ * list of drops, which the worker receives with its next command. */
 #pragma once
 
 #include "events.h"
@@ -76,8 +76,8 @@ typedef struct {
     uint8_t device;
 } pt_stored;
 
-/* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees that the
- * key is not in the dictionary. */
+/* Creates the entry of a page that is only on disk. Returns false if the index has no room. The caller guarantees
+ * that the key is not in the dictionary. */
 static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
 {
     const pt_view *v = &o->view;
@@ -109,8 +109,8 @@ static inline bool pt_make_on_disk(pt_owner *o, const pt_stored *page)
     return true;
 }
 
-/* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has the
- * entry pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
+/* Frees the entry of a page that is only on disk, and drops the page from the disk. Returns false while a reader has
+ * the entry pinned. The caller guarantees that pt_true_state is PT_ON_DISK. */
 static inline bool pt_free_on_disk(pt_owner *o, uint32_t entry)
 {
     if (!pt_retire(&o->view.locks[entry].word, PT_ON_DISK, PT_FREE))
@@ -133,8 +133,8 @@ static inline bool pt_free_evicted(pt_owner *o, uint32_t entry)
     return freed;
 }
 
-/* Evicts the coldest page from a device, of those that the quotas let go. Returns false if no page can be evicted. A page that is
- * being read from disk, or whose entry a reader has pinned, stays. */
+/* Evicts the coldest page from a device, of those that the quotas let go. Returns false if no page can be evicted. A
+ * page that is being read from disk, or whose entry a reader has pinned, stays. */
 static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, uint64_t now)
 {
     uint64_t tick;
@@ -153,7 +153,8 @@ static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, ui
         switch (pt_true_state(o, entry)) {
         case PT_READABLE:
             pt_drop_from_disk(o, entry);
-            e->marks |= PT_MARK_SKIPPED; /* written again, it would evict a warmer page, which would be written again, and so on */
+            /* written again, it would evict a warmer page, which would be written again, and so on */
+            e->marks |= PT_MARK_SKIPPED;
             pt_relist(o, entry, now);
             gone = true;
             break;
@@ -175,14 +176,15 @@ static inline bool pt_disk_evict_one(pt_owner *o, pt_device *d, pt_need need, ui
     return false;
 }
 
-/* Returns how many frames of a device may leave for a tenant, at most: its own, and what others have above their minimum. Pages that
- * cannot leave at this time, because they are being read or stored, count as well. */
+/* Returns how many frames of a device may leave for a tenant, at most: its own, and what others have above their
+ * minimum. Pages that cannot leave at this time, because they are being read or stored, count as well. */
 static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, uint32_t tenant)
 {
     uint64_t frames = d->used_of[tenant];
     for (uint32_t other = 0; d->listed[0] && other < o->tenants.count; other++) {
         pt_candidate c = pt_coldest_of(o, d->listed[other]);
-        if (other == tenant || c.entry == PT_NONE || pt_turn_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
+        if (other == tenant || c.entry == PT_NONE ||
+            pt_turn_on_disk(o, d, c.entry, (pt_need){tenant, false}) == PT_STAYS)
             continue;
         uint64_t spare = pt_frames_on(d, other) - pt_least_frames(o->tenants.quotas[other].disk, d->frames);
         frames += spare < d->used_of[other] ? spare : d->used_of[other];
@@ -190,11 +192,13 @@ static inline uint64_t pt_frames_to_gain(const pt_owner *o, const pt_device *d, 
     return frames;
 }
 
-/* Returns whether a device has room for `frames` more frames of a tenant. Evicts pages from it if necessary: this is the disk's
- * own eviction at its cap, or at the tenant's maximum. None leaves once it is clear that there will not be enough. */
+/* Returns whether a device has room for `frames` more frames of a tenant. Evicts pages from it if
+ * necessary: this is the disk's own eviction at its cap, or at the tenant's maximum. None leaves once it is
+ * clear that there will not be enough. */
 static inline bool pt_disk_make_room(pt_owner *o, pt_device *d, uint32_t tenant, uint32_t frames, uint64_t now)
 {
-    uint64_t most = pt_most_after(pt_frames_on(d, tenant), frames, pt_most_frames(o->tenants.quotas[tenant].disk, d->frames));
+    uint64_t most = pt_most_after(pt_frames_on(d, tenant), frames,
+                                  pt_most_frames(o->tenants.quotas[tenant].disk, d->frames));
     if (d->ordered_of[tenant] + frames > most)
         return false; /* too large for the tenant, or no room until the writes in progress have ended */
     for (;;) {

@@ -4,8 +4,8 @@
 
 #include "write_behind.h"
 
-/* Records that the page of one entry is no longer on disk. A page that was only on disk is doomed, which waits for readers
- * that have it pinned. */
+/* Records that the page of one entry is no longer on disk. A page that was only on disk is doomed, which
+ * waits for readers that have it pinned. */
 static inline void pt_disk_forget(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -50,7 +50,8 @@ static inline void pt_disk_set_rule(pt_owner *o, enum pt_write_rule rule, uint64
     pt_reconsider_all(o, now);
 }
 
-/* Closes a device with everything that it contained: its worker died, or never existed. The other devices keep their pages. */
+/* Closes a device with everything that it contained: its worker died, or never existed.
+ * The other devices keep their pages. */
 static inline void pt_disk_close(pt_owner *o, uint32_t device, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
@@ -74,7 +75,8 @@ static inline void pt_disk_close(pt_owner *o, uint32_t device, uint64_t now)
     pt_settle_all(o, now);
 }
 
-/* Records that all pages on a device were reported, which was done without events: readers have to locate all pages again. */
+/* Records that all pages on a device were reported, which was done without events:
+ * readers have to locate all pages again. */
 static inline void pt_disk_complete(pt_owner *o, uint32_t device)
 {
     o->disk.devices[device].complete = o->disk.devices[device].open;
@@ -82,8 +84,8 @@ static inline void pt_disk_complete(pt_owner *o, uint32_t device)
     pt_stop_events(&o->view);
 }
 
-/* Opens a device with room for `frames` frames. It is empty until its worker reports pages. If it was open before, it is
- * closed first. Returns false if memory is short. */
+/* Opens a device with room for `frames` frames. It is empty until its worker reports pages. If it was open before, it
+ * is closed first. Returns false if memory is short. */
 static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t frames, enum pt_write_rule rule, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
@@ -103,14 +105,15 @@ static inline bool pt_disk_open(pt_owner *o, uint32_t device, uint64_t frames, e
     return true;
 }
 
-/* Reduces the capacity of a device by `frames`, because it has less room than it reported. Evicts the pages that no longer
- * fit. */
+/* Reduces the capacity of a device by `frames`, because it has less room than it reported.
+ * Evicts the pages that no longer fit. */
 static inline void pt_disk_shrink(pt_owner *o, uint32_t device, uint64_t frames, uint64_t now)
 {
     pt_device *d = &o->disk.devices[device];
     d->frames -= frames < d->frames ? frames : d->frames;
     pt_disk_measure(&o->disk, o->view.header);
-    while (d->used_frames + d->ordered_frames > d->frames && pt_disk_evict_one(o, d, (pt_need){PT_EVERYBODY, false}, now))
+    while (d->used_frames + d->ordered_frames > d->frames &&
+           pt_disk_evict_one(o, d, (pt_need){PT_EVERYBODY, false}, now))
         ;
     PT_POINT("shrink.evicted");
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++)
@@ -121,8 +124,8 @@ typedef struct {
     uint64_t pages, bytes, skipped;
 } pt_sum;
 
-/* Counts the pages in memory that still have to be written, including those that are being written, and in `skipped` the
- * pages that are only in memory and will not be written. */
+/* Counts the pages in memory that still have to be written, including those that are being written, and in `skipped`
+ * the pages that are only in memory and will not be written. */
 static inline pt_sum pt_unwritten(pt_owner *o)
 {
     pt_sum sum = {0, 0, 0};
@@ -138,9 +141,9 @@ static inline pt_sum pt_unwritten(pt_owner *o)
     return sum;
 }
 
-/* Adds one page that a device reports. Returns false if the index has no room for it, if the device contains too much, or if
- * the page is on another device: then the caller has to drop the page from this one. Its tick may come from another boot: a tick in the future counts as
- * now. */
+/* Adds one page that a device reports. Returns false if the index has no room for it, if the device contains too much,
+ * or if the page is on another device: then the caller has to drop the page from this one. Its tick may come from
+ * another boot: a tick in the future counts as now. */
 static inline bool pt_disk_report(pt_owner *o, const pt_stored *page, uint64_t now)
 {
     pt_view *v = &o->view;

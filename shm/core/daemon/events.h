@@ -1,10 +1,10 @@
-/* events.h - the ring of events, the daemon's side: it records which pages come into a tier and leave it, for readers that
- * it never waits for (tests/models/orders/event_order.pml).
+/* events.h - the ring of events, the daemon's side: it records which pages come into a tier and leave it, for readers
+ * that it never waits for (tests/models/orders/event_order.pml).
  *
- * An event is recorded after the change, so that a reader that reads it finds the page as it was then or later. The epoch is
- * odd while changes are recorded. It is raised after changes that were not: when there was no reader, when a device of
- * the disk tier closed or was reported, and when a daemon takes the segments over, because the one before may have died between
- * a change and its record. */
+ * An event is recorded after the change, so that a reader that reads it finds the page as it was then or later. The
+ * epoch is odd while changes are recorded. It is raised after changes that were not: when there was no reader, when a
+ * device of the disk tier closed or was reported, and when a daemon takes the segments over, because the one before may
+ * have died between a change and its record. */
 #pragma once
 
 #include "owner.h"
@@ -46,8 +46,8 @@ static inline void pt_end_reader(const pt_view *v, uint64_t slots)
     atomic_fetch_and_explicit(v->event_readers, ~slots, memory_order_relaxed);
 }
 
-/* Records an event. The order of the stores matters: a reader that sees a word of this event sees the head at this event or
- * later, and so that the place was overwritten. */
+/* Records an event. The order of the stores matters: a reader that sees a word of this event sees the head at this
+ * event or later, and so that the place was overwritten. */
 static inline void pt_record(const pt_view *v, const uint8_t *key, uint64_t what)
 {
     uint64_t head = atomic_load_explicit(&v->header->events_head, memory_order_relaxed);

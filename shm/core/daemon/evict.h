@@ -1,5 +1,5 @@
-/* evict.h - eviction from the arena: the coldest page that is not pinned leaves the arena. If it is on disk, a match still
- * finds it there. */
+/* evict.h - eviction from the arena: the coldest page that is not pinned leaves the arena. If it is
+ * on disk, a match still finds it there. */
 #pragma once
 
 #include "cadence/victim.h"
@@ -9,8 +9,8 @@ enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };
 
 /* Removes a page from the arena. Returns false while it is pinned. The caller guarantees that the page is listed.
  *
- * The state changes first, from PT_READABLE without pins to PT_ON_DISK or PT_FREE in one compare-and-swap: from then on no
- * reader can pin the page, and only then its frames may be given to another page. */
+ * The state changes first, from PT_READABLE without pins to PT_ON_DISK or PT_FREE in one compare-and-swap: from then on
+ * no reader can pin the page, and only then its frames may be given to another page. */
 static inline bool pt_drop_page(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -52,11 +52,12 @@ static inline void pt_count_evicted(pt_owner *o, uint64_t bytes, bool lost)
     counters->disk_lost += lost;
 }
 
-/* Returns the coldest page of those whose turn it is. But a page that still has to be written to disk stays in favour of one
- * that loses nothing by its eviction, if that one is at least half as cold. */
+/* Returns the coldest page of those whose turn it is. But a page that still has to be written to disk stays in favour
+ * of one that loses nothing by its eviction, if that one is at least half as cold. */
 static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t before, uint64_t now)
 {
-    pt_candidate ready = pt_first_in_memory(o, o->ready, before), unwritten = pt_first_in_memory(o, o->unwritten, before);
+    pt_candidate ready = pt_first_in_memory(o, o->ready, before);
+    pt_candidate unwritten = pt_first_in_memory(o, o->unwritten, before);
     if (ready.turn != unwritten.turn)
         return ready.turn < unwritten.turn ? ready : unwritten;
     if (unwritten.entry == PT_NONE || ready.tick <= unwritten.tick)
@@ -66,7 +67,8 @@ static inline pt_candidate pt_least_recently_used(const pt_owner *o, uint64_t be
     return now - ready.tick >= (now - unwritten.tick) / 2 ? ready : unwritten;
 }
 
-/* Returns a leaf that the policy chose. One that is in no other tier is to be written if it was used after it was listed. */
+/* Returns a leaf that the policy chose. One that is in no other tier is to be written
+ * if it was used after it was listed. */
 static inline pt_candidate pt_chosen(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_policy *list = o->ready[pt_tenant_of(o, entry)];
@@ -102,7 +104,8 @@ static inline void pt_prefetch_rest(const pt_owner *o, const pt_entry *e)
         pt_prefetch_write(&o->view.frames[e->first_frame]);
 }
 
-/* Prefetches the page that is the coldest now: it is evicted next, after the frames of the present page were given away. */
+/* Prefetches the page that is the coldest now: it is evicted next, after the frames of
+ * the present page were given away. */
 static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
 {
     uint32_t next = pt_coldest_of(o, list).entry;
@@ -114,9 +117,10 @@ static inline void pt_prefetch_next(const pt_owner *o, pt_policy *list)
     pt_prefetch_write(&o->view.histories[next]);
 }
 
-/* Evicts a page if it was last used before `before`, or finds that it was used after it was listed and lists it with its
- * true tick. A pinned page is in use, so it counts as used at `pinned`. */
-static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, uint64_t before, uint64_t now, uint64_t pinned)
+/* Evicts a page if it was last used before `before`, or finds that it was used after it was listed and lists it with
+ * its true tick. A pinned page is in use, so it counts as used at `pinned`. */
+static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, uint64_t before, uint64_t now,
+                                                   uint64_t pinned)
 {
     if (c.entry == PT_NONE || c.tick >= before)
         return PT_NOTHING;
@@ -135,17 +139,18 @@ static inline enum pt_try_evict pt_evict_candidate(pt_owner *o, pt_candidate c, 
         pt_prefetch_next(o, c.list);
         return PT_EVICTED;
     }
-    if (tick <= c.tick && pt_cadence_chooses(o)) /* it reads ticks, not places in a list, and would choose the page again */
+    /* it reads ticks, not places in a list, and would choose the page again */
+    if (tick <= c.tick && pt_cadence_chooses(o))
         pt_stamp(o, c.entry, tick > now ? tick : now);
     pt_note_use(o, c.entry, tick > c.tick ? tick : pinned);
     return PT_WARMER;
 }
 
-/* Skipping a pinned page costs 200 ns. If one process had a million pages pinned, every store would skip all of them, and
- * the daemon could not respond to other requests. So pages beyond the first PT_PASSES are listed as if they were used
- * PT_LEASE_NS later (a lease): they are skipped once in that time. Before any store is rejected during that time,
- * pt_end_leases walks all entries in memory order, which costs 5 ns each, and lists those that are no longer pinned with
- * their true ticks. */
+/* Skipping a pinned page costs 200 ns. If one process had a million pages pinned, every store would skip all of
+ * them, and the daemon could not respond to other requests. So pages beyond the first PT_PASSES are listed as if
+ * they were used PT_LEASE_NS later (a lease): they are skipped once in that time. Before any store is rejected
+ * during that time, pt_end_leases walks all entries in memory order, which costs 5 ns each, and lists those that are
+ * no longer pinned with their true ticks. */
 #define PT_PASSES 16384u
 #define PT_LEASE_NS 5000000000ull
 
@@ -160,7 +165,8 @@ static inline void pt_list_truly(pt_owner *o, uint64_t now)
     }
 }
 
-/* Ends the leases of pages that are no longer pinned. Returns false if there are no leases, or if it already ran at this time. */
+/* Ends the leases of pages that are no longer pinned. Returns false if there are no leases,
+ * or if it already ran at this time. */
 static inline bool pt_end_leases(pt_owner *o, uint64_t now)
 {
     if (o->leased_until <= now || o->leases_checked_ns == now)
@@ -170,8 +176,8 @@ static inline bool pt_end_leases(pt_owner *o, uint64_t now)
     return true;
 }
 
-/* Lets all pages of the tenant that has its maximum go that are kept. Returns false if there are none, or if it already found
- * none at this time. */
+/* Lets all pages of the tenant that has its maximum go that are kept. Returns false if there are none, or
+ * if it already found none at this time. */
 static inline bool pt_end_own_keeps(pt_owner *o, uint64_t now)
 {
     bool ended = false;
@@ -188,8 +194,8 @@ static inline bool pt_end_own_keeps(pt_owner *o, uint64_t now)
     return ended;
 }
 
-/* Lets some pages go that are kept, the oldest keeps first, because nothing else can be evicted. Returns false if no page is
- * kept. An eighth of all is so many that not each store walks all entries. */
+/* Lets some pages go that are kept, the oldest keeps first, because nothing else can be evicted. Returns false if no
+ * page is kept. An eighth of all is so many that not each store walks all entries. */
 static inline bool pt_end_keeps(pt_owner *o, uint64_t now)
 {
     uint64_t frames = o->cadence ? pt_kept_frames(&o->cadence->kept, now) : 0;
@@ -212,7 +218,8 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
     enum pt_try_evict got;
     uint32_t passed = 0;
     do
-        got = pt_evict_candidate(o, pt_next_to_leave(o, before, now), before, now, passed++ < PT_PASSES ? now : pt_lease(o, now));
+        got = pt_evict_candidate(o, pt_next_to_leave(o, before, now), before, now,
+                                 passed++ < PT_PASSES ? now : pt_lease(o, now));
     while (got == PT_WARMER || (got == PT_NOTHING && (pt_end_leases(o, now) || pt_end_keeps(o, now))));
     return got == PT_EVICTED;
 }
@@ -220,7 +227,8 @@ static inline bool pt_evict_one(pt_owner *o, uint64_t before, uint64_t now)
 /* Evicts the page that was offered, or another one if it is in use by now. Returns false if there is none. */
 static inline bool pt_evict_offer(pt_owner *o, const pt_offer *offer, uint64_t now)
 {
-    return pt_evict_candidate(o, pt_chosen(o, offer->entry, now), now, now, now) == PT_EVICTED || pt_evict_one(o, now, now);
+    return pt_evict_candidate(o, pt_chosen(o, offer->entry, now), now, now, now) == PT_EVICTED ||
+           pt_evict_one(o, now, now);
 }
 
 static inline enum pt_turn pt_turn_wholly(const pt_owner *o, const pt_device *d, uint32_t entry)
@@ -245,8 +253,8 @@ static inline pt_candidate pt_first_of_devices(const pt_owner *o, uint64_t befor
     return first;
 }
 
-/* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if it
- * is there too. Returns false if there is none. */
+/* Frees an entry: evicts the coldest page on disk that was last used before `now` from the disk, and from the arena if
+ * it is there too. Returns false if there is none. */
 static inline bool pt_evict_wholly(pt_owner *o, uint64_t now)
 {
     for (;;) {
@@ -289,8 +297,8 @@ static inline uint32_t pt_evict_until(pt_owner *o, uint32_t frames, uint32_t lim
     return evicted;
 }
 
-/* Evicts pages of tenants that have more than their maximum, because it was changed; at most `limit` pages. Returns how many
- * pages it evicted. */
+/* Evicts pages of tenants that have more than their maximum, because it was changed; at most `limit`
+ * pages. Returns how many pages it evicted. */
 static inline uint32_t pt_trim(pt_owner *o, uint32_t limit, uint64_t now)
 {
     uint32_t evicted = 0;

@@ -10,8 +10,8 @@ typedef struct {
     uint64_t most_frames, granted;
 } pt_reader;
 
-/* What the requesting process located in the fleet. The index does not know these pages: reading one is a store by the fleet's
- * worker, which fills and publishes the frames like any writer. */
+/* What the requesting process located in the fleet. The index does not know these pages: reading one is a store by the
+ * fleet's worker, which fills and publishes the frames like any writer. */
 typedef struct {
     pt_reader reader;
     const uint64_t *sizes; /* of each page of the request; 0: not in the fleet */
@@ -36,7 +36,8 @@ static inline pt_answer pt_fetch_from_disk(pt_owner *o, const pt_request *r, pt_
 }
 
 /* Grants frames for a page of the fleet to the fleet's worker. */
-static inline pt_answer pt_fetch_from_fleet(pt_owner *o, const pt_request *r, pt_located *located, uint32_t page, const uint8_t *key)
+static inline pt_answer pt_fetch_from_fleet(pt_owner *o, const pt_request *r, pt_located *located, uint32_t page,
+                                            const uint8_t *key)
 {
     pt_reader *reader = &located->reader;
     pt_request for_worker = *r;
@@ -72,8 +73,8 @@ static inline pt_answer pt_fetch_one(pt_owner *o, const pt_request *r, pt_reader
 }
 
 /* Responds to one page of a request: from the fleet if no tier of this host has it. */
-static inline pt_answer pt_fetch_page(pt_owner *o, const pt_request *r, pt_reader *readers, pt_located *located, uint32_t page,
-                                      const uint8_t *key)
+static inline pt_answer pt_fetch_page(pt_owner *o, const pt_request *r, pt_reader *readers, pt_located *located,
+                                      uint32_t page, const uint8_t *key)
 {
     pt_answer answer = pt_fetch_one(o, r, readers, key);
     if (answer.outcome != PT_ABSENT || !located || !located->sizes[page] || pt_entry_of(o, key) != PT_NONE)
@@ -81,11 +82,11 @@ static inline pt_answer pt_fetch_page(pt_owner *o, const pt_request *r, pt_reade
     return pt_fetch_from_fleet(o, r, located, page, key);
 }
 
-/* Responds to a chain of keys, head first. `readers` has the worker of each device, which is granted the pages that it has to
- * read; `located` the pages in the fleet, NULL without one. Pages after the first one that is absent or rejected are useless
- * without it, and get the same answer. */
-static inline void pt_fetch(pt_owner *o, const pt_request *r, pt_reader *readers, pt_located *located, const uint8_t *keys,
-                            uint32_t count, pt_answer *answers)
+/* Responds to a chain of keys, head first. `readers` has the worker of each device, which is granted the pages that it
+ * has to read; `located` the pages in the fleet, NULL without one. Pages after the first one that is absent or rejected
+ * are useless without it, and get the same answer. */
+static inline void pt_fetch(pt_owner *o, const pt_request *r, pt_reader *readers, pt_located *located,
+                            const uint8_t *keys, uint32_t count, pt_answer *answers)
 {
     pt_answer lost = {PT_GRANTED, PT_NONE, 0};
     o->settled = false;

@@ -7,8 +7,8 @@ typedef struct {
     uint32_t dropped, kept;
 } pt_flushed;
 
-/* Flushes one page. Returns whether the page has left these tiers. A page that is pinned, being stored or being written to
- * disk stays. */
+/* Flushes one page. Returns whether the page has left these tiers. A page that is pinned, being
+ * stored or being written to disk stays. */
 static inline bool pt_flush_page(pt_owner *o, uint32_t entry, uint8_t tiers, uint64_t now)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -58,16 +58,16 @@ static inline pt_flushed pt_flush_space(pt_owner *o, pt_space *space, uint8_t ti
     return done;
 }
 
-/* Overwrites frames that were just freed and that no process can read or write any more. The chain of a freed entry is gone, so
- * `frames` has what it was. */
+/* Overwrites frames that were just freed and that no process can read or write any more. The chain of a freed entry
+ * is gone, so `frames` has what it was. */
 static inline void pt_overwrite(const pt_view *v, const uint32_t *frames, uint32_t count)
 {
     for (uint32_t i = 0; v->arena && i < count; i++)
         memset(v->arena + frames[i] * v->frame_bytes, 0, v->frame_bytes);
 }
 
-/* Removes one page from all tiers and overwrites its bytes in memory. Returns whether it has left them. `frames` has room for
- * every frame of the arena. */
+/* Removes one page from all tiers and overwrites its bytes in memory. Returns whether it has left them. `frames`
+ * has room for every frame of the arena. */
 static inline bool pt_forget_page(pt_owner *o, uint32_t entry, uint32_t *frames, uint64_t now)
 {
     const pt_entry *e = &o->view.entries[entry];
@@ -80,8 +80,8 @@ static inline bool pt_forget_page(pt_owner *o, uint32_t entry, uint32_t *frames,
     return true;
 }
 
-/* Removes pages from all tiers and overwrites their bytes in memory. Pages in use stay; they are counted in `kept`. Returns
- * false if memory is short. */
+/* Removes pages from all tiers and overwrites their bytes in memory. Pages in use stay; they are counted in
+ * `kept`. Returns false if memory is short. */
 static inline bool pt_forget(pt_owner *o, const uint8_t *keys, uint32_t count, uint64_t now, pt_flushed *done)
 {
     uint32_t *frames = malloc((size_t)o->view.frame_count * sizeof *frames);

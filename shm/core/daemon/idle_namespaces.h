@@ -1,11 +1,11 @@
-/* idle_namespaces.h - makes room in a full table of namespaces: drops the pages of the namespace that was not used for the
- * longest time.
+/* idle_namespaces.h - makes room in a full table of namespaces: drops the pages of the namespace
+ * that was not used for the longest time.
  *
- * Matches take no lock and send no message; their only trace is the ticks of pages. So the used_ns of a record is a lower
- * bound of its namespace's last use. It is believed after all pages of the namespace were walked, as the tick in a policy
- * is believed after the page's own tick was read (evict.h). A page that is pinned or open is in use now. Walking and
- * dropping are cut into turns. A store or a match between two turns ends them, so a page that is used again is never
- * dropped. */
+ * Matches take no lock and send no message; their only trace is the ticks of pages. So the used_ns of a record is
+ * a lower bound of its namespace's last use. It is believed after all pages of the namespace were walked, as the
+ * tick in a policy is believed after the page's own tick was read (evict.h). A page that is pinned or open is in
+ * use now. Walking and dropping are cut into turns. A store or a match between two turns ends them, so a page
+ * that is used again is never dropped. */
 #pragma once
 
 #include "flush.h"
@@ -18,8 +18,8 @@ enum pt_idle_found {
     PT_IDLE_DROPPED, /* the namespace in pt_idle has no pages any more */
 };
 
-/* Returns the last use of a page. While a page is being written to disk its pins do not count: they are the worker's, or do
- * not matter because the page stays anyway. */
+/* Returns the last use of a page. While a page is being written to disk its pins do not count: they are the worker's,
+ * or do not matter because the page stays anyway. */
 static inline uint64_t pt_page_used(pt_owner *o, uint32_t entry, uint64_t now)
 {
     const pt_entry *e = &o->view.entries[entry];
@@ -36,8 +36,8 @@ static inline void pt_idle_used(pt_owner *o, uint64_t used)
     o->idle.stage = PT_IDLE_NONE;
 }
 
-/* Chooses the namespace with the oldest known use, of those without which their tenants keep their minimum. Returns false if
- * that use is not before `before`. */
+/* Chooses the namespace with the oldest known use, of those without which their tenants keep their minimum. Returns
+ * false if that use is not before `before`. */
 static inline bool pt_idle_choose(pt_owner *o, uint64_t before, uint32_t *budget)
 {
     const pt_view *v = &o->view;
@@ -93,8 +93,8 @@ static inline void pt_idle_walk(pt_owner *o, uint64_t before, uint64_t now, uint
         i->stage = PT_IDLE_DROP;
 }
 
-/* Drops pages of the namespace. Returns true if it has no pages any more. A namespace whose pages are being written to disk
- * waits until the other idle ones are done. */
+/* Drops pages of the namespace. Returns true if it has no pages any more. A namespace whose pages are being written to
+ * disk waits until the other idle ones are done. */
 static inline bool pt_idle_drop(pt_owner *o, uint64_t before, uint64_t now, uint32_t *budget)
 {
     pt_idle *i = &o->idle;

@@ -1,5 +1,5 @@
-/* integrity.h - checks all shared and private structures and describes what is wrong. Changes nothing. The daemon calls it
- * between two requests. */
+/* integrity.h - checks all shared and private structures and describes what is wrong. Changes nothing. The
+ * daemon calls it between two requests. */
 #pragma once
 
 #include <stdarg.h>
@@ -45,7 +45,8 @@ static uint32_t pt_check_walk(pt_check *c, const char *name, uint32_t first, siz
     uint32_t length = 0;
     for (uint32_t entry = first; entry != PT_NONE; length++) {
         if (entry >= c->v->entry_count || c->entry_seen[entry] & bit) {
-            pt_finding(c->found, "%s: the link after %u entries leads to %u, out of range or seen before", name, length, entry);
+            pt_finding(c->found, "%s: the link after %u entries leads to %u, out of range or seen before", name, length,
+                       entry);
             break;
         }
         c->entry_seen[entry] |= bit;
@@ -74,13 +75,15 @@ static void pt_check_spaces(pt_check *c)
             continue;
         uint32_t n = pt_check_walk(c, "namespace", space->first, offsetof(pt_entry, space_next), PT_SEEN_SPACE);
         if (n != space->listed)
-            pt_finding(c->found, "namespace %u: %u pages on its list, %lu in its record", s, n, (unsigned long)space->listed);
+            pt_finding(c->found, "namespace %u: %u pages on its list, %lu in its record", s, n,
+                       (unsigned long)space->listed);
         pages += space->pages;
         disk_pages += space->disk_pages;
     }
     if (pages != c->v->header->pages || disk_pages != c->v->header->disk_pages)
-        pt_finding(c->found, "namespaces have %lu pages and %lu on disk, the header says %lu and %lu", (unsigned long)pages,
-                   (unsigned long)disk_pages, (unsigned long)c->v->header->pages, (unsigned long)c->v->header->disk_pages);
+        pt_finding(c->found, "namespaces have %lu pages and %lu on disk, the header says %lu and %lu",
+                   (unsigned long)pages, (unsigned long)disk_pages, (unsigned long)c->v->header->pages,
+                   (unsigned long)c->v->header->disk_pages);
 }
 
 static void pt_check_bucket(pt_check *c, pt_dict d, uint32_t at, uint32_t *displaced)
@@ -191,7 +194,8 @@ static void pt_check_writers(pt_check *c, uint32_t entry, uint64_t taken)
     const pt_entry *e = &c->v->entries[entry];
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
         if (e->writers[part] < PT_SLOTS ? !(taken >> e->writers[part] & 1) : e->writers[part] < PT_ENDED_WRITER)
-            pt_finding(c->found, "entry %u: part %u is written by slot %u, which is not taken", entry, part, e->writers[part]);
+            pt_finding(c->found, "entry %u: part %u is written by slot %u, which is not taken", entry, part,
+                       e->writers[part]);
 }
 
 /* Checks the tenant of a page: it is that of its namespace while the namespace has the page. */
@@ -209,7 +213,8 @@ static void pt_check_entry(pt_check *c, uint32_t entry, uint64_t taken)
     uint64_t word = atomic_load_explicit(&c->v->locks[entry].word, memory_order_acquire);
     enum pt_state state = pt_state_of(word);
     if (word & PT_PINS & ~taken)
-        pt_finding(c->found, "entry %u: pinned by slots that are not taken (%014lx)", entry, (unsigned long)(word & PT_PINS & ~taken));
+        pt_finding(c->found, "entry %u: pinned by slots that are not taken (%014lx)", entry,
+                   (unsigned long)(word & PT_PINS & ~taken));
     if (state > PT_ON_DISK)
         pt_finding(c->found, "entry %u: state %u does not exist", entry, (unsigned)state);
     if (c->entry_seen[entry] != pt_check_wanted(c, entry, state))
@@ -243,8 +248,8 @@ static void pt_check_frames(pt_check *c)
     if (lost)
         pt_finding(c->found, "%u frames belong to no entry and are not free", lost);
     if (free_frames != h->free_frames || free_frames + h->used_frames != h->frames)
-        pt_finding(c->found, "%u frames are free; the header says %u free and %lu used of %u", free_frames, h->free_frames,
-                   (unsigned long)h->used_frames, h->frames);
+        pt_finding(c->found, "%u frames are free; the header says %u free and %lu used of %u", free_frames,
+                   h->free_frames, (unsigned long)h->used_frames, h->frames);
 }
 
 static void pt_check_disk(pt_check *c)
@@ -254,16 +259,21 @@ static void pt_check_disk(pt_check *c)
     for (uint32_t i = 0; i < PT_DEVICES; i++) {
         const pt_device *d = &c->owner->disk.devices[i];
         frames += d->used_frames;
-        if (c->devices[i].frames != d->used_frames || c->devices[i].ordered_frames != d->ordered_frames || c->devices[i].pages != d->pages)
-            pt_finding(c->found, "device %u has %lu pages in %lu frames and %lu are being written, its record says %lu, %lu and %lu", i,
-                       (unsigned long)c->devices[i].pages, (unsigned long)c->devices[i].frames,
-                       (unsigned long)c->devices[i].ordered_frames, (unsigned long)d->pages, (unsigned long)d->used_frames,
-                       (unsigned long)d->ordered_frames);
+        if (c->devices[i].frames != d->used_frames || c->devices[i].ordered_frames != d->ordered_frames ||
+            c->devices[i].pages != d->pages)
+            pt_finding(
+                c->found,
+                "device %u has %lu pages in %lu frames and %lu are being written, its record says %lu, %lu and %lu", i,
+                (unsigned long)c->devices[i].pages, (unsigned long)c->devices[i].frames,
+                (unsigned long)c->devices[i].ordered_frames, (unsigned long)d->pages, (unsigned long)d->used_frames,
+                (unsigned long)d->ordered_frames);
         if (d->used_frames + d->ordered_frames > d->frames)
-            pt_finding(c->found, "device %u has room for %lu frames, and more are used or reserved", i, (unsigned long)d->frames);
+            pt_finding(c->found, "device %u has room for %lu frames, and more are used or reserved", i,
+                       (unsigned long)d->frames);
     }
     if (frames != h->disk_used_frames)
-        pt_finding(c->found, "%lu frames are on the devices, the header says %lu", (unsigned long)frames, (unsigned long)h->disk_used_frames);
+        pt_finding(c->found, "%lu frames are on the devices, the header says %lu", (unsigned long)frames,
+                   (unsigned long)h->disk_used_frames);
 }
 
 static void pt_check_tenants(pt_check *c)
@@ -272,7 +282,8 @@ static void pt_check_tenants(pt_check *c)
         bool same = c->tenant_frames[tenant] == c->owner->tenants.frames[tenant];
         for (uint32_t i = 0; i < PT_DEVICES; i++) {
             const pt_device *d = &c->owner->disk.devices[i];
-            same = same && c->devices[i].used_of[tenant] == d->used_of[tenant] && c->devices[i].ordered_of[tenant] == d->ordered_of[tenant];
+            same = same && c->devices[i].used_of[tenant] == d->used_of[tenant] &&
+                   c->devices[i].ordered_of[tenant] == d->ordered_of[tenant];
         }
         if (!same)
             pt_finding(c->found, "tenant %u: its frames in memory or on a device were counted wrongly", tenant);

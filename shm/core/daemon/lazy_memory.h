@@ -1,8 +1,8 @@
 /* lazy_memory.h - an arena whose memory is allocated when a frame first needs it: by the daemon, before it grants the
  * frame.
  *
- * A process that writes to a part of a shared memory object for which the kernel has no memory is killed (SIGBUS), be it an
- * engine or the disk worker. */
+ * A process that writes to a part of a shared memory object for which the kernel has no memory is killed
+ * (SIGBUS), be it an engine or the disk worker. */
 #pragma once
 
 #include <errno.h>
@@ -17,7 +17,8 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Bytes that are allocated by one system call. A call for each frame of 4 KiB would take longer than a store's other work. */
+/* Bytes that are allocated by one system call. A call for each frame of 4 KiB would take
+ * longer than a store's other work. */
 #define PT_LAZY_STEP (256u << 10)
 
 typedef struct {
@@ -38,8 +39,8 @@ static inline void pt_lazy_end(pt_lazy *l)
     *l = (pt_lazy){0};
 }
 
-/* Allocates the memory of some frames in a row; false if there is none for all of them. The kernel follows the advice about
- * this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
+/* Allocates the memory of some frames in a row; false if there is none for all of them. The kernel follows the advice
+ * about this mapping, so it may allocate a huge page, for which fallocate would ignore the advice. */
 static inline bool pt_lazy_populate(pt_lazy *l, const pt_view *v, uint32_t first, uint32_t frames)
 {
     int failed;
@@ -53,8 +54,8 @@ static inline bool pt_lazy_populate(pt_lazy *l, const pt_view *v, uint32_t first
     return !failed;
 }
 
-/* Allocates the memory of one frame, with that of its neighbours if frames are small; false if there is none. An allocated
- * frame costs only one comparison. */
+/* Allocates the memory of one frame, with that of its neighbours if frames are small; false if there is none. An
+ * allocated frame costs only one comparison. */
 static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t frame)
 {
     if (l->taken[frame])
@@ -65,9 +66,9 @@ static inline bool pt_lazy_take_frame(pt_lazy *l, const pt_view *v, uint32_t fra
     return !l->lacks;
 }
 
-/* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller guarantees that so
- * many are free. The frames that became free last are granted first: when memory is exhausted, an evicted page provides its
- * own. */
+/* Allocates memory for the next frames that will be granted. Returns false if there is none. The caller
+ * guarantees that so many are free. The frames that became free last are granted first: when memory is
+ * exhausted, an evicted page provides its own. */
 static inline bool pt_lazy_take(pt_lazy *l, const pt_view *v, uint32_t frames)
 {
     uint32_t frame = v->header->free_frame;

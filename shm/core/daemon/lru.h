@@ -1,9 +1,9 @@
 /* lru.h - exact least recently used: a four-way heap by tick.
  *
- * A list would be exact only if every use moved its entry, and uses are not reported. With a heap the evictor takes the
- * smallest listed tick, reads the true one and sinks the entry to its place. As no listed tick is later than the true one,
- * an entry whose two ticks agree is the coldest of all. Four children are 48 bytes, so sinking through a million entries costs
- * 15 cache lines. */
+ * A list would be exact only if every use moved its entry, and uses are not reported. With a heap the evictor takes
+ * the smallest listed tick, reads the true one and sinks the entry to its place. As no listed tick is later than the
+ * true one, an entry whose two ticks agree is the coldest of all. Four children are 48 bytes, so sinking through a
+ * million entries costs 15 cache lines. */
 #pragma once
 
 #include <stdlib.h>
@@ -20,7 +20,8 @@ struct pt_policy {
     uint32_t count, entries;
     bool is_sibling; /* another policy owns `place` */
     uint32_t *place; /* position of each entry in its heap, PT_NONE if it is not listed */
-    pt_lru_item *memory, *heap; /* the heap begins at the fourth item, so that the children of half the items share a cache line */
+    /* the heap begins at the fourth item, so that the children of half the items share a cache line */
+    pt_lru_item *memory, *heap;
 };
 
 static inline void pt_lru_set(pt_policy *p, uint32_t at, pt_lru_item item)
@@ -120,7 +121,8 @@ static uint32_t pt_lru_coldest(const pt_policy *p, uint64_t *tick)
 
 static uint64_t pt_lru_listed(const pt_policy *p, uint32_t entry) { return p->heap[p->place[entry]].tick; }
 
-/* Walks a subtree of the heap. No entry below another one is colder, so the walk ends at the first entry that is too warm. */
+/* Walks a subtree of the heap. No entry below another one is colder, so the walk ends at
+ * the first entry that is too warm. */
 static bool pt_lru_walk_from(const pt_policy *p, uint32_t at, uint64_t before, pt_see *see, void *context)
 {
     if (at >= p->count || p->heap[at].tick >= before)

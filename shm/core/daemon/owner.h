@@ -1,9 +1,9 @@
 /* owner.h - the daemon's side: it alone changes entries, dictionary and lists, on one thread.
  *
- * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED -> PT_FREE.
- * With a disk tier also:  PT_READABLE -> PT_ON_DISK -> PT_WRITING (being read) -> PT_READABLE,  or  PT_ON_DISK -> PT_FREE.
- * An entry is on the open list from its reservation until all its writers have released it. After that an eviction policy
- * lists it. */
+ * The life of a page:  PT_FREE -> PT_WRITING -> PT_READABLE -> PT_FREE,  or  PT_WRITING -> PT_DOOMED ->
+ * PT_FREE. With a disk tier also:  PT_READABLE -> PT_ON_DISK -> PT_WRITING (being read) -> PT_READABLE,  or
+ * PT_ON_DISK -> PT_FREE. An entry is on the open list from its reservation until all its writers have released
+ * it. After that an eviction policy lists it. */
 #pragma once
 
 #include <stdlib.h>
@@ -34,7 +34,8 @@ typedef struct {
     pt_view view;
     const pt_policy_kind *kind;
     /* The policies of each tenant. */
-    pt_policy *ready[PT_TENANTS]; /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
+    /* pages that lose nothing when they are evicted: they are on disk too, or will not be written */
+    pt_policy *ready[PT_TENANTS];
     pt_policy *unwritten[PT_TENANTS]; /* pages that are to be written to the disk tier first */
     pt_tenants tenants;
     pt_cadence *cadence; /* chooses what leaves the arena; NULL: the least recently used page does */
@@ -67,7 +68,8 @@ static inline void pt_owner_end(pt_owner *o)
 static inline bool pt_owner_begin(pt_owner *o, pt_view view, const pt_policy_kind *kind)
 {
     *o = (pt_owner){.view = view, .kind = kind, .absence = PT_DROPPED, .tenants = pt_one_tenant()};
-    if (pt_policies_begin(kind, view.entry_count, 1, o->ready) && pt_policies_begin(kind, view.entry_count, 1, o->unwritten))
+    if (pt_policies_begin(kind, view.entry_count, 1, o->ready) &&
+        pt_policies_begin(kind, view.entry_count, 1, o->unwritten))
         return true;
     pt_owner_end(o);
     return false;
@@ -87,8 +89,8 @@ static inline uint32_t pt_granted_bits(const pt_entry *e)
     return bits;
 }
 
-/* Returns the parts whose writer has died or detached, as bits. Engines cannot change this record, unlike the bits in the
- * lock words. */
+/* Returns the parts whose writer has died or detached, as bits. Engines cannot change this
+ * record, unlike the bits in the lock words. */
 static inline uint32_t pt_ended_bits(const pt_entry *e)
 {
     uint32_t bits = 0;
@@ -99,8 +101,8 @@ static inline uint32_t pt_ended_bits(const pt_entry *e)
 
 /* ---- states ---- */
 
-/* Returns the state of an entry by the fields that engines cannot write to. An entry that is PT_WRITING by these fields may
- * already be PT_READABLE. */
+/* Returns the state of an entry by the fields that engines cannot write to. An entry that is PT_WRITING by
+ * these fields may already be PT_READABLE. */
 static inline enum pt_state pt_state_by_index(pt_entry *e)
 {
     if (e->on_list == PT_LIST_OPEN)
@@ -110,8 +112,8 @@ static inline enum pt_state pt_state_by_index(pt_entry *e)
     return pt_tiers(e) & PT_TIER_MEMORY ? PT_READABLE : pt_tiers(e) & PT_TIER_DISK ? PT_ON_DISK : PT_FREE;
 }
 
-/* Returns the state of an entry. Engines can write to its lock word. A state that contradicts the index is the fault of an
- * engine and is corrected: otherwise an entry could be freed twice, or be listed without frames. */
+/* Returns the state of an entry. Engines can write to its lock word. A state that contradicts the index is the fault of
+ * an engine and is corrected: otherwise an entry could be freed twice, or be listed without frames. */
 static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 {
     pt_a64 *word = &o->view.locks[entry].word;
@@ -126,9 +128,9 @@ static inline enum pt_state pt_true_state(pt_owner *o, uint32_t entry)
 
 #define PT_TICK_SLACK_NS 1000000000ull
 
-/* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to now. (Ticks in the
- * near future are valid: the head of a long prompt has them, because the ticks of its pages increase by one from page to
- * page.) */
+/* Returns the tick of an entry. A tick in the far future would keep its page forever, so it is set to
+ * now. (Ticks in the near future are valid: the head of a long prompt has them, because the ticks of its
+ * pages increase by one from page to page.) */
 static inline uint64_t pt_true_tick(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_a64 *tick = &o->view.locks[entry].tick;
@@ -148,7 +150,8 @@ static inline void pt_stamp(pt_owner *o, uint32_t entry, uint64_t tick)
 
 static inline uint32_t pt_tenant_of(const pt_owner *o, uint32_t entry) { return o->view.histories[entry].tenant; }
 
-/* The page is one of a namespace: its frames count for the tenant of that from now on. The caller guarantees that it has none. */
+/* The page is one of a namespace: its frames count for the tenant of that from now on. The
+ * caller guarantees that it has none. */
 static inline void pt_join_tenant(pt_owner *o, uint32_t entry)
 {
     o->view.histories[entry].tenant = o->view.spaces[o->view.entries[entry].space].tenant;
@@ -219,8 +222,8 @@ static inline void pt_forget_returns(pt_owner *o)
     o->cadence = NULL;
 }
 
-/* Lets the policy that learns when pages return choose what leaves the arena. `seed` is a secret number. Returns false if
- * memory is short. */
+/* Lets the policy that learns when pages return choose what leaves the arena. `seed` is a secret
+ * number. Returns false if memory is short. */
 static inline bool pt_learn_returns(pt_owner *o, uint64_t seed)
 {
     if (o->cadence)

@@ -34,16 +34,19 @@ static inline void pt_count_for_tenant(pt_owner *o, uint32_t entry, uint64_t now
         pt_list(o, entry, tick);
 }
 
-/* Sets the quotas of tenants 1 to before `count`, and the tenant of each namespace. What the pages use is derived again: a walk over
- * all entries. Returns false if memory is short; then nothing has changed. The caller guarantees that the tenants exist. */
-static inline bool pt_set_quotas(pt_owner *o, const pt_quota *quotas, uint32_t count, const uint8_t *tenant_of_space, uint64_t now)
+/* Sets the quotas of tenants 1 to before `count`, and the tenant of each namespace. What the pages use is
+ * derived again: a walk over all entries. Returns false if memory is short; then nothing has changed. The
+ * caller guarantees that the tenants exist. */
+static inline bool pt_set_quotas(pt_owner *o, const pt_quota *quotas, uint32_t count, const uint8_t *tenant_of_space,
+                                 uint64_t now)
 {
     if (!pt_more_tenants(o, count))
         return false;
     o->tenants = pt_one_tenant();
     o->tenants.count = count;
     for (uint32_t tenant = 1; tenant < count; tenant++)
-        o->tenants.quotas[tenant] = quotas[tenant], o->tenants.most[tenant] = pt_most_frames(quotas[tenant].memory, o->view.frame_count);
+        o->tenants.quotas[tenant] = quotas[tenant],
+        o->tenants.most[tenant] = pt_most_frames(quotas[tenant].memory, o->view.frame_count);
     for (pt_device *d = o->disk.devices; d < o->disk.devices + PT_DEVICES; d++) {
         memset(d->used_of, 0, sizeof d->used_of);
         memset(d->ordered_of, 0, sizeof d->ordered_of);

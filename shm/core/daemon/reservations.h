@@ -14,7 +14,8 @@ static inline void pt_rescue(pt_owner *o, uint32_t entry, uint64_t tick)
         pt_drop_later(pt_device_of(o, entry), e->key);
 }
 
-/* Dooms a page that is being written. It leaves the dictionary; its frames stay until its writers have released them. */
+/* Dooms a page that is being written. It leaves the dictionary; its frames stay
+ * until its writers have released them. */
 static inline bool pt_doom(pt_owner *o, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -32,8 +33,8 @@ static inline bool pt_doom(pt_owner *o, uint32_t entry)
     return true;
 }
 
-/* Returns whether the page has no writer left that could want it finished: all of them have died or detached. The caller
- * guarantees that the page is open. */
+/* Returns whether the page has no writer left that could want it finished: all of them have died or detached. The
+ * caller guarantees that the page is open. */
 static inline bool pt_writers_have_ended(const pt_entry *e)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
@@ -59,8 +60,8 @@ static inline void pt_judge(pt_owner *o, uint32_t entry, uint64_t now)
 }
 
 /* Moves an open entry on when its writers have released it: a readable page goes to a policy, a doomed page is freed.
- * Returns true if the entry left the open list. The "released" bits are read with acquire: everything that a writer did to
- * its frames happens before what their next owner does. */
+ * Returns true if the entry left the open list. The "released" bits are read with acquire: everything that a writer did
+ * to its frames happens before what their next owner does. */
 static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
 {
     pt_lock *lock = &o->view.locks[entry];
@@ -88,8 +89,8 @@ static inline bool pt_settle(pt_owner *o, uint32_t entry, uint64_t now)
     return true;
 }
 
-/* Returns the entry of a key after it was settled, or PT_NONE. The dictionary is searched twice because settling may doom
- * the entry, and the page may then be on disk as another entry. */
+/* Returns the entry of a key after it was settled, or PT_NONE. The dictionary is searched twice because settling may
+ * doom the entry, and the page may then be on disk as another entry. */
 static inline uint32_t pt_find_settled(pt_owner *o, const uint8_t *key, uint64_t now)
 {
     uint32_t entry = pt_dict_find(&o->view, pt_dict_in_force(&o->view), key);
@@ -112,8 +113,8 @@ static inline void pt_settle_some(pt_owner *o, uint64_t now, uint32_t patience)
 
 static inline void pt_settle_all(pt_owner *o, uint64_t now) { pt_settle_some(o, now, PT_NONE); }
 
-/* Settles the first `most` open entries and moves those that are not ready to the end of the list. So every entry gets its
- * turn, and no turn is long. */
+/* Settles the first `most` open entries and moves those that are not ready to the end of the list. So every
+ * entry gets its turn, and no turn is long. */
 static inline void pt_settle_turn(pt_owner *o, uint64_t now, uint32_t most)
 {
     pt_header *h = o->view.header;

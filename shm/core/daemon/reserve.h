@@ -1,22 +1,23 @@
 /* reserve.h - responds to a batch of stores, page by page: granted, present, pending or refused.
  *
  * A store has four stages:
- *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to PT_WRITING,
+ *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to
+ *   PT_WRITING,
  *      and only then adds the key to the dictionary. So a reader never finds a key before its entry is complete, and an
  *      adoption after a crash at any step finds either a free entry or a complete one (layout.h lists the order).
  *   2. Write: the writers copy their parts into the frames. The daemon takes no part in it.
  *   3. Publish: each writer sets its "done" bit; the last one sets the state to PT_READABLE (client/publish.h).
  *   4. Settle: when all writers have set their "released" bits, the daemon moves the entry from the open list to an
- *      eviction policy (reservations.h). If a writer gave up, died or was too slow, the page is doomed instead and freed at
- *      the same point. */
+ *      eviction policy (reservations.h). If a writer gave up, died or was too slow, the page is doomed
+ *      instead and freed at the same point. */
 #pragma once
 
 #include "cadence/stores.h"
 #include "curve/missed.h"
 #include "../common/entry_checksum.h"
 
-/* Responds to another rank of a page that is being written: granted if its part is not taken yet and its engine cuts the
- * page in the same way. */
+/* Responds to another rank of a page that is being written: granted if its part is not taken yet and its
+ * engine cuts the page in the same way. */
 static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry, uint64_t size)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -30,8 +31,8 @@ static inline pt_answer pt_join(pt_owner *o, const pt_request *r, uint32_t entry
 
 /* Evicts one page, whichever helps this grant. Returns false if no page can be evicted.
  *
- * Where entries are short, evicting a page that is also on disk from the arena alone frees none. If all pages are on disk and
- * protected there, the arena keeps its pages. */
+ * Where entries are short, evicting a page that is also on disk from the arena alone frees none. If all pages are on
+ * disk and protected there, the arena keeps its pages. */
 static inline bool pt_make_some_room(pt_owner *o, const pt_request *r, uint32_t frames, uint32_t entries)
 {
     const pt_header *h = o->view.header;
@@ -47,21 +48,24 @@ static inline void pt_note_refusal(pt_owner *o, uint32_t tenant, uint32_t frames
 {
     bool at_maximum = o->tenants.need.own_only;
     uint32_t on_disk = o->view.header->free_entries ? 0 : pt_protected_on_disk(o, tenant, frames);
-    o->tenants.refusal = (pt_refusal){at_maximum ? tenant : 0, at_maximum ? 0 : on_disk | pt_protected_from(o, tenant, frames)};
+    o->tenants.refusal = (pt_refusal){at_maximum ? tenant : 0,
+                                      at_maximum ? 0 : on_disk | pt_protected_from(o, tenant, frames)};
 }
 
-/* Returns whether a tenant may have `frames` frames more, and these with their memory, and `entries` entries, are free. If
- * necessary it evicts pages that are older than this batch, on demand; the evictor and the disk's cap are the other two places
- * that evict (docs/design/disk.md). */
+/* Returns whether a tenant may have `frames` frames more, and these with their memory, and `entries` entries, are free.
+ * If necessary it evicts pages that are older than this batch, on demand; the evictor and the disk's cap are the other
+ * two places that evict (docs/design/disk.md). */
 static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t tenant, uint32_t frames, uint32_t entries)
 {
     const pt_header *h = o->view.header;
     uint64_t most = pt_most_after(o->tenants.frames[tenant], frames, o->tenants.most[tenant]);
     bool made = true;
-    while (made && (pt_lacks_frames(o, tenant, frames, most) || h->free_entries < entries || !pt_lazy_take(&o->lazy, &o->view, frames))) {
+    while (made && (pt_lacks_frames(o, tenant, frames, most) || h->free_entries < entries ||
+                    !pt_lazy_take(&o->lazy, &o->view, frames))) {
         if (pt_make_some_room(o, r, frames, entries))
             continue;
-        made = !o->settled; /* once per batch: a process may have a million pages open, and other requests are waiting */
+        /* once per batch: a process may have a million pages open, and other requests are waiting */
+        made = !o->settled;
         if (made)
             pt_settle_all(o, r->now);
         else
@@ -72,7 +76,8 @@ static inline bool pt_make_room(pt_owner *o, const pt_request *r, uint32_t tenan
     return made;
 }
 
-/* Writes what differs in each filling of an entry, the checksum last. The caller guarantees that the frames are free. */
+/* Writes what differs in each filling of an entry, the checksum last. The caller
+ * guarantees that the frames are free. */
 static inline void pt_fill(pt_owner *o, const pt_request *r, uint32_t entry)
 {
     pt_entry *e = &o->view.entries[entry];
@@ -147,7 +152,8 @@ static inline pt_answer pt_refill(pt_owner *o, const pt_request *r, uint32_t ent
 }
 
 /* Grants a page that is only on disk to a store: storing it again is faster than reading it. */
-static inline pt_answer pt_store_again(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key, uint64_t size)
+static inline pt_answer pt_store_again(pt_owner *o, const pt_request *r, uint32_t entry, const uint8_t *key,
+                                       uint64_t size)
 {
     if (o->view.entries[entry].size == size)
         return pt_refill(o, r, entry);
@@ -219,10 +225,11 @@ static inline uint32_t pt_pages_of(const pt_prompt *prompts, uint32_t prompt_cou
     return (at + 1 < prompt_count ? prompts[at + 1].begin : count) - prompts[at].begin;
 }
 
-/* Responds to a chain of keys, head first; `keys` and `sizes` also have the pages that the request refuses. The recency of pages that exist or are granted falls from head to tail, also
- * from one prompt to the next: they are one batch, which never evicts its own pages. */
-static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes, uint32_t count,
-                              pt_answer *answers)
+/* Responds to a chain of keys, head first; `keys` and `sizes` also have the pages that the request refuses. The
+ * recency of pages that exist or are granted falls from head to tail, also from one prompt to the next: they are one
+ * batch, which never evicts its own pages. */
+static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
+                              uint32_t count, pt_answer *answers)
 {
     pt_prompt whole = {0}, *prompts = r->prompts ? r->prompts : &whole;
     uint32_t prompt_count = r->prompts ? r->prompt_count : 1;
@@ -232,14 +239,15 @@ static inline void pt_reserve(pt_owner *o, const pt_request *r, const uint8_t *k
     if (o->cadence)
         o->cadence->climb = PT_CLIMB + count;
     for (uint32_t i = 0; i < prompt_count; i++)
-        pt_note_store(o, r, &prompts[i], pt_nth_key(keys, prompts[i].begin), pt_pages_of(prompts, prompt_count, i, count));
+        pt_note_store(o, r, &prompts[i], pt_nth_key(keys, prompts[i].begin),
+                      pt_pages_of(prompts, prompt_count, i, count));
     pt_note_batch(o, r, prompts, prompt_count, keys, sizes, count);
     pt_stamp_all(o, keys, count, r->now);
     PT_POINT("reserve.stamped");
     for (uint32_t i = 0; i < prompt_count; i++) {
         uint32_t at = prompts[i].begin;
-        pt_reserve_prompt(o, r, &prompts[i], pt_nth_key(keys, at), sizes + at, pt_pages_of(prompts, prompt_count, i, count),
-                          r->now + count - at, answers + at);
+        pt_reserve_prompt(o, r, &prompts[i], pt_nth_key(keys, at), sizes + at,
+                          pt_pages_of(prompts, prompt_count, i, count), r->now + count - at, answers + at);
     }
     for (uint32_t i = count; i < count + r->refused; i++)
         if (pt_entry_of(o, pt_nth_key(keys, i)) == PT_NONE)

@@ -1,8 +1,8 @@
 /* reserve_message.h - reads the usual request for a reservation from the bytes of its message, and writes its response.
  *
- * The message is Reserve of shm/protocol.py in msgpack, which any process may send that may attach: nothing is read before its
- * bytes are known to be there. A message that is invalid, or valid and rare (hints, several prompts, names beyond ASCII), is
- * `unusual`. The daemon decodes it in Python, and answers what is wrong with it. */
+ * The message is Reserve of shm/protocol.py in msgpack, which any process may send that may attach: nothing is read
+ * before its bytes are known to be there. A message that is invalid, or valid and rare (hints, several prompts, names
+ * beyond ASCII), is `unusual`. The daemon decodes it in Python, and answers what is wrong with it. */
 #pragma once
 
 #include "answers.h"
@@ -88,7 +88,8 @@ static inline void pt_read_name(pt_unread *m, pt_space *space)
     pt_span name = pt_read_text(m);
     for (size_t i = 0; i < name.bytes; i++)
         m->unusual |= name.at[i] < 0x20 || name.at[i] > 0x7e;
-    memcpy(space->name, name.at ? name.at : (const uint8_t *)"", name.bytes < PT_NAME_BYTES ? name.bytes : PT_NAME_BYTES - 1);
+    memcpy(space->name, name.at ? name.at : (const uint8_t *)"",
+           name.bytes < PT_NAME_BYTES ? name.bytes : PT_NAME_BYTES - 1);
 }
 
 static inline void pt_read_space(pt_unread *m, pt_space *space)
@@ -113,7 +114,8 @@ static inline uint32_t pt_read_depth(pt_unread *m)
     return unknown ? 0 : (uint32_t)pt_read_number(m, PT_MOST_SAID_DEPTH) + 1;
 }
 
-/* Reads the one prompt of a request: its first page, which is the first of the request, the key before it, and its depth. */
+/* Reads the one prompt of a request: its first page, which is the first of the request,
+ * the key before it, and its depth. */
 static inline void pt_read_prompt(pt_unread *m, pt_prompt *prompt)
 {
     pt_expect_bytes(m, "\x93\x00", 2);

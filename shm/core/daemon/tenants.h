@@ -1,10 +1,12 @@
-/* tenants.h - quotas: what the namespaces of a tenant may have of the arena and of each device, and what others leave them.
+/* tenants.h - quotas: what the namespaces of a tenant may have of the arena and of each device, and what others leave
+ * them.
  *
- * A tenant is a number; the daemon chooses it by a namespace's name. Tenant 0 has no limits. Each page knows the tenant that its
- * frames count for (pt_history), because the record of its namespace may be reused while a writer still has the frames.
+ * A tenant is a number; the daemon chooses it by a namespace's name. Tenant 0 has no limits. Each page
+ * knows the tenant that its frames count for (pt_history), because the record of its namespace may be
+ * reused while a writer still has the frames.
  *
- * Each tenant has policies of its own. So the coldest page that may leave is found at the heads of a few lists, however many pages
- * of a protected tenant are colder. */
+ * Each tenant has policies of its own. So the coldest page that may leave is found at the heads of a few lists, however
+ * many pages of a protected tenant are colder. */
 #pragma once
 
 #include "../common/view.h"
@@ -69,7 +71,9 @@ typedef struct {
 
 static inline pt_tenants pt_one_tenant(void)
 {
-    return (pt_tenants){.count = 1, .quotas = {PT_NO_QUOTA}, .most = {UINT64_MAX}, .need = PT_NO_NEED, .latest = PT_LEAVES};
+    return (pt_tenants){
+        .count = 1, .quotas = {PT_NO_QUOTA}, .most = {UINT64_MAX}, .need = PT_NO_NEED, .latest = PT_LEAVES,
+    };
 }
 
 static inline uint64_t pt_least_frames(pt_bounds share, uint64_t all) { return (uint64_t)(share.least * (double)all); }
@@ -79,20 +83,22 @@ static inline uint64_t pt_most_frames(pt_bounds share, uint64_t all)
     return share.most < 1 ? (uint64_t)(share.most * (double)all) : UINT64_MAX;
 }
 
-/* Returns how many frames a tenant may have after it was given `frames` more. One that has more than its maximum, because that
- * was changed, gives two for each: so no request has to evict all that is too much. */
+/* Returns how many frames a tenant may have after it was given `frames` more. One that has more than its maximum,
+ * because that was changed, gives two for each: so no request has to evict all that is too much. */
 static inline uint64_t pt_most_after(uint64_t used, uint64_t frames, uint64_t most)
 {
     return used > most && used - most > frames ? used - frames : most;
 }
 
 /* Returns when a page of `frames` frames leaves whose tenant has `used` of `all` frames. */
-static inline enum pt_turn pt_turn_by(pt_bounds share, uint64_t used, uint64_t all, uint32_t tenant, uint32_t frames, pt_need need)
+static inline enum pt_turn pt_turn_by(pt_bounds share, uint64_t used, uint64_t all, uint32_t tenant, uint32_t frames,
+                                      pt_need need)
 {
     bool own = tenant == need.tenant || need.tenant == PT_EVERYBODY;
     if (need.own_only)
         return own ? PT_LEAVES : PT_STAYS;
-    if (used >= pt_least_frames(share, all) + frames) /* a large page may be above the maximum, and the rest below the minimum */
+    /* a large page may be above the maximum, and the rest below the minimum */
+    if (used >= pt_least_frames(share, all) + frames)
         return used > pt_most_frames(share, all) ? PT_LEAVES_FIRST : PT_LEAVES;
     return own ? PT_LEAVES_LAST : PT_STAYS;
 }

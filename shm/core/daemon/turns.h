@@ -10,11 +10,15 @@ static inline enum pt_turn pt_turn_in_memory(const pt_owner *o, uint32_t entry)
     if (t->count == 1)
         return PT_LEAVES;
     uint32_t tenant = pt_tenant_of(o, entry);
-    return pt_turn_by(t->quotas[tenant].memory, t->frames[tenant], o->view.frame_count, tenant, o->view.entries[entry].frame_count, t->need);
+    return pt_turn_by(t->quotas[tenant].memory, t->frames[tenant], o->view.frame_count, tenant,
+                      o->view.entries[entry].frame_count, t->need);
 }
 
 /* Returns the frames of a device that a tenant has, also those that are reserved for its pages. */
-static inline uint64_t pt_frames_on(const pt_device *d, uint32_t tenant) { return d->used_of[tenant] + d->ordered_of[tenant]; }
+static inline uint64_t pt_frames_on(const pt_device *d, uint32_t tenant)
+{
+    return d->used_of[tenant] + d->ordered_of[tenant];
+}
 
 /* Returns when a page leaves the device that it is on. */
 static inline enum pt_turn pt_turn_on_disk(const pt_owner *o, const pt_device *d, uint32_t entry, pt_need need)
@@ -40,7 +44,8 @@ static inline pt_candidate pt_first(pt_candidate one, pt_candidate other)
     return later ? other : one;
 }
 
-/* Returns the page of the lists of all tenants that should leave the arena first, of those that were used before `before`. */
+/* Returns the page of the lists of all tenants that should leave the arena first, of
+ * those that were used before `before`. */
 static inline pt_candidate pt_first_in_memory(const pt_owner *o, pt_policy *const *lists, uint64_t before)
 {
     pt_candidate first = {lists[0], PT_NONE, PT_STAYS, UINT64_MAX};
@@ -71,17 +76,21 @@ static inline pt_candidate pt_first_on_disk(const pt_owner *o, const pt_device *
 /* ---- tenants at their limits ---- */
 
 /* Returns whether a tenant has more of the arena than its maximum. */
-static inline bool pt_is_above(const pt_owner *o, uint32_t tenant) { return o->tenants.frames[tenant] > o->tenants.most[tenant]; }
+static inline bool pt_is_above(const pt_owner *o, uint32_t tenant)
+{
+    return o->tenants.frames[tenant] > o->tenants.most[tenant];
+}
 
 /* Returns the frames of the arena that a tenant can lose to others. */
 static inline uint64_t pt_spare_frames(const pt_owner *o, uint32_t tenant)
 {
-    uint64_t used = o->tenants.frames[tenant], least = pt_least_frames(o->tenants.quotas[tenant].memory, o->view.frame_count);
+    uint64_t used = o->tenants.frames[tenant];
+    uint64_t least = pt_least_frames(o->tenants.quotas[tenant].memory, o->view.frame_count);
     return used > least ? used - least : 0;
 }
 
-/* Returns whether a tenant has to give pages before it gets `frames` frames more, of which it may have `most`, or whether it
- * finds too few that are free. Sets for whom room is made from now on. */
+/* Returns whether a tenant has to give pages before it gets `frames` frames more, of which it may have `most`, or
+ * whether it finds too few that are free. Sets for whom room is made from now on. */
 static inline bool pt_lacks_frames(pt_owner *o, uint32_t tenant, uint64_t frames, uint64_t most)
 {
     o->tenants.need = (pt_need){tenant, o->tenants.frames[tenant] + frames > most};
@@ -103,7 +112,8 @@ static inline uint32_t pt_protected_from(const pt_owner *o, uint32_t tenant, uin
     const pt_tenants *t = &o->tenants;
     uint32_t bits = 0;
     for (uint32_t other = 1; other < t->count; other++) {
-        enum pt_turn turn = pt_turn_by(t->quotas[other].memory, t->frames[other], o->view.frame_count, other, frames, (pt_need){tenant, false});
+        enum pt_turn turn = pt_turn_by(t->quotas[other].memory, t->frames[other], o->view.frame_count, other, frames,
+                                       (pt_need){tenant, false});
         bits |= (uint32_t)(t->frames[other] && turn == PT_STAYS) << other;
     }
     return bits;
@@ -135,6 +145,7 @@ static inline bool pt_tenant_spares(const pt_owner *o, const pt_space *s)
         on_disk += pt_frames_on(d, tenant);
         least_on_disk += pt_least_frames(quota->disk, d->frames);
     }
-    return o->tenants.frames[tenant] >= pt_least_frames(quota->memory, o->view.frame_count) + s->bytes / frame + s->pages &&
+    return o->tenants.frames[tenant] >=
+               pt_least_frames(quota->memory, o->view.frame_count) + s->bytes / frame + s->pages &&
            on_disk >= least_on_disk + s->disk_bytes / frame + s->disk_pages;
 }

@@ -21,8 +21,10 @@ static inline bool pt_sum_ready(void *context, uint32_t entry)
     return ++sum->pages < PT_READY_LIMIT && sum->frames < sum->enough;
 }
 
-/* Returns the frames of a tenant's ready pages that were used before `before`, with `free` more, counted up to about `enough`. */
-static inline uint64_t pt_count_ready(const pt_owner *o, uint32_t tenant, uint64_t before, uint64_t free, uint64_t enough)
+/* Returns the frames of a tenant's ready pages that were used before `before`, with `free`
+ * more, counted up to about `enough`. */
+static inline uint64_t pt_count_ready(const pt_owner *o, uint32_t tenant, uint64_t before, uint64_t free,
+                                      uint64_t enough)
 {
     pt_ready_sum sum = {o, free, enough, 0};
     if (sum.frames < enough)
@@ -30,8 +32,8 @@ static inline uint64_t pt_count_ready(const pt_owner *o, uint32_t tenant, uint64
     return sum.pages < PT_READY_LIMIT ? sum.frames : enough;
 }
 
-/* Returns how many frames can become free for any tenant before the first unwritten page has to be evicted, counted as above.
- * Pages that a minimum protects do not become free. */
+/* Returns how many frames can become free for any tenant before the first unwritten page has to be evicted, counted as
+ * above. Pages that a minimum protects do not become free. */
 static inline uint64_t pt_all_before_unwritten(const pt_owner *o, uint64_t enough)
 {
     uint64_t frames = o->view.header->free_frames, before = UINT64_MAX;
@@ -48,17 +50,20 @@ static inline uint64_t pt_all_before_unwritten(const pt_owner *o, uint64_t enoug
     return frames;
 }
 
-/* Returns how many frames a tenant can get before the first of its own unwritten pages has to be evicted, counted as above. */
+/* Returns how many frames a tenant can get before the first of its own unwritten pages
+ * has to be evicted, counted as above. */
 static inline uint64_t pt_own_before_unwritten(const pt_owner *o, uint32_t tenant, uint64_t enough)
 {
     uint64_t most = o->tenants.most[tenant], used = o->tenants.frames[tenant], free = o->view.header->free_frames;
     uint64_t left = most > used ? most - used : 0;
     uint64_t before = pt_coldest_of(o, o->unwritten[tenant]).tick;
-    return most == UINT64_MAX || before == UINT64_MAX ? enough : pt_count_ready(o, tenant, before, left < free ? left : free, enough);
+    return most == UINT64_MAX || before == UINT64_MAX
+               ? enough
+               : pt_count_ready(o, tenant, before, left < free ? left : free, enough);
 }
 
-/* Returns how many frames can become free for a tenant before the first unwritten page has to be evicted, counted up to about
- * `enough`. */
+/* Returns how many frames can become free for a tenant before the first unwritten page has to be
+ * evicted, counted up to about `enough`. */
 static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint32_t tenant, uint64_t enough)
 {
     uint64_t all = pt_all_before_unwritten(o, enough);
@@ -66,8 +71,9 @@ static inline uint64_t pt_frames_before_unwritten(const pt_owner *o, uint32_t te
     return own < all ? own : all;
 }
 
-/* Finds the tenants that are about to evict unwritten pages because of their maximum: `ahead` frames of the whole arena are to be
- * free or written, and as large a share of theirs. Their pages are written first from now on. Returns whether there is one. */
+/* Finds the tenants that are about to evict unwritten pages because of their maximum: `ahead` frames of the
+ * whole arena are to be free or written, and as large a share of theirs. Their pages are written first from
+ * now on. Returns whether there is one. */
 static inline bool pt_find_hurries(pt_owner *o, uint64_t ahead)
 {
     bool any = false;
@@ -92,8 +98,8 @@ static inline pt_candidate pt_next_unwritten(const pt_owner *o, uint32_t shut)
     return first;
 }
 
-/* Returns the coldest page that is to be written and was not used since it was listed, of all tenants but those in `shut`, or
- * PT_NONE. */
+/* Returns the coldest page that is to be written and was not used since it was listed, of all
+ * tenants but those in `shut`, or PT_NONE. */
 static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint32_t shut, uint64_t now)
 {
     for (;;) {
@@ -107,9 +113,10 @@ static inline uint32_t pt_coldest_unwritten(pt_owner *o, uint32_t shut, uint64_t
     }
 }
 
-/* Commands writes to a device: at most `limit` pages and about `frames` frames. Stores the entries in `entries` and returns
- * their number. */
-static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t frames, uint32_t limit, uint64_t now, uint32_t *entries)
+/* Commands writes to a device: at most `limit` pages and about `frames` frames. Stores the entries
+ * in `entries` and returns their number. */
+static inline uint32_t pt_start_writes(pt_owner *o, uint32_t device, uint64_t frames, uint32_t limit, uint64_t now,
+                                       uint32_t *entries)
 {
     pt_device *d = &o->disk.devices[device];
     uint32_t count = 0, shut = 0; /* shut: tenants for whose pages the device has no room */
@@ -141,8 +148,8 @@ enum pt_write_result {
     PT_WRITE_AGAIN = 3, /* no write was attempted */
 };
 
-/* Ends a write. `order` is its position among the writes that end together: the first is the first to be evicted from the
- * disk. */
+/* Ends a write. `order` is its position among the writes that end together: the first is the
+ * first to be evicted from the disk. */
 static inline void pt_end_write(pt_owner *o, uint32_t entry, enum pt_write_result result, uint64_t now, uint32_t order)
 {
     pt_entry *e = &o->view.entries[entry];

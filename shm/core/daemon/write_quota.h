@@ -18,7 +18,8 @@ static inline uint64_t pt_slots_of_process(const pt_view *v, uint32_t slot)
     uint32_t pid = atomic_load_explicit(&s->pid, memory_order_relaxed);
     uint64_t slots = 1ull << slot;
     for (uint32_t other = 0; pid && other < PT_SLOTS; other++)
-        if (atomic_load_explicit(&v->slots[other].pid, memory_order_relaxed) && pt_is_of(&v->slots[other], s->kernel_id, pid, s->started))
+        if (atomic_load_explicit(&v->slots[other].pid, memory_order_relaxed) &&
+            pt_is_of(&v->slots[other], s->kernel_id, pid, s->started))
             slots |= 1ull << other;
     return slots;
 }

@@ -1,5 +1,5 @@
-/* inject.c - stands between a process and its disk, and at its failpoints: injector.h makes them go wrong if a test asks
- * for it, recorder.h writes down what the calls have changed. It is preloaded. */
+/* inject.c - stands between a process and its disk, and at its failpoints: injector.h makes them go wrong if a test
+ * asks for it, recorder.h writes down what the calls have changed. It is preloaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -66,22 +66,24 @@ static enum action struck_sync(enum site site, int file)
 #define BYTES_AT record_bytes(file, at, bytes, done)
 #define PIECES_AT record_pieces(file, at, fewer, count, done)
 
-ON_BYTES(WRITE, write, (int file, const void *bytes, size_t size), record_bytes(file, began(file, done), bytes, done), file,
-         bytes, size)
+ON_BYTES(WRITE, write, (int file, const void *bytes, size_t size), record_bytes(file, began(file, done), bytes, done),
+         file, bytes, size)
 ON_BYTES(PWRITE, pwrite, (int file, const void *bytes, size_t size, off_t at), BYTES_AT, file, bytes, size, at)
 ON_BYTES(PWRITE, pwrite64, (int file, const void *bytes, size_t size, off64_t at), BYTES_AT, file, bytes, size, at)
 ON_PIECES(WRITEV, writev, (int file, const struct iovec *pieces, int count),
           record_pieces(file, began(file, done), fewer, count, done), count)
 ON_PIECES(WRITEV, pwritev, (int file, const struct iovec *pieces, int count, off_t at), PIECES_AT, count, at)
 ON_PIECES(WRITEV, pwritev64, (int file, const struct iovec *pieces, int count, off64_t at), PIECES_AT, count, at)
-ON_PIECES(WRITEV, pwritev2, (int file, const struct iovec *pieces, int count, off_t at, int flags), PIECES_AT, count, at, flags)
-ON_PIECES(WRITEV, pwritev64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), PIECES_AT, count, at,
-          flags)
+ON_PIECES(WRITEV, pwritev2, (int file, const struct iovec *pieces, int count, off_t at, int flags), PIECES_AT, count,
+          at, flags)
+ON_PIECES(WRITEV, pwritev64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), PIECES_AT,
+          count, at, flags)
 ON_PIECES(PREAD, preadv, (int file, const struct iovec *pieces, int count, off_t at), NOTHING, count, at)
 ON_PIECES(PREAD, preadv64, (int file, const struct iovec *pieces, int count, off64_t at), NOTHING, count, at)
-ON_PIECES(PREAD, preadv2, (int file, const struct iovec *pieces, int count, off_t at, int flags), NOTHING, count, at, flags)
-ON_PIECES(PREAD, preadv64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), NOTHING, count, at,
+ON_PIECES(PREAD, preadv2, (int file, const struct iovec *pieces, int count, off_t at, int flags), NOTHING, count, at,
           flags)
+ON_PIECES(PREAD, preadv64v2, (int file, const struct iovec *pieces, int count, off64_t at, int flags), NOTHING, count,
+          at, flags)
 ON(struck_sync(FDATASYNC, file), fdatasync, (int file), record_file(SYNCED, file, 0), file)
 ON(struck_sync(FSYNC, file), fsync, (int file), record_file(SYNCED, file, 0), file)
 ON(struck_at(FTRUNCATE, file), ftruncate, (int file, off_t length), record_file(LENGTH, file, length), file, length)
@@ -92,11 +94,11 @@ ON(struck_at(FALLOCATE, file), fallocate, (int file, int mode, off_t at, off_t s
    file, mode, at, size)
 ON(struck_at(FALLOCATE, file), fallocate64, (int file, int mode, off64_t at, off64_t size),
    record_allocated(file, mode), file, mode, at, size)
-ON(struck_at(SYNC_FILE_RANGE, file), sync_file_range, (int file, off64_t at, off64_t size, unsigned flags), NOTHING, file, at,
-   size, flags)
+ON(struck_at(SYNC_FILE_RANGE, file), sync_file_range, (int file, off64_t at, off64_t size, unsigned flags), NOTHING,
+   file, at, size, flags)
 ON(struck(RENAME, old), rename, (const char *old, const char *new), record_names(MOVED, old, new), old, new)
-ON(struck(RENAME, old), renameat, (int from, const char *old, int to, const char *new), record_names(MOVED, old, new), from,
-   old, to, new)
+ON(struck(RENAME, old), renameat, (int from, const char *old, int to, const char *new), record_names(MOVED, old, new),
+   from, old, to, new)
 ON(struck(RENAME, old), renameat2, (int from, const char *old, int to, const char *new, unsigned flags),
    record_names(flags & RENAME_EXCHANGE ? SWAPPED : MOVED, old, new), from, old, to, new, flags)
 ON(struck(UNLINK, path), unlink, (const char *path), record_name(GONE, path), path)
@@ -105,8 +107,8 @@ ON(struck(UNLINK, path), unlinkat, (int folder, const char *path, int flags),
 ON(struck(MKDIR, path), mkdir, (const char *path, mode_t mode), record_name(FOLDER, path), path, mode)
 ON(struck(RMDIR, path), rmdir, (const char *path), record_name(NO_FOLDER, path), path)
 /* The file of a mapping is unknown here, so each msync counts as one of the tier. */
-ON(shared ? struck(MSYNC, shared->wanted.folder) : NO_ACTION, msync, (void *memory, size_t size, int flags), NOTHING, memory,
-   size, flags)
+ON(shared ? struck(MSYNC, shared->wanted.folder) : NO_ACTION, msync, (void *memory, size_t size, int flags), NOTHING,
+   memory, size, flags)
 
 #define ON_OPEN(name, parameters, action_at, whole, ...)                    \
     int name parameters                                                     \

@@ -1,8 +1,8 @@
-/* injector.h - decides what happens at a site: a failpoint, which any process meets in a core that was built with them, or
- * a call to the disk, which a process whose command line names the worker makes on files of one folder.
+/* injector.h - decides what happens at a site: a failpoint, which any process meets in a core that was built with them,
+ * or a call to the disk, which a process whose command line names the worker makes on files of one folder.
  *
- * $PT_INJECT names a file that all processes of a test share: injector.py writes there what to inject, and reads what was
- * met. Calls are counted over all threads. */
+ * $PT_INJECT names a file that all processes of a test share: injector.py writes there what to inject, and reads what
+ * was met. Calls are counted over all threads. */
 #pragma once
 
 #include <errno.h>
@@ -32,8 +32,8 @@ enum site {
 enum action { NO_ACTION, DIE, TEAR, FAIL, SHORTEN, HANG, STOP };
 enum { QUIET, ARMED };
 
-/* The left-th of the wanted sites goes wrong, and all later ones if lasting. They are met by the process `pid` (0: by any),
- * and are the failpoint `name`, or calls on a file whose name ends in `name`. */
+/* The left-th of the wanted sites goes wrong, and all later ones if lasting. They are met by the process `pid` (0: by
+ * any), and are the failpoint `name`, or calls on a file whose name ends in `name`. */
 typedef struct {
     _Atomic uint32_t state;
     uint32_t sites, action, error, lasting, pid;
@@ -95,7 +95,8 @@ static void count(enum site site, const char *name, uint32_t pid)
             r->site = site;
             strncpy(r->name, name, NAME_BYTES - 1);
             atomic_store(&r->named, 1);
-        } else if (unused != pid || !atomic_load(&r->named) || r->site != site || strncmp(r->name, name, NAME_BYTES - 1)) {
+        } else if (unused != pid || !atomic_load(&r->named) || r->site != site ||
+                   strncmp(r->name, name, NAME_BYTES - 1)) {
             continue;
         }
         atomic_fetch_add(&r->times, 1);

@@ -1,10 +1,11 @@
 /* recorder.h - appends the changes of files under one folder, in order, to a stream.
  *
- * A change is written down after it is done and before its thread continues; a sync when it begins and when it has
- * succeeded. So a change that precedes the begin of a sync in the stream was done when the sync began. Several processes
- * may share a stream. Writes through a descriptor that syncs by itself count as any others: more may be lost here than on
- * a disk. Changes that are not caught here (writes to mappings, direct system calls) are found by comparing the result of
- * the stream with the files. $RECORD_UNDER names the folder, without links in its path; $RECORD_TO names the stream. */
+ * A change is written down after it is done and before its thread continues; a sync when it begins and when it
+ * has succeeded. So a change that precedes the begin of a sync in the stream was done when the sync began.
+ * Several processes may share a stream. Writes through a descriptor that syncs by itself count as any others:
+ * more may be lost here than on a disk. Changes that are not caught here (writes to mappings, direct system
+ * calls) are found by comparing the result of the stream with the files. $RECORD_UNDER names the folder, without
+ * links in its path; $RECORD_TO names the stream. */
 #pragma once
 
 #include <errno.h>
@@ -113,7 +114,8 @@ static void record_file(enum change kind, int file, off_t length)
         note(kind, inode_of(file), (uint64_t)length, path, kind == LENGTH ? 0 : strlen(path));
 }
 
-/* Records the length of a file to which blocks were allocated: the call also makes it longer, unless the mode forbids it. */
+/* Records the length of a file to which blocks were allocated: the call also makes it
+ * longer, unless the mode forbids it. */
 static void record_allocated(int file, int mode)
 {
     struct stat status;

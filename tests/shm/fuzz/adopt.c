@@ -1,6 +1,6 @@
-/* adopt.c - a daemon adopts segments in which any byte may have changed, repeatedly. Whatever it finds: everything is sound
- * afterwards, no page that is kept has a serial that will be given again, engines find what they looked up or nothing, and
- * everything is free when all processes have ended. */
+/* adopt.c - a daemon adopts segments in which any byte may have changed, repeatedly. Whatever it finds: everything is
+ * sound afterwards, no page that is kept has a serial that will be given again, engines find what they looked up or
+ * nothing, and everything is free when all processes have ended. */
 #include "daemon_acts.h"
 #include "damage.h"
 
@@ -11,10 +11,12 @@ static void expect_serials(place *p)
     const pt_view *v = &p->owner.view;
     for (uint32_t entry = 0; entry < PLACE_ENTRIES; entry++)
         if (pt_load_state(&v->locks[entry].word) != PT_FREE && v->entries[entry].serial >= v->header->next_serial)
-            finding("entry %u has serial %lu, the next one is %lu", entry, v->entries[entry].serial, v->header->next_serial);
+            finding("entry %u has serial %lu, the next one is %lu", entry, v->entries[entry].serial,
+                    v->header->next_serial);
 }
 
-/* Forgets the pins and grants of engines that lived through the damage: what they know may belong to other pages by now. */
+/* Forgets the pins and grants of engines that lived through the damage: what they know
+ * may belong to other pages by now. */
 static void forget_all(place *p)
 {
     p->grant_count = p->pin_count = 0;

@@ -1,5 +1,5 @@
-/* attach.c - the sizes and offsets in the headers of index and lock words, against the sizes of their files. Headers that
- * are accepted must describe tables inside the files, computed in numbers that cannot overflow. */
+/* attach.c - the sizes and offsets in the headers of index and lock words, against the sizes of their files. Headers
+ * that are accepted must describe tables inside the files, computed in numbers that cannot overflow. */
 #include "place.h"
 
 typedef unsigned __int128 wide;
@@ -30,10 +30,11 @@ static void expect_within(const pt_header *h, pt_sizes have)
         {"the curve", h->at_curve, 1, h->reserves.curve},
     };
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
-        expect_inside(&tables[i], i ? tables[i - 1].at + tables[i - 1].count * tables[i - 1].bytes : sizeof *h, have.index);
+        expect_inside(&tables[i], i ? tables[i - 1].at + tables[i - 1].count * tables[i - 1].bytes : sizeof *h,
+                      have.index);
     expect_inside(&(table){"lock words", PT_AT_LOCKS, h->entries, sizeof(pt_lock)}, PT_AT_LOCKS, have.locks);
-    expect_inside(&(table){"samples", h->at_samples, 1, h->reserves.samples}, PT_AT_LOCKS + (wide)h->entries * sizeof(pt_lock),
-                  have.locks);
+    expect_inside(&(table){"samples", h->at_samples, 1, h->reserves.samples},
+                  PT_AT_LOCKS + (wide)h->entries * sizeof(pt_lock), have.locks);
     if (have.arena && (wide)h->frames * h->frame_bytes != have.arena)
         finding("%u frames of %lu bytes in an arena of %lu", h->frames, h->frame_bytes, have.arena);
     if (!h->buckets || h->buckets & (h->buckets - 1))
@@ -44,7 +45,10 @@ static void expect_within(const pt_header *h, pt_sizes have)
 static void choose_header(choices *c, pt_header *h, pt_locks_header *l, pt_sizes *have)
 {
     uint64_t frame_bytes = choose_one_in(c, 4) ? choose_odd(c) : 1ull << choose(c, 64);
-    pt_geometry g = {frame_bytes, (uint32_t)choose_odd(c), (uint32_t)choose_odd(c) & 0x3fffffff, (uint32_t)choose_odd(c),
+    pt_geometry g = {frame_bytes,
+                     (uint32_t)choose_odd(c),
+                     (uint32_t)choose_odd(c) & 0x3fffffff,
+                     (uint32_t)choose_odd(c),
                      {choose_odd(c) & ~4095ull, choose_one_in(c, 2) ? 4096 : 0, choose(c, 3) * 4096}};
     *h = (pt_header){.magic = PT_MAGIC, .format = PT_FORMAT, .header_bytes = sizeof *h, .segments_id = 1};
     *l = (pt_locks_header){.magic = PT_MAGIC, .format = PT_FORMAT, .segments_id = 1};

@@ -37,7 +37,9 @@ static inline bool choose_one_in(choices *c, uint32_t n) { return choose(c, n) =
 /* Chooses a number that is likely to cause an overflow, or any number. */
 static inline uint64_t choose_odd(choices *c)
 {
-    static const uint64_t odd[] = {0, 1, UINT32_MAX, UINT32_MAX - 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, 1ull << 32, 1u << 30};
+    static const uint64_t odd[] = {
+        0, 1, UINT32_MAX, UINT32_MAX - 1, UINT64_MAX, UINT64_MAX - 1, 1ull << 63, 1ull << 32, 1u << 30,
+    };
     uint32_t kind = choose(c, 16);
     if (kind < sizeof odd / sizeof *odd)
         return odd[kind];

@@ -1,7 +1,8 @@
-/* daemon.c - a daemon among misbehaving engines, which change the words that they may write, also while the daemon reads
- * them. They publish incomplete pages, release what they were never granted, pin for other processes, stamp any time:
- * everything stays sound, and is free when they have ended. In every other input they write anything at all, states too:
- * then the daemon continues, accesses nothing outside the segments, and the next daemon finds everything in order. */
+/* daemon.c - a daemon among misbehaving engines, which change the words that they may write, also while the
+ * daemon reads them. They publish incomplete pages, release what they were never granted, pin for other
+ * processes, stamp any time: everything stays sound, and is free when they have ended. In every other input they
+ * write anything at all, states too: then the daemon continues, accesses nothing outside the segments, and the
+ * next daemon finds everything in order. */
 #include "interference.h"
 
 #include "daemon_acts.h"
@@ -62,9 +63,9 @@ static void scribble(place *p)
 static void interfere(void) { (wild ? scribble : misbehave)(&here); }
 
 static act *const daemons[] = {
-    daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_reap, daemon_keep_only, daemon_settle, daemon_settle,
-    daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer, disk_damaged, disk_questions,
-    daemon_drop_idle,
+    daemon_reserve, daemon_reserve, daemon_reserve, daemon_fetch, daemon_reap, daemon_keep_only, daemon_settle,
+    daemon_settle, daemon_evict, daemon_flush, disk_turns, disk_report, disk_write, disk_answer, disk_damaged,
+    disk_questions, daemon_drop_idle,
 };
 #define DAEMONS (sizeof daemons / sizeof *daemons)
 
@@ -83,7 +84,8 @@ static void step(place *p)
         interfere();
         break;
     case 1:
-        (!wild ? acts[choose(&p->choices, ACTS)] : choose_one_in(&p->choices, 2) ? engine_end_part : engine_finish_all)(p);
+        act *wild_act = wild && choose_one_in(&p->choices, 2) ? engine_end_part : engine_finish_all;
+        (wild ? wild_act : acts[choose(&p->choices, ACTS)])(p);
         break;
     default:
         daemon_among_others(p);

@@ -40,8 +40,8 @@ static inline void learn_sometimes(place *p, uint32_t run)
 static inline void hint_sometimes(place *p, uint32_t run, const uint8_t *keys, uint32_t count)
 {
     uint64_t now = pt_now_ns();
-    pt_keep_request r = {run % 3, run % 5 ? PT_NONE : run % SPACES, now + (run % 2 ? 1000000ull * (run % 512) : PT_LEASE_NS),
-                         run % (PLACE_FRAMES + 1)};
+    pt_keep_request r = {run % 3, run % 5 ? PT_NONE : run % SPACES,
+                         now + (run % 2 ? 1000000ull * (run % 512) : PT_LEASE_NS), run % (PLACE_FRAMES + 1)};
     if (run % 3 == 0)
         pt_keep_pages(&p->owner, &r, keys, count, now);
     if (run % 11 == 0)
@@ -174,7 +174,8 @@ static inline void daemon_drop_idle(place *p)
 /* Returns the device that acts now. It is not a choice: it would change the meaning of the corpora. */
 static inline uint32_t turn_of_device(const place *p) { return p->owner.last_chain / 3 % DEVICES; }
 
-/* Shrinks a device. A page that is being read or written cannot be evicted at once: a device without room for it closes. */
+/* Shrinks a device. A page that is being read or written cannot be evicted at once: a
+ * device without room for it closes. */
 static inline void disk_shrinks(place *p)
 {
     const pt_device *d = &p->owner.disk.devices[turn_of_device(p)];
@@ -218,7 +219,8 @@ static inline void disk_write(place *p)
 {
     uint32_t entries[8], limit = 1 + choose(&p->choices, 8), count = 0;
     if (p->owner.disk.open)
-        count = pt_start_writes(&p->owner, turn_of_device(p), 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(), entries);
+        count = pt_start_writes(&p->owner, turn_of_device(p), 1 + choose(&p->choices, PLACE_FRAMES), limit, pt_now_ns(),
+                                entries);
     for (uint32_t i = 0; i < count; i++)
         if (!choose_one_in(&p->choices, 4))
             pt_end_write(&p->owner, entries[i], (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), i);
@@ -227,7 +229,8 @@ static inline void disk_write(place *p)
 /* Responds to a command of any time, or to none. */
 static inline void disk_answer(place *p)
 {
-    uint32_t entry = choose_one_in(&p->choices, 8) ? (uint32_t)choose_odd(&p->choices) : choose(&p->choices, PLACE_ENTRIES);
+    uint32_t entry = choose_one_in(&p->choices, 8) ? (uint32_t)choose_odd(&p->choices)
+                                                   : choose(&p->choices, PLACE_ENTRIES);
     pt_end_write(&p->owner, entry, (enum pt_write_result)choose(&p->choices, 4), pt_now_ns(), 0);
 }
 

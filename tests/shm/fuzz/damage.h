@@ -8,7 +8,8 @@ typedef struct {
     size_t bytes, record;
 } area;
 
-/* Chooses a part of the index, of all except the sizes and offsets: attach.c compares those with the sizes of the files. */
+/* Chooses a part of the index, of all except the sizes and offsets: attach.c compares
+ * those with the sizes of the files. */
 static inline area choose_area(place *p)
 {
     const pt_view *v = &p->owner.view;

@@ -1,5 +1,5 @@
-/* engine_acts.h - the actions of attached engines: match, repin, release, finish parts or abandon them. Everything that is
- * found is compared with what was looked up. */
+/* engine_acts.h - the actions of attached engines: match, repin, release, finish parts or abandon them. Everything that
+ * is found is compared with what was looked up. */
 #pragma once
 
 #include "place.h"
@@ -75,7 +75,8 @@ static inline void engine_repin(place *p)
         return;
     pinned from = p->pins[choose(&p->choices, p->pin_count)];
     if (choose_one_in(&p->choices, 4) && from.count < PROMPT)
-        from.entries[from.count] = (uint32_t)choose_odd(&p->choices), from.serials[from.count++] = choose_odd(&p->choices);
+        from.entries[from.count] = (uint32_t)choose_odd(&p->choices),
+        from.serials[from.count++] = choose_odd(&p->choices);
     memcpy(pins->entries, from.entries, sizeof pins->entries);
     memcpy(pins->serials, from.serials, sizeof pins->serials);
     pins->count = pt_repin(s, pins->entries, pins->serials, from.count);
@@ -92,7 +93,12 @@ static inline void choose_group(place *p, pt_group *g, uint8_t *keys, uint32_t *
 {
     uint32_t count = choose_keys(p, keys), tokens = 1 + choose(&p->choices, 4), kind = choose(&p->choices, 3);
     uint64_t needs = kind == 0 ? PT_NEEDS_ALL : kind == 1 ? 1 : choose_odd(&p->choices);
-    *g = (pt_group){.keys = keys, .count = count, .page_tokens = tokens, .needs = needs, .seen = seen, .serials = serials};
+    *g = (pt_group){.keys = keys,
+                    .count = count,
+                    .page_tokens = tokens,
+                    .needs = needs,
+                    .seen = seen,
+                    .serials = serials};
 }
 
 static inline void keep_group(place *p, uint32_t engine, const pt_group *g)
@@ -140,7 +146,8 @@ static inline void engine_copy(place *p)
     const pinned *pins = &p->pins[choose(&p->choices, p->pin_count)];
     const pt_view *v = &p->engines[pins->engine].view;
     for (uint32_t i = 0; i < pins->count; i++) {
-        uint64_t size = v->entries[pins->entries[i]].size, wanted = choose_one_in(&p->choices, 8) ? choose_odd(&p->choices) : size;
+        uint64_t size = v->entries[pins->entries[i]].size;
+        uint64_t wanted = choose_one_in(&p->choices, 8) ? choose_odd(&p->choices) : size;
         if (wanted > (uint64_t)PLACE_FRAMES * FRAME)
             continue;
         uint32_t *frames = malloc(pt_frames_for(v, wanted) * sizeof *frames + 1);

@@ -1,5 +1,5 @@
-/* messages.c - the bytes that a peer sends to a daemon's connection, decoded and handled by the daemon's own Python code
- * (messages.py), over a core that is built for fuzzing. Lines of Python count as coverage, too. */
+/* messages.c - the bytes that a peer sends to a daemon's connection, decoded and handled by the daemon's own Python
+ * code (messages.py), over a core that is built for fuzzing. Lines of Python count as coverage, too. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -34,7 +34,8 @@ int LLVMFuzzerInitialize(int *count, char ***arguments)
     python_begin();
     PyObject *module = PyImport_ImportModule("messages");
     expect(module != NULL);
-    PyObject *begun = PyObject_CallMethod(module, "begin", "Kn", (unsigned long long)(uintptr_t)lines, (Py_ssize_t)sizeof lines);
+    PyObject *begun = PyObject_CallMethod(module, "begin", "Kn", (unsigned long long)(uintptr_t)lines,
+                                          (Py_ssize_t)sizeof lines);
     expect(begun != NULL);
     take = PyObject_GetAttrString(begun, "take");
     expect(take != NULL);

@@ -1,5 +1,5 @@
-/* place.h - shared by all fuzzers: tiny segments that are formatted for each input, a clock that depends only on the input,
- * and three attached engines. */
+/* place.h - shared by all fuzzers: tiny segments that are formatted for each input, a clock that depends only on
+ * the input, and three attached engines. */
 #pragma once
 
 #define FINDING_END() abort()
@@ -82,7 +82,8 @@ static inline void place_segments(place *p)
     }
     memset(p->world->index, 0, p->world->sizes.index - PT_PAGE - PT_LEARNED_BYTES + sizeof(pt_learned));
     memset(p->world->locks, 0, p->world->sizes.locks);
-    pt_format(p->world->index, p->world->locks, &(pt_geometry){FRAME, PLACE_FRAMES, PLACE_ENTRIES, SPACES, {.events = PT_PAGE}}, 1, "fuzzed");
+    pt_format(p->world->index, p->world->locks,
+              &(pt_geometry){FRAME, PLACE_FRAMES, PLACE_ENTRIES, SPACES, {.events = PT_PAGE}}, 1, "fuzzed");
     world_name_spaces(p->world);
 }
 

@@ -12,7 +12,9 @@ static place here;
 
 static void interfere(void) { damage(&here, choose_area(&here)); }
 
-static act *const reads[] = {engine_match, engine_match, engine_match_groups, engine_repin, engine_copy, engine_release};
+static act *const reads[] = {
+    engine_match, engine_match, engine_match_groups, engine_repin, engine_copy, engine_release,
+};
 #define READS (sizeof reads / sizeof *reads)
 
 /* Expects no pins. No pin has changed since the engines set it, so the bits are what the engines know them to be. */
@@ -51,8 +53,8 @@ static void damage_some(place *p)
     clear_bits(p);
 }
 
-/* Matches while bytes change. The counts of pins are private to the engine, so damage cannot change them; it can change the
- * bits in the words. */
+/* Matches while bytes change. The counts of pins are private to the engine, so damage cannot change them;
+ * it can change the bits in the words. */
 static void match_while_it_changes(place *p)
 {
     uint32_t seen[PROMPT], count, engine;
@@ -80,8 +82,10 @@ static void divert_a_chain(place *p)
     if (!pins->count)
         return;
     pt_entry *e = &v->entries[pins->entries[choose(&p->choices, pins->count)]];
-    uint32_t to = choose_one_in(&p->choices, 2) ? (uint32_t)choose_odd(&p->choices) : choose(&p->choices, 2 * PLACE_FRAMES);
-    *(choose_one_in(&p->choices, 2) && e->first_frame < PLACE_FRAMES ? &v->frames[e->first_frame].next : &e->first_frame) = to;
+    uint32_t to = choose_one_in(&p->choices, 2) ? (uint32_t)choose_odd(&p->choices)
+                                                : choose(&p->choices, 2 * PLACE_FRAMES);
+    *(choose_one_in(&p->choices, 2) && e->first_frame < PLACE_FRAMES ? &v->frames[e->first_frame].next
+                                                                     : &e->first_frame) = to;
     engine_copy(p);
 }
 

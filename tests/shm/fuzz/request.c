@@ -1,5 +1,5 @@
-/* request.c - the bytes of a peer's reservation, which the daemon reads in C before its Python code decodes what is left to it.
- * What is accepted lies inside the message, and has a response of the size that was planned for it. */
+/* request.c - the bytes of a peer's reservation, which the daemon reads in C before its Python code decodes what is
+ * left to it. What is accepted lies inside the message, and has a response of the size that was planned for it. */
 #include "place.h"
 
 #include "daemon/reserve_message.h"
@@ -42,7 +42,8 @@ static void respond(const pt_reserve_message *m)
     free(response);
 }
 
-/* Reads a message in memory of exactly its size. Most have the right length: changes of their other bytes are read then. */
+/* Reads a message in memory of exactly its size. Most have the right length: changes
+ * of their other bytes are read then. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     pt_reserve_message m;

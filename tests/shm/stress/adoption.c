@@ -1,6 +1,6 @@
-/* adoption.c - adoptions of segments that no crash leaves: segments with damaged bytes, and keys that fit the dictionary in
- * one order but not in another. Nothing outside the segments is accessed (ASan, and guard pages), everything is sound
- * afterwards, and every page whose own bytes were not damaged is still there. */
+/* adoption.c - adoptions of segments that no crash leaves: segments with damaged bytes, and keys that fit the
+ * dictionary in one order but not in another. Nothing outside the segments is accessed (ASan, and guard pages),
+ * everything is sound afterwards, and every page whose own bytes were not damaged is still there. */
 #include "client.h"
 
 #define MANY 64u /* entries, frames */
@@ -60,7 +60,8 @@ static void damage(trial *t, void *area, size_t bytes)
     for (uint32_t n = rng_below(&t->random, 6); n; n--) {
         size_t length = rng_one_in(&t->random, 4) ? 4 + rng_below(&t->random, 28) : 1;
         size_t at = rng_below(&t->random, (uint32_t)(bytes - length));
-        uint8_t with = (uint8_t)(rng_one_in(&t->random, 2) ? -(int)rng_below(&t->random, 2) : (int)rng_next(&t->random));
+        uint8_t with = (uint8_t)(rng_one_in(&t->random, 2) ? -(int)rng_below(&t->random, 2)
+                                                           : (int)rng_next(&t->random));
         memset((uint8_t *)area + at, with, length);
     }
 }
@@ -110,7 +111,8 @@ static void remember(const pt_view *v, record *r)
 
 static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
 {
-    if (memcmp(&r->entries[entry], &v->entries[entry], sizeof(pt_entry)) || r->words[entry] != atomic_load(&v->locks[entry].word))
+    if (memcmp(&r->entries[entry], &v->entries[entry], sizeof(pt_entry)) ||
+        r->words[entry] != atomic_load(&v->locks[entry].word))
         return false;
     if (r->checksums[entry] != atomic_load(&v->locks[entry].checksum))
         return false;
@@ -120,8 +122,8 @@ static bool is_whole(const pt_view *v, const record *r, uint32_t entry)
     return pt_state_of(r->words[entry]) == PT_READABLE;
 }
 
-/* Expects that a page which is still served is the same page: the same key, and the same frames in the same order. An entry
- * that lost its checksum is accepted. */
+/* Expects that a page which is still served is the same page: the same key, and the same frames in the same order. An
+ * entry that lost its checksum is accepted. */
 static void expect_same(const pt_view *v, const record *r, uint32_t entry)
 {
     const pt_entry *is = &v->entries[entry], *was = &r->entries[entry];
@@ -160,8 +162,8 @@ static void damage_and_adopt(trial *t)
 
 /* ---- adoption in another order ---- */
 
-/* 56 keys of one home fill its window. After them come as many keys of a second home, in the window's last bucket, as fit.
- * An adoption adds these first, and then some of the 56 find no room. */
+/* 56 keys of one home fill its window. After them come as many keys of a second home, in the window's last bucket, as
+ * fit. An adoption adds these first, and then some of the 56 find no room. */
 #define FIRST (PT_WINDOW * PT_BUCKET_SLOTS)
 #define ALL (2 * FIRST - PT_BUCKET_SLOTS)
 

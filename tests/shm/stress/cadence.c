@@ -1,5 +1,5 @@
-/* cadence.c - the policy that learns when pages return, on random prompts: no page leaves before one that is useless without
- * it, pages that no match reaches leave first, and its own memory is sound after each step. */
+/* cadence.c - the policy that learns when pages return, on random prompts: no page leaves before one that is useless
+ * without it, pages that no match reaches leave first, and its own memory is sound after each step. */
 #include "scene.h"
 
 #define PAGES 24u /* fewer than PT_CANDIDATES, so that the policy compares all leaves */
@@ -48,7 +48,8 @@ static void finish_or_abandon(trial *t, const pt_answer *a)
         finish(&t->s, a, 0);
 }
 
-/* Uses the pages of a prompt that are there, as a match does. Returns how many there are before the first missing one. */
+/* Uses the pages of a prompt that are there, as a match does. Returns how many there
+ * are before the first missing one. */
 static uint32_t use(trial *t, const int32_t *chain, uint32_t count)
 {
     uint32_t hits = 0;
@@ -133,8 +134,8 @@ static void expect_least(trial *t, const memory *before, int32_t node)
     t->orphans += before->unreachable[node];
 }
 
-/* Evicts a page. Reservations are settled first: while a page is being written, the page before it may be the only one that
- * can leave. */
+/* Evicts a page. Reservations are settled first: while a page is being written, the page before
+ * it may be the only one that can leave. */
 static void evict(trial *t)
 {
     settle(&t->s, later(&t->s));
@@ -170,7 +171,8 @@ int main(int count, char **arguments)
     learn(&t);
     for (uint32_t steps = 0; steps < DETERMINED; steps++)
         step(&t);
-    run_determined(&r, "%u steps: %lu stores, %lu evicted, %lu of them unreachable", DETERMINED, t.stores, t.evicted, t.orphans);
+    run_determined(&r, "%u steps: %lu stores, %lu evicted, %lu of them unreachable", DETERMINED, t.stores, t.evicted,
+                   t.orphans);
     while (!run_over(&r))
         step(&t);
     settle(&t.s, later(&t.s));

@@ -68,7 +68,8 @@ static inline bool client_reserve(client *c, const uint32_t *ids, uint32_t count
 {
     mailbox *m = c->box;
     m->count = count;
-    m->request = (pt_request){.slot = c->session->slot, .space = page_space(ids[0]), .part = part, .parts = page_parts(ids[0])};
+    m->request =
+        (pt_request){.slot = c->session->slot, .space = page_space(ids[0]), .part = part, .parts = page_parts(ids[0])};
     m->request.expires_ns = pt_now_ns() + 300000 * (1 + rng_below(&c->random, 30));
     for (uint32_t i = 0; i < count; i++) {
         page_key(ids[i], m->keys + i * PT_KEY_BYTES);
@@ -190,8 +191,8 @@ static inline void client_take_over(client *c, prompt *p)
 
 /* ---- writing ---- */
 
-/* Writes a part and finishes it. Returns false if the page was doomed: by another writer of it, or because it took longer
- * than `expires_ns`. */
+/* Writes a part and finishes it. Returns false if the page was doomed: by another writer of it, or
+ * because it took longer than `expires_ns`. */
 static inline bool client_publish(client *c, uint32_t entry, uint32_t id, uint32_t part, uint64_t expires_ns)
 {
     page_write(&c->session->view, entry, id, part, c->memory);

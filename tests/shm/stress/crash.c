@@ -1,7 +1,7 @@
-/* crash.c - real processes on the same shared memory, killed at any instruction: daemons all the time, engines now and
- * then. After each death of a daemon another one adopts the segments while the engines continue. After that everything must
- * be sound, and every page that was readable must be found, with exactly its bytes. Promises must hold for all engines all
- * the time. */
+/* crash.c - real processes on the same shared memory, killed at any instruction: daemons all the time, engines
+ * now and then. After each death of a daemon another one adopts the segments while the engines continue. After
+ * that everything must be sound, and every page that was readable must be found, with exactly its bytes. Promises
+ * must hold for all engines all the time. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -69,8 +69,8 @@ static void engine_start(supervisor *s, uint32_t i)
     session_end(&session);
 }
 
-/* The life of a daemon from its start, which is an adoption too, to its death. It stores pages itself, so these are half
- * written when it dies. */
+/* The life of a daemon from its start, which is an adoption too, to its death. It stores pages itself, so
+ * these are half written when it dies. */
 _Noreturn static void daemon_life(supervisor *s, uint64_t alive)
 {
     pt_session ghost;
@@ -135,8 +135,8 @@ static bool holds_nothing(const void *context, uint64_t serial)
     return false;
 }
 
-/* Ends the requests that the dead daemon did not respond to. Their clients have no grants: what was granted to them belongs
- * to the lost response. */
+/* Ends the requests that the dead daemon did not respond to. Their clients have no grants: what was granted
+ * to them belongs to the lost response. */
 static void end_lost_requests(supervisor *s, pt_owner *o)
 {
     for (uint32_t i = 0; i < ENGINES; i++) {
@@ -208,7 +208,10 @@ static void daemon_round(supervisor *s)
 
 static void finish(supervisor *s)
 {
-    service last = {.world = s->world, .owner = world_adopt(s->world, engines_alive(s)), .random = s->random, .tiers = NEW_TIERS};
+    service last = {.world = s->world,
+                    .owner = world_adopt(s->world, engines_alive(s)),
+                    .random = s->random,
+                    .tiers = NEW_TIERS};
     uint32_t living = ENGINES;
     last.ghost = (client){.world = s->world, .session = &s->session, .random = s->random};
     atomic_store(&s->world->stop, true);
@@ -252,8 +255,8 @@ int main(int count, char **arguments)
     uint64_t matches = 0;
     for (uint32_t i = 0; i < ENGINES; i++)
         matches += s.clients[i].did.matches;
-    run_end(&r, "%lu daemons and %lu engines killed, %lu pages survived, %lu matches,", s.daemons, s.dead_engines, s.survived,
-            matches);
+    run_end(&r, "%lu daemons and %lu engines killed, %lu pages survived, %lu matches,", s.daemons, s.dead_engines,
+            s.survived, matches);
     session_end(&s.session);
     return 0;
 }

@@ -1,4 +1,5 @@
-/* daemon.h - the daemon's loop: it responds, evicts, flushes, reaps, is replaced by a new daemon, and checks its structures. */
+/* daemon.h - the daemon's loop: it responds, evicts, flushes, reaps, is replaced by a new
+ * daemon, and checks its structures. */
 #pragma once
 
 #include "client.h"
@@ -6,7 +7,8 @@
 
 #define SLOW (sizeof BUILT_WITH == sizeof "tsan" ? 4 : 1) /* TSan slows down everything else by this factor */
 #define CHECK_EVERY_NS (SLOW * 2000000ull)
-#define ADOPT_EVERY_NS (SLOW * 1500000ull) /* for every second adoption; the ones between take longer, as a disk needs time */
+/* for every second adoption; the ones between take longer, as a disk needs time */
+#define ADOPT_EVERY_NS (SLOW * 1500000ull)
 
 typedef struct {
     world *world;
@@ -29,7 +31,8 @@ static inline uint32_t attach_new(pt_owner *o, world *w)
     return slot;
 }
 
-/* Draws quotas, and the eviction policy of a new daemon: LRU, or the one that learns, which may choose before it has learned. */
+/* Draws quotas, and the eviction policy of a new daemon: LRU, or the one that learns, which
+ * may choose before it has learned. */
 static inline void service_draw_policy(service *s)
 {
     if (rng_one_in(&s->random, 2))
@@ -119,7 +122,11 @@ static inline void service_churn(service *s)
 {
     uint32_t id = page_with_parts(&s->random, 1);
     uint64_t now = pt_now_ns();
-    pt_request r = {.slot = s->ghost.session->slot, .space = page_space(id), .parts = 1, .now = now, .expires_ns = now + 1000000};
+    pt_request r = {.slot = s->ghost.session->slot,
+                    .space = page_space(id),
+                    .parts = 1,
+                    .now = now,
+                    .expires_ns = now + 1000000};
     uint8_t key[PT_KEY_BYTES];
     page_key(id, key);
     pt_answer a = reserve_page(&s->owner, &r, key, page_size(id));

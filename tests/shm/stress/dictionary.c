@@ -1,5 +1,6 @@
-/* dictionary.c - the writer's side of the dictionary against a model: random keys are added and dropped around a few homes,
- * until windows overflow. After each step every key is where it should be, and as near to its home as possible. */
+/* dictionary.c - the writer's side of the dictionary against a model: random keys are added and
+ * dropped around a few homes, until windows overflow. After each step every key is where it should be,
+ * and as near to its home as possible. */
 #include "world.h"
 
 #define KEYS 200u

@@ -153,7 +153,8 @@ DISK_CASE(no_page_leaves_for_one_that_does_not_fit, 8, 8, 4, PT_WRITE_EVICTED)
     end_order(s, a.entry, PT_WRITE_DONE);
     end_order(s, b.entry, PT_WRITE_DONE);
     store_in(s, 0, "c", 2 * FRAME);
-    EXPECT(order(s, 1, entries) == 0 && dropped(s, "") && on_disk_frames(s) == 4); /* without a, too little of its minimum is left */
+    /* without a, too little of its minimum is left */
+    EXPECT(order(s, 1, entries) == 0 && dropped(s, "") && on_disk_frames(s) == 4);
 }
 
 /* ---- the order of eviction ---- */
@@ -194,7 +195,8 @@ DISK_CASE(a_page_of_the_fleet_is_stored_by_the_fleets_worker, 8, 8, 8, PT_WRITE_
     store(s, "a");
     fetch_all(s, "abcd", &located, a);
     EXPECT(a[0].outcome == PT_PRESENT && a[1].outcome == PT_GRANTED_TO_FLEET && a[2].outcome == PT_ABSENT);
-    EXPECT(a[3].outcome == PT_ABSENT && located.reader.granted == 2 && used(s) == 3); /* useless without the one before */
+    /* useless without the one before */
+    EXPECT(a[3].outcome == PT_ABSENT && located.reader.granted == 2 && used(s) == 3);
     EXPECT(s->owner.view.entries[a[1].entry].writers[0] == s->other.slot && !in_memory(s, "b"));
     fetch_all(s, "b", &located, a + 2);
     EXPECT(a[2].outcome == PT_PENDING && ask(s, &s->one, "b", 2 * FRAME - 1, 0, 1).outcome == PT_PENDING);
@@ -245,7 +247,8 @@ DISK_CASE(a_page_on_disk_is_not_read_from_the_fleet, 8, 4, 4, PT_WRITE_EVICTED)
     store_written(s, "a");
     EXPECT(evict(s));
     fetch_all(s, "a", &located, &a);
-    EXPECT(a.outcome == PT_GRANTED && s->owner.view.entries[a.entry].writers[0] == s->one.slot && located.reader.granted == 0);
+    EXPECT(a.outcome == PT_GRANTED && s->owner.view.entries[a.entry].writers[0] == s->one.slot &&
+           located.reader.granted == 0);
     pt_reap(&s->owner, s->one.slot, later(s));
 }
 
@@ -272,7 +275,8 @@ DISK_CASE(pages_on_disk_are_evicted_for_their_entries, 3, 8, 8, PT_WRITE_EVICTED
     EXPECT(ask(s, &s->one, "d", FRAME, 0, 1).outcome == PT_GRANTED && dropped(s, "a"));
     EXPECT(state_of(s, b.entry) == PT_READABLE && state_of(s, c.entry) == PT_READABLE);
     EXPECT(ask(s, &s->one, "e", FRAME, 0, 1).outcome == PT_GRANTED);
-    EXPECT(dropped(s, "b") && nowhere(s, "b") && on_disk_frames(s) == 1); /* from both tiers: c keeps its copy on disk */
+    /* from both tiers: c keeps its copy on disk */
+    EXPECT(dropped(s, "b") && nowhere(s, "b") && on_disk_frames(s) == 1);
     pt_reap(&s->owner, s->one.slot, later(s));
 }
 

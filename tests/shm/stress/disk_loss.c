@@ -7,7 +7,8 @@ DISK_CASE(no_entry_is_freed_while_a_reader_has_it_pinned, 2, 4, 4, PT_WRITE_EVIC
 {
     pt_answer a = store_written(s, "a");
     EXPECT(evict(s) && pt_try(&s->other, a.entry) == PT_ON_DISK);
-    EXPECT(flush(s, PT_TIER_DISK).kept == 1 && !pt_disk_evict_one(&s->owner, s->owner.disk.devices, PT_NO_NEED, later(s)) && dropped(s, ""));
+    EXPECT(flush(s, PT_TIER_DISK).kept == 1 &&
+           !pt_disk_evict_one(&s->owner, s->owner.disk.devices, PT_NO_NEED, later(s)) && dropped(s, ""));
     pt_disk_close(&s->owner, 0, later(s));
     expect_sound(&s->owner, "after the disk went");
     EXPECT(state_of(s, a.entry) == PT_DOOMED && nowhere(s, "a"));

@@ -36,7 +36,10 @@ static inline bool report_on(scene *s, uint8_t device, const char *name, uint64_
     return taken;
 }
 
-static inline bool report(scene *s, const char *name, uint64_t size, uint64_t tick) { return report_on(s, 0, name, size, tick); }
+static inline bool report(scene *s, const char *name, uint64_t size, uint64_t tick)
+{
+    return report_on(s, 0, name, size, tick);
+}
 
 static inline void damaged(scene *s, const char *name)
 {

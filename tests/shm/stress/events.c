@@ -1,6 +1,6 @@
-/* events.c - two readers of the ring of events follow a daemon that stores, writes, evicts, flushes and dies. The ring has
- * fewer places than a round has events, so that readers miss some. After each round the daemon rests, and what each reader
- * believes of each page must be true. */
+/* events.c - two readers of the ring of events follow a daemon that stores, writes, evicts, flushes and dies. The ring
+ * has fewer places than a round has events, so that readers miss some. After each round the daemon rests, and what each
+ * reader believes of each page must be true. */
 #include "client/event_reader.h"
 #include "world.h"
 
@@ -78,7 +78,11 @@ static void store_one(pt_owner *o, rng *r, uint32_t slot)
 {
     uint32_t id = 1 + rng_below(r, IDS);
     uint8_t key[PT_KEY_BYTES];
-    pt_request request = {.slot = slot, .space = page_space(id), .parts = 1, .now = pt_now_ns(), .expires_ns = UINT64_MAX};
+    pt_request request = {.slot = slot,
+                          .space = page_space(id),
+                          .parts = 1,
+                          .now = pt_now_ns(),
+                          .expires_ns = UINT64_MAX};
     page_key(id, key);
     pt_answer a = reserve_page(o, &request, key, page_size(id));
     if (a.outcome == PT_GRANTED && !rng_one_in(r, 8))
@@ -175,9 +179,9 @@ static bool all_reached(const reader *readers, uint64_t round)
     return true;
 }
 
-/* Rests until all readers know everything. Their slots may have been taken from them, and then nothing is recorded before the
- * daemon serves them. What it records for one of them another one reads, although that one had nothing to read before: so a
- * second round follows, in which nothing is recorded. */
+/* Rests until all readers know everything. Their slots may have been taken from them, and then nothing is recorded
+ * before the daemon serves them. What it records for one of them another one reads, although that one had nothing to
+ * read before: so a second round follows, in which nothing is recorded. */
 static void rest(reader *readers, pt_owner *o)
 {
     pt_settle_all(o, pt_now_ns());

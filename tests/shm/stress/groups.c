@@ -1,5 +1,6 @@
-/* groups.c - matches over groups of random shapes, against a plain search over all hits: the length of the hit, what stays
- * pinned and how often, what is stamped. A page is in memory, on disk or nowhere, and looked up once in a match. */
+/* groups.c - matches over groups of random shapes, against a plain search over all hits: the length
+ * of the hit, what stays pinned and how often, what is stamped. A page is in memory, on disk or
+ * nowhere, and looked up once in a match. */
 #include "disk_scene.h"
 #include "client/match_groups.h"
 
@@ -137,7 +138,8 @@ static void expect_pin(const asked *a, uint32_t page, bool pinned)
                        a->serials[page] == s.other.view.entries[entry].serial));
 }
 
-/* Expects stamps on the pages that the hit needs, with or without the disk; groups that need all their pages may have more. */
+/* Expects stamps on the pages that the hit needs, with or without the disk; groups that
+ * need all their pages may have more. */
 static void expect_tick(inquiry *q, const asked *a, uint32_t page, bool used)
 {
     const pt_group *g = &a->group;
@@ -163,7 +165,8 @@ static void expect_group(inquiry *q, const asked *a, const pt_agreed *agreed)
 static void expect_nothing_pinned(void)
 {
     for (uint32_t entry = 0; entry < 2 * POOL; entry++)
-        EXPECT(!s.other.frames && !s.other.own_pins[entry].pins && !(atomic_load(&s.other.view.locks[entry].word) & PT_PINS));
+        EXPECT(!s.other.frames && !s.other.own_pins[entry].pins &&
+               !(atomic_load(&s.other.view.locks[entry].word) & PT_PINS));
 }
 
 static bool try(rng *r)
@@ -178,7 +181,8 @@ static bool try(rng *r)
         groups[i] = q.groups[i].group;
     pt_match_groups(&s.other, groups, q.count, &agreed);
     if (agreed.tokens != longest(&q, POOL) || agreed.reach != longest(&q, 0))
-        finding("%lu tokens with a reach of %lu instead of %lu and %lu", agreed.tokens, agreed.reach, longest(&q, POOL), longest(&q, 0));
+        finding("%lu tokens with a reach of %lu instead of %lu and %lu", agreed.tokens, agreed.reach, longest(&q, POOL),
+                longest(&q, 0));
     for (uint32_t i = 0; i < q.count; i++) {
         q.groups[i].group = groups[i];
         expect_group(&q, &q.groups[i], &agreed);

@@ -1,5 +1,6 @@
-/* hits.c - how much the policy that learns hits, on small loads with a clock of their own: one that changes, one that it misjudges
- * at first, and conversations. The same is done in each run, so a part of the policy that is missing costs hits. */
+/* hits.c - how much the policy that learns hits, on small loads with a clock of their own: one that
+ * changes, one that it misjudges at first, and conversations. The same is done in each run, so a part of
+ * the policy that is missing costs hits. */
 #include "scene.h"
 
 enum { LONGEST = 64, SEEDS = 3 }; /* pages of a prompt; caches of which each load has the mean */
@@ -96,8 +97,8 @@ static void serve_hinted(cache *c, uint32_t first, enum pt_hint returning, enum 
     }
 }
 
-/* First those with one hint return, and then those with the other one, which is learned from the stores in between. LRU would hit
- * nothing. */
+/* First those with one hint return, and then those with the other one, which is learned from the
+ * stores in between. LRU would hit nothing. */
 static double changed_load(cache *c)
 {
     serve_hinted(c, 0, PT_HINT_OVER, PT_HINT_LATER);
@@ -106,8 +107,8 @@ static double changed_load(cache *c)
     return share(c);
 }
 
-/* Prompts that nearly fill the memory return in turn, and others never do. Then these return soon: LRU would hit half of the
- * pages. The policy leaves them out until it has learned, and the guard does not wait for that. */
+/* Prompts that nearly fill the memory return in turn, and others never do. Then these return soon: LRU would hit half
+ * of the pages. The policy leaves them out until it has learned, and the guard does not wait for that. */
 static double misjudged_load(cache *c)
 {
     for (uint32_t turn = 0; turn < 100; turn++) {

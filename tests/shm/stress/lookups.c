@@ -118,7 +118,8 @@ DISK_CASE(pages_that_the_disk_evicted_are_known, 16, 8, 2, PT_WRITE_EVICTED)
     chain a = chain_of("a");
     uint32_t entry = pt_entry_of(&s->owner, a.keys);
     pt_put_on_disk(&s->owner, entry, 1);
-    EXPECT(pt_flush_page(&s->owner, entry, PT_TIER_MEMORY, later(s)) && pt_disk_evict_one(&s->owner, &s->owner.disk.devices[0], PT_NO_NEED, later(s)));
+    EXPECT(pt_flush_page(&s->owner, entry, PT_TIER_MEMORY, later(s)) &&
+           pt_disk_evict_one(&s->owner, &s->owner.disk.devices[0], PT_NO_NEED, later(s)));
     serve(s, "a");
     EXPECT(near(absent(s, PT_EVICTED_FROM_DISK), 1));
 }
@@ -196,7 +197,8 @@ CASE(damaged_keys_do_no_harm_to_the_next_daemon, 8, 8)
         pt_curve *c = s->owner.lookups->order.curve;
         c->keys = 1 + rng_below(&random, 500);
         for (uint32_t key = 0; key < c->keys; key++)
-            c->sampled[key] = (pt_sampled){rng_next(&random) >> 1, rng_below(&random, 600), (uint16_t)rng_next(&random), 0, 1};
+            c->sampled[key] = (pt_sampled){rng_next(&random) >> 1, rng_below(&random, 600), (uint16_t)rng_next(&random),
+                                           0, 1};
         pt_owner_end(&s->owner);
         s->owner = world_adopt(s->world, 3);
         serve(s, "abc");

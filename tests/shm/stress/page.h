@@ -1,8 +1,9 @@
 /* page.h - the properties of a page as functions of its id: key, size, parts, namespace and all bytes.
  *
- * The keys are difficult ones. The pages of a cluster have one home, so that most are displaced and move all the time (the
- * first cluster lies around the end of the table). They have only five tags, so that readers often pin and compare the
- * wrong page. Yet no window overflows, in whatever order keys come. (dictionary.c tests dictionaries that overflow.) */
+ * The keys are difficult ones. The pages of a cluster have one home, so that most are displaced and move
+ * all the time (the first cluster lies around the end of the table). They have only five tags, so that
+ * readers often pin and compare the wrong page. Yet no window overflows, in whatever order keys come.
+ * (dictionary.c tests dictionaries that overflow.) */
 #pragma once
 
 #include "report.h"
@@ -42,10 +43,16 @@ static inline uint32_t page_parts(uint32_t id) { return id >= KEPT_BASE ? 1 : 1 
 static inline uint32_t page_space(uint32_t id) { return page_chance(id, 6) % SPACES; }
 
 /* Draws a page with so many parts from the common ones. */
-static inline uint32_t page_with_parts(rng *r, uint32_t parts) { return 3 * (1 + rng_below(r, IDS / 3 - 1)) + parts - 1; }
+static inline uint32_t page_with_parts(rng *r, uint32_t parts)
+{
+    return 3 * (1 + rng_below(r, IDS / 3 - 1)) + parts - 1;
+}
 
 /* Returns where a part's bytes begin; they end where the next part's begin. */
-static inline uint64_t page_part_at(uint32_t id, uint32_t part) { return page_size(id) / 8 * part / page_parts(id) * 8; }
+static inline uint64_t page_part_at(uint32_t id, uint32_t part)
+{
+    return page_size(id) / 8 * part / page_parts(id) * 8;
+}
 
 /* Each word names its page and its position, so that foreign bytes can be identified. */
 static inline uint64_t page_word(uint32_t id, uint64_t at) { return (uint64_t)id << 32 | at; }
@@ -63,8 +70,8 @@ static inline void page_expect(const uint8_t *memory, uint32_t id, uint64_t byte
     for (uint64_t at = 0, word; at < bytes; at += 8) {
         memcpy(&word, memory + at, 8);
         if (word != page_word(id, at))
-            finding("page %u, byte %lu: contains byte %lu of page %lu", id, (unsigned long)at, (unsigned long)(word & 0xffffffff),
-                    (unsigned long)(word >> 32));
+            finding("page %u, byte %lu: contains byte %lu of page %lu", id, (unsigned long)at,
+                    (unsigned long)(word & 0xffffffff), (unsigned long)(word >> 32));
     }
 }
 
@@ -79,7 +86,8 @@ static inline void page_verify(const pt_view *v, uint32_t entry, uint32_t id, ui
 }
 
 /* Writes granted bytes: first bytes that belong to no page, so that a client that reads too early sees them. */
-static inline void page_write_range(const pt_view *v, uint32_t entry, uint32_t id, uint64_t from, uint64_t to, uint8_t *memory)
+static inline void page_write_range(const pt_view *v, uint32_t entry, uint32_t id, uint64_t from, uint64_t to,
+                                    uint8_t *memory)
 {
     pt_job job = {entry, memory + from, from, to - from};
     memset(memory + from, 0xee, to - from);

@@ -1,4 +1,5 @@
-/* page_lifecycle.c - the life of a page, step by step: every case that the stress test meets by chance, once on purpose. */
+/* page_lifecycle.c - the life of a page, step by step: every case that the stress test
+ * meets by chance, once on purpose. */
 #include "scene.h"
 
 /* ---- storing one page ---- */

@@ -12,12 +12,16 @@ typedef struct {
     rng random;
     uint64_t steps, granted, refused, written;
     uint64_t before[PT_TENANTS], on_disk[PT_TENANTS]; /* frames before a step */
-    bool busy; /* a page on disk is being stored or read: it cannot leave, and a tenant's own pages may have left for nothing */
+    /* a page on disk is being stored or read: it cannot leave, and a tenant's own pages may have left for nothing */
+    bool busy;
 } trial;
 
 static pt_owner *owner(trial *t) { return &t->s.owner; }
 
-static uint64_t least_of(trial *t, uint32_t tenant) { return pt_least_frames(owner(t)->tenants.quotas[tenant].memory, owner(t)->view.frame_count); }
+static uint64_t least_of(trial *t, uint32_t tenant)
+{
+    return pt_least_frames(owner(t)->tenants.quotas[tenant].memory, owner(t)->view.frame_count);
+}
 static uint64_t on_device(trial *t, uint32_t tenant) { return pt_frames_on(owner(t)->disk.devices, tenant); }
 
 static bool disk_is_busy(trial *t)
@@ -47,22 +51,26 @@ static void expect_minimums(trial *t, uint32_t own, const char *when)
     expect_sound(owner(t), when);
     for (uint32_t tenant = 0; tenant < o->tenants.count; tenant++) {
         uint64_t now = o->tenants.frames[tenant], least = least_of(t, tenant);
-        uint64_t disk = on_device(t, tenant), least_there = pt_least_frames(o->tenants.quotas[tenant].disk, o->disk.devices->frames);
+        uint64_t disk = on_device(t, tenant);
+        uint64_t least_there = pt_least_frames(o->tenants.quotas[tenant].disk, o->disk.devices->frames);
         if (tenant != own && now < t->before[tenant] && now < least)
-            finding("%s: tenant %u lost pages and has %lu frames of at least %lu", when, tenant, (unsigned long)now, (unsigned long)least);
+            finding("%s: tenant %u lost pages and has %lu frames of at least %lu", when, tenant, (unsigned long)now,
+                    (unsigned long)least);
         if (tenant != own && !t->busy && disk < t->on_disk[tenant] && disk < least_there)
-            finding("%s: tenant %u lost pages on disk and has %lu frames of at least %lu", when, tenant, (unsigned long)disk, (unsigned long)least_there);
+            finding("%s: tenant %u lost pages on disk and has %lu frames of at least %lu", when, tenant,
+                    (unsigned long)disk, (unsigned long)least_there);
     }
 }
 
-/* Returns whether a page could leave for a tenant, by what quotas promise: its own, or, below its maximum, one of another tenant that
- * keeps its minimum without any one page. */
+/* Returns whether a page could leave for a tenant, by what quotas promise: its own, or, below its maximum, one of
+ * another tenant that keeps its minimum without any one page. */
 static bool could_leave(trial *t, uint32_t entry, uint32_t tenant, uint32_t frames, uint64_t now)
 {
     const pt_owner *o = owner(t);
     uint32_t of = pt_tenant_of(o, entry);
     bool full = o->tenants.frames[tenant] + frames > o->tenants.most[tenant];
-    if (!pt_list_of(o, entry) || atomic_load(&o->view.locks[entry].word) & PT_PINS || atomic_load(&o->view.locks[entry].tick) >= now)
+    if (!pt_list_of(o, entry) || atomic_load(&o->view.locks[entry].word) & PT_PINS ||
+        atomic_load(&o->view.locks[entry].tick) >= now)
         return false;
     return of == tenant || (!full && o->tenants.frames[of] >= least_of(t, of) + LARGEST);
 }
@@ -71,7 +79,8 @@ static void expect_refused_rightly(trial *t, uint32_t tenant, uint32_t frames, u
 {
     for (uint32_t entry = 0; entry < owner(t)->view.entry_count; entry++)
         if (could_leave(t, entry, tenant, frames, now))
-            finding("a page of tenant %u was refused while entry %u of tenant %u could leave", tenant, entry, pt_tenant_of(owner(t), entry));
+            finding("a page of tenant %u was refused while entry %u of tenant %u could leave", tenant, entry,
+                    pt_tenant_of(owner(t), entry));
 }
 
 static void draw_key(trial *t, uint32_t *space, uint8_t *key)
@@ -158,7 +167,8 @@ static void write_one(trial *t)
     expect_minimums(t, tenant, "after an order");
     uint64_t most = pt_most_frames(o->tenants.quotas[tenant].disk, o->disk.devices->frames);
     if (on_device(t, tenant) > most && on_device(t, tenant) > t->on_disk[tenant])
-        finding("tenant %u has %lu frames on disk, of at most %lu", tenant, (unsigned long)on_device(t, tenant), (unsigned long)most);
+        finding("tenant %u has %lu frames on disk, of at most %lu", tenant, (unsigned long)on_device(t, tenant),
+                (unsigned long)most);
     pt_end_write(o, entry, rng_one_in(&t->random, 8) ? PT_WRITE_AGAIN : PT_WRITE_DONE, now, 0);
     o->disk.devices->drop_count = 0;
     t->written++;
@@ -267,7 +277,8 @@ static void step(trial *t)
         change(t);
 }
 
-/* A tenant has a page on disk that alone is more than its maximum; what would be left without it is less than its minimum. */
+/* A tenant has a page on disk that alone is more than its maximum; what would be left
+ * without it is less than its minimum. */
 static void keep_a_large_page(void)
 {
     scene s = scene_new(64, 40);
@@ -285,8 +296,8 @@ static void keep_a_large_page(void)
     scene_end(&s);
 }
 
-/* Two tenants have exactly their minimum of a full disk. What one of them writes displaces its own page, though that of the other
- * is colder. */
+/* Two tenants have exactly their minimum of a full disk. What one of them writes displaces its own
+ * page, though that of the other is colder. */
 static void keep_the_minimum_on_disk(void)
 {
     scene s = scene_new(64, 40);
@@ -326,8 +337,10 @@ int main(int count, char **arguments)
         scene_end(&t.s);
         all.steps += 3000, all.granted += t.granted, all.refused += t.refused, all.written += t.written;
         if (seed == r.seed)
-            run_determined(&r, "%lu steps: %lu pages granted, %lu refused, %lu written", all.steps, all.granted, all.refused, all.written);
+            run_determined(&r, "%lu steps: %lu pages granted, %lu refused, %lu written", all.steps, all.granted,
+                           all.refused, all.written);
     }
-    run_end(&r, "%lu steps, %lu pages granted, %lu refused, %lu written,", all.steps, all.granted, all.refused, all.written);
+    run_end(&r, "%lu steps, %lu pages granted, %lu refused, %lu written,", all.steps, all.granted, all.refused,
+            all.written);
     return 0;
 }

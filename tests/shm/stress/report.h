@@ -51,8 +51,8 @@ __attribute__((format(printf, 2, 3))) static inline void run_end(const run *r, c
     printf(" no findings\n");
 }
 
-/* Says what the seed alone determines: of a number of steps, not of a time, in one thread, without the clock. The lock of
- * a proof keeps it, so it must be the same on every machine and with every compiler. */
+/* Says what the seed alone determines: of a number of steps, not of a time, in one thread, without the clock. The lock
+ * of a proof keeps it, so it must be the same on every machine and with every compiler. */
 __attribute__((format(printf, 2, 3))) static inline void run_determined(const run *r, const char *format, ...)
 {
     va_list arguments;

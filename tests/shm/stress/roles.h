@@ -1,4 +1,5 @@
-/* roles.h - what the clients of a stress test do all the time: reader, writer, fetcher, keeper. Each step releases everything. */
+/* roles.h - what the clients of a stress test do all the time: reader, writer, fetcher,
+ * keeper. Each step releases everything. */
 #pragma once
 
 #include "grouping.h"
@@ -29,7 +30,8 @@ static inline prompt reader_prompt(client *c)
 
 static inline void reader_match(client *c, prompt *p)
 {
-    static void (*const ways[])(client *, prompt *) = {client_match, client_match, client_match_windowed, client_match_snapshots};
+    static void (*const ways[])(client *, prompt *) = {client_match, client_match, client_match_windowed,
+                                                       client_match_snapshots};
     *p = reader_prompt(c);
     client_locate(c, p);
     ways[rng_below(&c->random, 4)](c, p);

@@ -58,7 +58,8 @@ static inline pt_request request(scene *s, const pt_session *session)
     return (pt_request){.slot = session->slot, .parts = 1, .now = later(s), .expires_ns = s->now + TTL};
 }
 
-static inline pt_answer ask(scene *s, const pt_session *session, const char *name, uint64_t size, uint32_t part, uint32_t parts)
+static inline pt_answer ask(scene *s, const pt_session *session, const char *name, uint64_t size, uint32_t part,
+                            uint32_t parts)
 {
     pt_request r = request(s, session);
     uint8_t key[PT_KEY_BYTES];
@@ -102,12 +103,15 @@ static inline pt_answer store(scene *s, const char *name)
 }
 
 /* Returns whether a session can pin a page that was stored before. */
-static inline bool repin(pt_session *session, const pt_answer *a) { return pt_repin(session, &a->entry, &a->serial, 1); }
+static inline bool repin(pt_session *session, const pt_answer *a)
+{
+    return pt_repin(session, &a->entry, &a->serial, 1);
+}
 
 static inline uint64_t used(const scene *s) { return s->owner.view.header->used_frames; }
 
-/* ---- test cases: CASE(name, entries, frames) or DISK_CASE(name, entries, frames, frames on disk, rule), and the steps with
- * the scene `s` that was made for them ---- */
+/* ---- test cases: CASE(name, entries, frames) or DISK_CASE(name, entries, frames, frames on disk, rule), and the steps
+ * with the scene `s` that was made for them ---- */
 
 typedef struct {
     void (*steps)(scene *);
@@ -120,9 +124,12 @@ static scene_case cases[32];
 static uint32_t case_count;
 
 #define CASE(name, entries, frames) DISK_CASE(name, entries, frames, 0, PT_WRITE_EVICTED)
-#define DISK_CASE(name, ...) \
-    static void name(scene *s); \
-    __attribute__((constructor)) static void add_##name(void) { cases[case_count++] = (scene_case){name, __VA_ARGS__}; } \
+#define DISK_CASE(name, ...)                                   \
+    static void name(scene *s);                                \
+    __attribute__((constructor)) static void add_##name(void)  \
+    {                                                          \
+        cases[case_count++] = (scene_case){name, __VA_ARGS__}; \
+    }                                                          \
     static void name(scene *s)
 
 static inline void run_case(const scene_case *c)

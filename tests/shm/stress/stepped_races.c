@@ -4,9 +4,9 @@
 #include "scene.h"
 #include "stepping.h"
 
-/* A walk pauses after one of so many instructions, and the seed selects which. All walks together pause after each of them;
- * few are enough to meet a race of several instructions, so each walk visits all races. ASan multiplies the instructions, so
- * its build walks once. */
+/* A walk pauses after one of so many instructions, and the seed selects which. All walks together pause after each of
+ * them; few are enough to meet a race of several instructions, so each walk visits all races. ASan multiplies the
+ * instructions, so its build walks once. */
 #define EVERY 16u
 #ifdef __SANITIZE_ADDRESS__
 #define WALKS 1u
@@ -75,8 +75,8 @@ static void was_found(trial *n)
     pt_release(&n->s.other, &n->page.entry, 1);
 }
 
-/* ---- a search pauses during an adoption, until the next daemon has died while it cleared the dictionary that the search
- * scans ---- */
+/* ---- a search pauses during an adoption, until the next daemon has died while it cleared the
+ * dictionary that the search scans ---- */
 
 static void a_page_in_the_old_dictionary(trial *n)
 {
@@ -173,7 +173,8 @@ static void was_located_or_evicted(trial *n)
     EXPECT(n->tiers == PT_TIER_MEMORY || (n->evicted && !n->tiers));
 }
 
-/* ---- a session pauses while it locates a page whose entry was another page, and becomes this one while it is written ---- */
+/* ---- a session pauses while it locates a page whose entry was another page, and becomes
+ * this one while it is written ---- */
 
 static void a_page_with_the_entry_of_another(trial *n)
 {

@@ -1,6 +1,6 @@
-/* stepping.h - stops a function after a number of its instructions and runs another one during the pause, by the trap flag
- * of x86-64, which raises a signal after each instruction. Instructions are counted, not timed: the same number is the same
- * place. */
+/* stepping.h - stops a function after a number of its instructions and runs another one during the pause, by
+ * the trap flag of x86-64, which raises a signal after each instruction. Instructions are counted, not
+ * timed: the same number is the same place. */
 #pragma once
 
 #include <signal.h>
@@ -38,9 +38,9 @@ static void after_an_instruction(int signal, siginfo_t *info, void *context)
     stepped.intruder(stepped.given);
 }
 
-/* Runs `victim`, and after so many of its instructions all of `intruder`. Returns false if `victim` ended before that: then
- * `intruder` did not run. The caller guarantees that `intruder` waits for no lock that `victim` takes, including that of
- * malloc. */
+/* Runs `victim`, and after so many of its instructions all of `intruder`. Returns false if `victim` ended
+ * before that: then `intruder` did not run. The caller guarantees that `intruder` waits for no lock that
+ * `victim` takes, including that of malloc. */
 static inline bool run_with_pause(uint64_t instructions, void (*victim)(void *), void (*intruder)(void *), void *given)
 {
     struct sigaction action = {.sa_sigaction = after_an_instruction, .sa_flags = SA_SIGINFO};

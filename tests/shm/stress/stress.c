@@ -1,4 +1,5 @@
-/* stress.c - the lock-free paths in one process, with threads in place of processes, so that a sanitizer sees everything. */
+/* stress.c - the lock-free paths in one process, with threads in place of processes, so
+ * that a sanitizer sees everything. */
 #include "daemon.h"
 #include "pauses.h"
 #include "roles.h"
@@ -71,7 +72,8 @@ int main(int count, char **arguments)
     run r = run_begin("stress", count, arguments);
     world *w = world_new(r.seed, ENTRIES, FRAMES);
     service s = {.world = w, .owner = world_adopt(w, 0), .random = rng_stream(r.seed, 1000), .tiers = NEW_TIERS};
-    pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()}; /* the daemon's thread is stopped most often */
+    /* the daemon's thread is stopped most often */
+    pthread_t threads[CAST + 3] = {[CAST] = pthread_self(), pthread_self(), pthread_self()};
     pauser p = {0};
     begin(&s, threads);
     pauser_begin(&p, threads, CAST + 3, rng_stream(r.seed, 1001));
@@ -83,7 +85,10 @@ int main(int count, char **arguments)
     pauser_end(&p);
     pt_daemon_counts counters = s.owner.view.header->counters;
     tally all = end(&s, threads);
-    run_end(&r, "%lu matches, %lu pages, %lu stored, %lu fetched, %lu lost, %lu evicted, %lu written to disk, %lu deaths, %lu adoptions,",
-            all.matches, all.pages, all.stored, all.fetched, all.lost, counters.evicted, s.tiers[0].written + s.tiers[1].written, all.deaths, s.adoptions);
+    run_end(&r,
+            "%lu matches, %lu pages, %lu stored, %lu fetched, %lu lost, %lu evicted, %lu written to disk, %lu deaths, "
+            "%lu adoptions,",
+            all.matches, all.pages, all.stored, all.fetched, all.lost, counters.evicted,
+            s.tiers[0].written + s.tiers[1].written, all.deaths, s.adoptions);
     return 0;
 }

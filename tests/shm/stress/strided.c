@@ -28,7 +28,10 @@ typedef struct {
     uint8_t *cache, *cache_then, *arena_then;
 } trial;
 
-static uint32_t one_of(trial *x, const uint32_t *values, uint32_t count) { return values[rng_below(&x->random, count)]; }
+static uint32_t one_of(trial *x, const uint32_t *values, uint32_t count)
+{
+    return values[rng_below(&x->random, count)];
+}
 #define ONE_OF(x, ...) one_of(x, (uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4)
 
 /* The numbers below count in random order. */
@@ -94,7 +97,8 @@ static bool make_blocks(trial *x)
     return true;
 }
 
-/* The planes in the cache: dimensions in any order, gaps between them, sometimes the blocks from the last to the first. */
+/* The planes in the cache: dimensions in any order, gaps between them, sometimes the
+ * blocks from the last to the first. */
 static void make_cache(trial *x, uint32_t heads, uint32_t width)
 {
     uint32_t order[DIMENSIONS];
@@ -112,7 +116,8 @@ static void make_cache(trial *x, uint32_t heads, uint32_t width)
     bool backwards = rng_one_in(&x->random, 8);
     for (int64_t i = 0; i < x->t.plane_count; i++) {
         pt_plane *p = &x->planes[i];
-        p->base = (int64_t)(uintptr_t)x->cache + i * strides[PLANE] + (backwards ? (x->cache_blocks - 1) * strides[BLOCK] : 0);
+        p->base = (int64_t)(uintptr_t)x->cache + i * strides[PLANE] +
+                  (backwards ? (x->cache_blocks - 1) * strides[BLOCK] : 0);
         p->block = backwards ? -strides[BLOCK] : strides[BLOCK];
         p->token = strides[TOKEN];
         p->head = strides[HEAD];
@@ -211,7 +216,8 @@ static void expect_transfer(trial *x, enum pt_direction way)
     transfer_then(x, way);
     pt_transfer_run(&x->t, way, rng_below(&x->random, 5));
     if (pt_transfer_bytes(&x->t) != x->copied - before)
-        finding("%s: %lu bytes instead of %lu", name, (unsigned long)pt_transfer_bytes(&x->t), (unsigned long)(x->copied - before));
+        finding("%s: %lu bytes instead of %lu", name, (unsigned long)pt_transfer_bytes(&x->t),
+                (unsigned long)(x->copied - before));
     if (memcmp(x->t.arena, x->arena_then, x->arena_bytes) != 0)
         finding("%s: the arena differs", name);
     if (memcmp(x->cache, x->cache_then, x->cache_bytes) != 0)
@@ -231,18 +237,20 @@ static void overwrite_cache(trial *x)
     memcpy(x->cache_then, x->cache, x->cache_bytes);
 }
 
-/* Makes one number wrong, of those that lead to bytes that the validation knows. Tables that it accepts must stay within
- * those bytes. */
+/* Makes one number wrong, of those that lead to bytes that the validation knows. Tables that it
+ * accepts must stay within those bytes. */
 static void spoil(trial *x)
 {
-    static const int64_t numbers[] = {-1, 0, 1, 2, 4, 15, 17, 100, 5000, INT32_MAX, INT64_MAX, INT64_MIN, INT64_MAX / 2, -100};
+    static const int64_t numbers[] =
+        {-1, 0, 1, 2, 4, 15, 17, 100, 5000, INT32_MAX, INT64_MAX, INT64_MIN, INT64_MAX / 2, -100};
     pt_tokens *page = &x->pages[rng_below(&x->random, (uint32_t)x->t.page_count)];
     pt_plane *plane = &x->planes[rng_below(&x->random, (uint32_t)x->t.plane_count)];
     int64_t *places[] = {&page->position, &page->first, &page->end, &plane->at, &plane->page_head};
     int64_t *place = places[rng_below(&x->random, 5)], number = numbers[rng_below(&x->random, 14)];
     *place = rng_one_in(&x->random, 2) ? number : (int64_t)((uint64_t)*place + (uint64_t)number);
     if (rng_one_in(&x->random, 8))
-        x->frames[rng_below(&x->random, (uint32_t)x->t.frame_count)] = (uint32_t)(x->t.frame_count + (uint64_t)number % 3);
+        x->frames[rng_below(&x->random, (uint32_t)x->t.frame_count)] = (uint32_t)(x->t.frame_count +
+                                                                                  (uint64_t)number % 3);
 }
 
 static bool harmless(trial *x)

@@ -1,6 +1,6 @@
-/* tier.h - a simulated device of the disk tier: it stores for each page whether it has it. A page's bytes follow from its id, so the
- * client that reads the page makes them. It writes late, or not at all; it closes with all writes that were commanded, and
- * opens with other pages.
+/* tier.h - a simulated device of the disk tier: it stores for each page whether it has it. A page's bytes follow from
+ * its id, so the client that reads the page makes them. It writes late, or not at all; it closes with all writes that
+ * were commanded, and opens with other pages.
  *
  * The pages that are on disk according to the index and the pages of the tier must be the same after the drops were
  * taken. */
@@ -50,7 +50,8 @@ static inline void tier_expect_same(tier *t, pt_owner *o)
     tier_take_drops(t, o);
     for (uint32_t entry = 0; entry < o->view.entry_count; entry++) {
         pt_entry *e = &o->view.entries[entry];
-        if (pt_tiers(e) & PT_TIER_DISK && pt_device_of(o, entry) == device_of(t, o) && t->bytes[number_of(page_id(e->key))] != e->size)
+        if (pt_tiers(e) & PT_TIER_DISK && pt_device_of(o, entry) == device_of(t, o) &&
+            t->bytes[number_of(page_id(e->key))] != e->size)
             finding("page %u is on disk according to the index, and is not there", page_id(e->key));
     }
     for (uint32_t n = 0; n < PAGES; n++)
@@ -109,7 +110,8 @@ static inline void tier_close(tier *t, pt_owner *o)
     expect_sound(o, "after the disk went");
 }
 
-/* Shrinks the tier. A page that is being read or written cannot be evicted at once: a tier without room for it closes. */
+/* Shrinks the tier. A page that is being read or written cannot be evicted at once:
+ * a tier without room for it closes. */
 static inline void tier_shrink(tier *t, pt_owner *o, rng *r)
 {
     const pt_device *d = device_of(t, o);
@@ -174,8 +176,8 @@ static inline void tier_end_any_order(const tier *t, pt_owner *o, rng *r)
 
 /* ---- reading ---- */
 
-/* Expects that the granted pages of this device are there. (A response that came too late may have been doomed by the next one
- * already, and its copy dropped.) */
+/* Expects that the granted pages of this device are there. (A response that came too late may have been doomed by the
+ * next one already, and its copy dropped.) */
 static inline void tier_expect_granted(tier *t, pt_owner *o, const pt_answer *answers, uint32_t count)
 {
     tier_take_drops(t, o);

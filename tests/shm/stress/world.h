@@ -1,5 +1,5 @@
-/* world.h - the segments, and what the processes of a test share: mailboxes and promises. Nothing here depends on whether
- * the "processes" are threads or real ones: everything is shared memory at the same address. */
+/* world.h - the segments, and what the processes of a test share: mailboxes and promises. Nothing here depends on
+ * whether the "processes" are threads or real ones: everything is shared memory at the same address. */
 #pragma once
 
 #include <sys/mman.h>
@@ -72,7 +72,10 @@ static inline void *shared_memory(uint64_t bytes)
     return memory + PT_PAGE;
 }
 
-static inline void shared_memory_end(void *memory, uint64_t bytes) { munmap((uint8_t *)memory - PT_PAGE, bytes + 2 * PT_PAGE); }
+static inline void shared_memory_end(void *memory, uint64_t bytes)
+{
+    munmap((uint8_t *)memory - PT_PAGE, bytes + 2 * PT_PAGE);
+}
 
 static inline pt_view world_view(const world *w) { return pt_view_of(w->index, w->locks, w->arena); }
 
@@ -124,7 +127,8 @@ static inline void world_draw_quotas(pt_owner *o, rng *r)
     pt_quota quotas[SPACES] = {PT_NO_QUOTA};
     uint8_t tenants[SPACES];
     for (uint32_t s = 0; s < SPACES; s++) {
-        double least = (double)rng_below(r, 5) / 10, most = least + (double)rng_below(r, 7) / 10, disk = (double)rng_below(r, 5) / 10;
+        double least = (double)rng_below(r, 5) / 10, most = least + (double)rng_below(r, 7) / 10;
+        double disk = (double)rng_below(r, 5) / 10;
         tenants[s] = (uint8_t)s;
         if (s)
             quotas[s] = (pt_quota){{least, most < 0.95 ? most + 0.05 : 1}, {disk, rng_one_in(r, 2) ? 1 : disk + 0.05}};
@@ -176,8 +180,8 @@ static inline void expect_all_returned(pt_owner *o)
     expect_sound(o, "at the end");
     pt_flushed flushed = pt_flush(o, PT_NONE, PT_TIER_MEMORY | PT_TIER_DISK, pt_now_ns());
     expect_sound(o, "after the flush");
-    if (flushed.kept || h->pages || h->bytes || h->used_frames || h->free_frames != h->frames || h->free_entries != h->entries ||
-        h->disk_pages || h->disk_used_frames || listed(o))
+    if (flushed.kept || h->pages || h->bytes || h->used_frames || h->free_frames != h->frames ||
+        h->free_entries != h->entries || h->disk_pages || h->disk_used_frames || listed(o))
         finding("after the flush: %u pages kept, %lu pages, %lu bytes, %lu frames used, %u entries free", flushed.kept,
                 (unsigned long)h->pages, (unsigned long)h->bytes, (unsigned long)h->used_frames, h->free_entries);
 }

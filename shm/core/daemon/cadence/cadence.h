@@ -1,16 +1,16 @@
 /* cadence.h - an eviction policy that learns when pages return.
  *
- * Pages form trees: each knows the page before it in its prompt and how many of those after it are in memory. Only a leaf is
- * evicted, so no page leaves before one that is useless without it. The victim is the leaf with the lowest index
- * (return_times.h) of a few that are drawn at random, and of the newest prompt's own. Nothing is kept sorted: ticks are
- * read at that moment, so readers send no message.
+ * Pages form trees: each knows the page before it in its prompt and how many of those after it are in memory. Only a
+ * leaf is evicted, so no page leaves before one that is useless without it. The victim is the leaf with the lowest
+ * index (return_times.h) of a few that are drawn at random, and of the newest prompt's own. Nothing is kept sorted:
+ * ticks are read at that moment, so readers send no message.
  *
- * It learns from stores: a page of a store's chain that a reader has used since the last one has returned. What was learned
- * of a page stays for a while after it left (departed.h). Where least recently used would hit more, it steps back
- * (shadow_lru.h); before the memory was full once, too.
+ * It learns from stores: a page of a store's chain that a reader has used since the last one has returned. What was
+ * learned of a page stays for a while after it left (departed.h). Where least recently used would hit more, it steps
+ * back (shadow_lru.h); before the memory was full once, too.
  *
- * What is known of each page lies in the index (history.h), and so does what was learned (saved_returns.h): a new daemon
- * only derives the leaves. The rest is private: the guard, and what is remembered of pages that left. */
+ * What is known of each page lies in the index (history.h), and so does what was learned (saved_returns.h): a new
+ * daemon only derives the leaves. The rest is private: the guard, and what is remembered of pages that left. */
 #pragma once
 
 #include "../../common/dict.h"
@@ -23,7 +23,8 @@
 #define PT_CANDIDATES 32u
 #define PT_RUN 16u /* pages of one prompt that leave after one draw */
 #define PT_CUT 8u /* pages that are left out together */
-#define PT_SLICES 64u /* the time at risk of one slice of all pages is added up at once, so that no request waits long */
+/* the time at risk of one slice of all pages is added up at once, so that no request waits long */
+#define PT_SLICES 64u
 #define PT_DEPARTED_SAMPLE 8u /* of the sets of departed pages, one of so many adds up */
 
 typedef pt_history pt_cadence_page;
@@ -44,10 +45,12 @@ typedef struct {
     uint32_t climb; /* steps up the trees that the present request may still take */
     uint32_t newest; /* the last page of the newest prompt */
     uint32_t orphans; /* pages in memory that no match reaches */
-    uint32_t run, run_life; /* the page before the last one that was evicted, if both were used alike, and its life then */
+    /* the page before the last one that was evicted, if both were used alike, and its life then */
+    uint32_t run, run_life;
     uint32_t run_left; /* how many more of them may leave without a draw */
     uint64_t stored, next_slice; /* pages */
-    int64_t untold; /* pages stored in this round by clients that do not say which page is before which, less all others */
+    /* pages stored in this round by clients that do not say which page is before which, less all others */
+    int64_t untold;
     uint32_t slice, full_pages; /* full_pages: in memory when it was full; 0: it was not */
     uint32_t swept[PT_SLICES]; /* the moments when the slices were added up last */
     uint32_t began, round_ended; /* moments of the first store and of the last round's end */
@@ -88,7 +91,12 @@ static inline pt_cadence *pt_cadence_create(const pt_view *v, uint64_t seed, uin
     uint32_t entries = v->entry_count;
     if (!c)
         return NULL;
-    *c = (pt_cadence){.entries = entries, .locks = v->locks, .seed = seed, .random = seed | 1, .newest = PT_NONE, .run = PT_NONE};
+    *c = (pt_cadence){.entries = entries,
+                      .locks = v->locks,
+                      .seed = seed,
+                      .random = seed | 1,
+                      .newest = PT_NONE,
+                      .run = PT_NONE};
     pt_returns_begin(&c->returns);
     c->pages = v->histories;
     c->saved = (pt_learned *)v->learned;

@@ -1,7 +1,7 @@
 /* departed.h - what is remembered of pages that left: enough to know them when they return, and to learn that they did.
  *
- * A table of sets with four records each. A new record replaces the one in its set that was seen least recently. Two keys
- * differ by 32 bits of a hash: a mistake costs a wrong guess about one page. */
+ * A table of sets with four records each. A new record replaces the one in its set that was seen least recently. Two
+ * keys differ by 32 bits of a hash: a mistake costs a wrong guess about one page. */
 #pragma once
 
 #include <stdbool.h>
@@ -54,7 +54,8 @@ static inline pt_departed_page *pt_departed_find(const pt_departed *d, uint64_t 
 
 static inline void pt_departed_put(pt_departed *d, uint64_t hash, pt_departed_page page)
 {
-    pt_departed_page *set = &d->pages[(size_t)pt_departed_set(d, hash) * PT_DEPARTED_WAYS], *to = pt_departed_find(d, hash);
+    pt_departed_page *set = &d->pages[(size_t)pt_departed_set(d, hash) * PT_DEPARTED_WAYS];
+    pt_departed_page *to = pt_departed_find(d, hash);
     for (uint32_t i = to ? PT_DEPARTED_WAYS : 0; i < PT_DEPARTED_WAYS; i++)
         to = !to || set[i].seen < to->seen ? &set[i] : to;
     *to = page;

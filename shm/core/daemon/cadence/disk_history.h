@@ -1,7 +1,8 @@
-/* disk_history.h - what is known of a page's uses, as its record on disk keeps it: what it was when the page was written.
+/* disk_history.h - what is known of a page's uses, as its record on disk keeps it: what it was when the page was
+ * written.
  *
- * The bytes may be damaged on disk: numbers are limited, and a link to the page before goes through the same check as that of
- * a store. */
+ * The bytes may be damaged on disk: numbers are limited, and a link to the page before goes
+ * through the same check as that of a store. */
 #pragma once
 
 #include "victim.h"
@@ -27,8 +28,10 @@ static inline pt_disk_history pt_describe_history(const pt_view *v, uint32_t ent
     return kept;
 }
 
-/* Gives a page that the disk reports what was known of it, unless more is known by now. It was last used `age_ns` ago. */
-static inline void pt_restore_history(pt_owner *o, uint32_t entry, const pt_disk_history *kept, uint64_t age_ns, uint64_t now)
+/* Gives a page that the disk reports what was known of it, unless more is known by
+ * now. It was last used `age_ns` ago. */
+static inline void pt_restore_history(pt_owner *o, uint32_t entry, const pt_disk_history *kept, uint64_t age_ns,
+                                      uint64_t now)
 {
     pt_history *h = &o->view.histories[entry];
     h->depth = h->depth ? h->depth : kept->depth & PT_MOST_DEPTH;

@@ -1,4 +1,5 @@
-/* hints.h - what engines and operators say of pages: hints move pages in the order of eviction, keeps put them at its end. */
+/* hints.h - what engines and operators say of pages: hints move pages in the order of
+ * eviction, keeps put them at its end. */
 #pragma once
 
 #include "../evict.h"
@@ -55,8 +56,8 @@ static inline uint32_t pt_keep_for(pt_owner *o, uint32_t uid, uint64_t ends_ns, 
     return pt_keep_begin(k, uid, ends_ns);
 }
 
-/* Makes room for `frames` more frames of a keep. Returns false if the limit does not allow them: then the others that could
- * end keep less than its user. */
+/* Makes room for `frames` more frames of a keep. Returns false if the limit does not allow them: then the others
+ * that could end keep less than its user. */
 static inline bool pt_keep_room(pt_kept *k, uint32_t number, uint32_t frames, uint64_t limit, uint64_t now)
 {
     while (pt_kept_frames(k, now) + frames > limit) {
@@ -104,7 +105,8 @@ static inline uint32_t pt_entry_wanted(const pt_owner *o, const pt_keep_request 
 }
 
 /* Keeps the pages that are in memory, head first. Returns how many of them are kept. */
-static inline uint32_t pt_keep_pages(pt_owner *o, const pt_keep_request *r, const uint8_t *keys, uint32_t count, uint64_t now)
+static inline uint32_t pt_keep_pages(pt_owner *o, const pt_keep_request *r, const uint8_t *keys, uint32_t count,
+                                     uint64_t now)
 {
     uint32_t kept = 0, number = o->cadence && count ? pt_keep_for(o, r->uid, r->ends_ns, now) : 0;
     for (uint32_t i = 0; number && i < count; i++) {
@@ -115,7 +117,8 @@ static inline uint32_t pt_keep_pages(pt_owner *o, const pt_keep_request *r, cons
 }
 
 /* Ends the keep of pages that a user keeps. Returns how many of the pages exist and are not kept now. */
-static inline uint32_t pt_unkeep_pages(pt_owner *o, const pt_keep_request *r, const uint8_t *keys, uint32_t count, uint64_t now)
+static inline uint32_t pt_unkeep_pages(pt_owner *o, const pt_keep_request *r, const uint8_t *keys, uint32_t count,
+                                       uint64_t now)
 {
     uint32_t found = 0;
     for (uint32_t i = 0; o->cadence && i < count; i++) {

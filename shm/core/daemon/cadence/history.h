@@ -49,8 +49,8 @@ static inline void pt_history_accept_link(const pt_view *v, uint32_t entry)
         h->parent = PT_NONE;
 }
 
-/* Cuts the links by which a page would come before itself: such pages would never be leaves. `seen` has room for one number per
- * entry, all 0. */
+/* Cuts the links by which a page would come before itself: such pages would never be leaves. `seen` has
+ * room for one number per entry, all 0. */
 static inline void pt_history_cut_circles(const pt_view *v, uint32_t *seen)
 {
     for (uint32_t start = 0; start < v->entry_count; start++) {
@@ -62,7 +62,8 @@ static inline void pt_history_cut_circles(const pt_view *v, uint32_t *seen)
     }
 }
 
-/* Accepts what an earlier daemon left of the pages that were adopted. `seen` has room for one number per entry, all 0. */
+/* Accepts what an earlier daemon left of the pages that were adopted. `seen` has
+ * room for one number per entry, all 0. */
 static inline void pt_histories_adopt(const pt_view *v, uint32_t *seen, uint64_t now)
 {
     for (uint32_t entry = 0; entry < v->entry_count; entry++)

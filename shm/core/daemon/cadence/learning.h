@@ -5,7 +5,10 @@
 
 /* ---- the time at risk of pages that did not return, slice by slice ---- */
 
-static inline uint32_t pt_slice_start(uint32_t slice, uint32_t count) { return (uint32_t)((uint64_t)slice * count / PT_SLICES); }
+static inline uint32_t pt_slice_start(uint32_t slice, uint32_t count)
+{
+    return (uint32_t)((uint64_t)slice * count / PT_SLICES);
+}
 static inline uint32_t pt_slice_of(uint32_t at, uint32_t count) { return (uint32_t)((uint64_t)at * PT_SLICES / count); }
 
 /* Adds the time since the page was seen, or since its slice was added up, if that was later. */
@@ -42,16 +45,16 @@ static inline void pt_sweep_departed(pt_cadence *c, uint32_t slice, uint32_t now
         }
 }
 
-/* Returns how many pages are stored while all pages are added up once: a quarter of the full memory, but not so few that a
- * large index, most of it on disk, costs more than 16 entries for each. */
+/* Returns how many pages are stored while all pages are added up once: a quarter of the full memory, but not so few
+ * that a large index, most of it on disk, costs more than 16 entries for each. */
 static inline uint32_t pt_pages_a_round(const pt_cadence *c)
 {
     uint32_t pages = c->full_pages / 4 > c->entries / 16 ? c->full_pages / 4 : c->entries / 16;
     return pages > 256 ? pages : 256;
 }
 
-/* Uses count at once, the time at risk only when the slice is added up: at the greatest ages, which pages reached in the
- * last two rounds only, uses would seem more likely than they are. */
+/* Uses count at once, the time at risk only when the slice is added up: at the greatest ages, which pages reached in
+ * the last two rounds only, uses would seem more likely than they are. */
 static inline void pt_note_round(pt_cadence *c, uint32_t now)
 {
     uint32_t last = c->round_ended ? c->round_ended : c->began;
@@ -60,8 +63,8 @@ static inline void pt_note_round(pt_cadence *c, uint32_t now)
     c->round_ended = now;
 }
 
-/* A round of stores is over: the index follows. Where the clients do not say which page is before which, the policy cannot know
- * which pages are leaves, and the order is LRU's until most stores of a round say so. */
+/* A round of stores is over: the index follows. Where the clients do not say which page is before which, the policy
+ * cannot know which pages are leaves, and the order is LRU's until most stores of a round say so. */
 static inline void pt_end_round(pt_cadence *c, uint32_t now)
 {
     pt_note_round(c, now);
@@ -153,7 +156,8 @@ static inline void pt_cadence_missed(pt_cadence *c, uint64_t hash, uint64_t now)
 }
 
 /* Gives a new entry what is known of its page. */
-static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page, uint8_t lasts)
+static inline void pt_cadence_become(pt_cadence *c, uint32_t entry, uint64_t hash, const pt_departed_page *page,
+                                     uint8_t lasts)
 {
     pt_cadence_page *p = &c->pages[entry];
     pt_departed_page *known = pt_departed_find(&c->departed, hash);

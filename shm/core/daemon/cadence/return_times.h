@@ -1,16 +1,17 @@
-/* return_times.h - when pages return: for each class of pages, how likely a use is at each age, learned from what happened.
+/* return_times.h - when pages return: for each class of pages, how likely a use is at each age, learned from what
+ * happened.
  *
- * A class is how quickly the page returned so far (its cadence), how often it was used, how many pages its request appended,
- * and what an engine said of its session (a hint). Ages are in seconds, in bins of half an octave. For each class and bin the
- * table has the uses and the time that pages were at risk of a use; their ratio is the hazard. From the hazards it derives
- * the Gittins index: the best rate of uses per second of memory that a page of this class and age still promises (Gittins
- * 1979; Aalto, Ayesta and Righter 2009). The page with the lowest index leaves first.
+ * A class is how quickly the page returned so far (its cadence), how often it was used, how many pages its request
+ * appended, and what an engine said of its session (a hint). Ages are in seconds, in bins of half an octave. For each
+ * class and bin the table has the uses and the time that pages were at risk of a use; their ratio is the hazard. From
+ * the hazards it derives the Gittins index: the best rate of uses per second of memory that a page of this class and
+ * age still promises (Gittins 1979; Aalto, Ayesta and Righter 2009). The page with the lowest index leaves first.
  *
  * Few observations are shrunk towards the whole: all pages, then those with the same hint, then their cadence, then the
- * product of the factors for uses and growth, then the class. So a hint counts as far as it was right before. Bins far below
- * the usual gap are one bin, so that a burst of requests at one moment does not look like a high rate. As the cadence and
- * that limit are relative to the usual gap, a faster or slower load has the same classes and the same order. Ages that no
- * page has had for long count as never observed. */
+ * product of the factors for uses and growth, then the class. So a hint counts as far as it was right before. Bins far
+ * below the usual gap are one bin, so that a burst of requests at one moment does not look like a high rate. As the
+ * cadence and that limit are relative to the usual gap, a faster or slower load has the same classes and the same
+ * order. Ages that no page has had for long count as never observed. */
 #pragma once
 
 #include <math.h>
@@ -77,8 +78,8 @@ static inline int pt_age_bin(float age)
     return bin < PT_AGES ? bin : PT_AGES - 1;
 }
 
-/* Adds a gap to the average of all. Gaps too short to be measured do not count, so that a faster load has the same average
- * on a shorter scale. */
+/* Adds a gap to the average of all. Gaps too short to be measured do not count, so that a faster load has
+ * the same average on a shorter scale. */
 static inline void pt_note_gap(pt_returns *t, float gap)
 {
     int bin = pt_age_bin(gap);
@@ -98,7 +99,8 @@ static inline uint8_t pt_cadence_after(const pt_returns *t, uint8_t old, float g
     return (uint8_t)(old ? (old + bin + 1) / 2 : bin);
 }
 
-static inline uint16_t pt_class_of(const pt_returns *t, uint8_t cadence, uint8_t uses, uint8_t growth, enum pt_hint hint)
+static inline uint16_t pt_class_of(const pt_returns *t, uint8_t cadence, uint8_t uses, uint8_t growth,
+                                   enum pt_hint hint)
 {
     int step = cadence ? (int)floorf(((float)cadence - t->usual) / 2 + 2) : 0;
     step = !cadence ? 0 : step < 1 ? 1 : step < PT_CADENCES ? step : PT_CADENCES - 1;
@@ -267,8 +269,8 @@ static inline void pt_hazards_of_groups(const pt_returns *t, pt_estimate *e)
 typedef int pt_part_of_class(int class);
 
 /* Fits one row of factors to the observations while the other row stays. */
-static inline void pt_fit(const pt_estimate *e, double *factors, int count, pt_part_of_class *mine, const double *others,
-                          pt_part_of_class *theirs)
+static inline void pt_fit(const pt_estimate *e, double *factors, int count, pt_part_of_class *mine,
+                          const double *others, pt_part_of_class *theirs)
 {
     double seen[3] = {0}, predicted[3] = {0};
     for (int class = 0; class < PT_CLASSES; class++) {
@@ -293,8 +295,8 @@ static inline void pt_fit_factors(const pt_returns *t, pt_estimate *e)
     }
 }
 
-/* Stores the Gittins index of each bin: the largest ratio of the probability of a use to the expected time in memory, over
- * all times until which the page could be kept. */
+/* Stores the Gittins index of each bin: the largest ratio of the probability of a use to the expected time in memory,
+ * over all times until which the page could be kept. */
 static inline void pt_gittins(const pt_returns *t, const double *hazard, int first, float *index)
 {
     double use[PT_AGES], held[PT_AGES];
@@ -325,8 +327,8 @@ static inline void pt_index_of_unknown_hints(pt_returns *t)
             memcpy(t->index[hint * PT_HINTED_CLASSES], t->index[0], PT_HINTED_CLASSES * sizeof t->index[0]);
 }
 
-/* Derives the index from what was observed, and lets old observations fade. Takes about a third of a millisecond, and as
- * much again for each hint in use. */
+/* Derives the index from what was observed, and lets old observations fade. Takes about a third of a millisecond,
+ * and as much again for each hint in use. */
 static inline void pt_returns_update(pt_returns *t)
 {
     int first = (int)(t->usual + 0.5f) - PT_LEVELLED;
@@ -340,7 +342,8 @@ static inline void pt_returns_update(pt_returns *t)
         double factor = e.by_count[pt_count_of_class(class)] * e.by_growth[pt_growth_of_class(class)];
         double scale = (e.observed[class] + PT_TRUST_FACTOR) / (e.expected[class] * factor + PT_TRUST_FACTOR) * factor;
         double hazard[PT_AGES];
-        pt_shrink(t->uses[class], t->risk[class], e.groups[pt_group_of_class(class)].hazard, scale, e.first, e.last, hazard);
+        pt_shrink(t->uses[class], t->risk[class], e.groups[pt_group_of_class(class)].hazard, scale, e.first, e.last,
+                  hazard);
         pt_gittins(t, hazard, e.first, t->index[class]);
         for (int bin = 0; bin < PT_AGES; bin++) {
             t->uses[class][bin] *= PT_DECAY;

@@ -1,8 +1,8 @@
-/* saved_returns.h - what was learned of all pages, saved in the index after each round, so that a new daemon need not learn
- * it again.
+/* saved_returns.h - what was learned of all pages, saved in the index after each round, so that
+ * a new daemon need not learn it again.
  *
- * The record has a checksum, as a daemon may die while it writes. A build with other tables does not know the layout and
- * learns again. */
+ * The record has a checksum, as a daemon may die while it writes. A build with other tables does
+ * not know the layout and learns again. */
 #pragma once
 
 #include "../../common/entry_checksum.h"

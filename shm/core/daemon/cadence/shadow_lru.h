@@ -1,7 +1,7 @@
 /* shadow_lru.h - what least recently used would have hit: an LRU over an eighth of the keys at an eighth of the size.
  *
- * It compares its own hits with those of the cache, on the same keys. While LRU leads, the cache follows LRU; after a while
- * it tries again, with doubled patience each time. */
+ * It compares its own hits with those of the cache, on the same keys. While LRU leads, the cache follows LRU; after a
+ * while it tries again, with doubled patience each time. */
 #pragma once
 
 #include <math.h>

@@ -59,8 +59,8 @@ static inline void pt_link_at(pt_cadence *c, uint32_t entry, const pt_place *pla
         pt_cadence_link(c, entry, place->parent);
 }
 
-/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it: that is no use of
- * it, so its place in the order of LRU moves with its tick, unless it was used before. */
+/* Finds the page before a prompt. It stays while room is made for the prompt, which is useless without it: that is no
+ * use of it, so its place in the order of LRU moves with its tick, unless it was used before. */
 static inline void pt_find_parent(pt_owner *o, const pt_request *r, pt_prompt *prompt, uint32_t count)
 {
     uint32_t parent = r->chain_kind == PT_CHAIN_PROMPT && prompt->parent ? pt_entry_of(o, prompt->parent) : PT_NONE;
@@ -87,7 +87,8 @@ static inline uint32_t pt_depth_of(const pt_owner *o, const pt_prompt *prompt)
     return prompt->depth ? prompt->depth : depth ? depth + 1 : 0;
 }
 
-/* Returns the place of a prompt when its pages are stored: the page before it may be of an earlier prompt of the batch. */
+/* Returns the place of a prompt when its pages are stored: the page before it may be
+ * of an earlier prompt of the batch. */
 static inline pt_place pt_place_of(const pt_owner *o, const pt_request *r, const pt_prompt *prompt)
 {
     pt_place place = prompt->place;
@@ -110,7 +111,8 @@ static inline void pt_note_depth(pt_owner *o, uint32_t entry, pt_place *place)
 
 /* Learns from the pages of a prompt that exist, before they are stamped, and finds the place of the first one. Only the
  * first part of a page counts: the other parts are stores of the same prompt. */
-static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *prompt, const uint8_t *keys, uint32_t count)
+static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *prompt, const uint8_t *keys,
+                                 uint32_t count)
 {
     prompt->place = (pt_place){.parent = PT_NONE};
     if (!o->cadence || r->part)
@@ -133,7 +135,8 @@ static inline void pt_note_store(pt_owner *o, const pt_request *r, pt_prompt *pr
 }
 
 /* Learns from the answer to one page, after it was stamped, and moves on to the place of the next page. */
-static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_t *key, pt_answer answer, pt_place *place)
+static inline void pt_note_answer(pt_owner *o, const pt_request *r, const uint8_t *key, pt_answer answer,
+                                  pt_place *place)
 {
     pt_cadence *c = o->cadence;
     if (!c)
@@ -168,16 +171,17 @@ static inline uint64_t pt_frames_missing(const pt_owner *o, const uint8_t *keys,
 }
 
 /* Returns what the last page of a chain would be worth if it were stored. */
-static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, const uint8_t *key, const pt_place *place)
+static inline float pt_worth_of_arrival(const pt_owner *o, const pt_request *r, const uint8_t *key,
+                                        const pt_place *place)
 {
     uint64_t hash = pt_key_hash(o->cadence, key);
     pt_departed_page page = pt_cadence_arrival(o->cadence, hash, place->cadence, place->said, r->now);
     return o->cadence->returns.index[page.class][0];
 }
 
-/* Makes room for a chain while the pages that leave are worth less than its own last page; pages at its end that are worth
- * less are left out. Returns how many pages are to be stored: all where a disk keeps what leaves, where several ranks store
- * a page, where no page may leave, and for a client that does not know this answer. */
+/* Makes room for a chain while the pages that leave are worth less than its own last page; pages at its end that are
+ * worth less are left out. Returns how many pages are to be stored: all where a disk keeps what leaves, where several
+ * ranks store a page, where no page may leave, and for a client that does not know this answer. */
 static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const uint8_t *keys, const uint64_t *sizes,
                                         uint32_t count, const pt_place *place)
 {
@@ -190,7 +194,8 @@ static inline uint32_t pt_worth_storing(pt_owner *o, const pt_request *r, const 
         float own = pt_worth_of_arrival(o, r, pt_nth_key(keys, count - 1), place);
         pt_offer other = pt_least_leaf(o, r->now, r->now);
         if (other.entry == PT_NONE)
-            return count; /* the store is compared with nothing: it gets what room can be made, and the rest is refused */
+            /* the store is compared with nothing: it gets what room can be made, and the rest is refused */
+            return count;
         while (other.entry != PT_NONE && other.worth <= own && pt_lacks_frames(o, tenant, need, most) &&
                pt_evict_offer(o, &other, r->now))
             other = pt_least_leaf(o, r->now, r->now);

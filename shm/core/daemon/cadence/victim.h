@@ -20,8 +20,8 @@ static inline float pt_worth(const pt_cadence *c, uint32_t entry, uint64_t now)
     return pt_is_orphan(c, entry) ? -1 : c->returns.index[class][pt_age_bin(age < gap ? age : gap)];
 }
 
-/* Returns whether a leaf may leave: it is evictable by its tenant's quota too, loses nothing by it, was last used before
- * `before`, is not pinned and not kept. */
+/* Returns whether a leaf may leave: it is evictable by its tenant's quota too, loses nothing by it, was last used
+ * before `before`, is not pinned and not kept. */
 static inline bool pt_may_leave(pt_owner *o, uint32_t entry, uint64_t before, uint64_t now)
 {
     return o->kind->lists(o->ready[0], entry) && pt_turn_in_memory(o, entry) <= o->tenants.latest &&
@@ -72,12 +72,14 @@ static inline void pt_offer_some(pt_owner *o, uint64_t before, uint64_t now, pt_
 static inline uint32_t pt_used_alike(const pt_cadence *c, uint32_t entry)
 {
     uint32_t before = c ? pt_parent_of(c, entry) : PT_NONE;
-    if (before == PT_NONE || c->pages[before].seen != c->pages[entry].seen || c->pages[before].class != c->pages[entry].class)
+    if (before == PT_NONE || c->pages[before].seen != c->pages[entry].seen ||
+        c->pages[before].class != c->pages[entry].class)
         return PT_NONE;
     return before;
 }
 
-/* A page was evicted. The page before it is worth the same if both were used alike, so it leaves next without a draw. */
+/* A page was evicted. The page before it is worth the same if both were used alike,
+ * so it leaves next without a draw. */
 static inline void pt_begin_run(pt_cadence *c, uint32_t before)
 {
     c->run = before;
@@ -90,15 +92,16 @@ static inline uint32_t pt_next_of_run(pt_owner *o, uint64_t before, uint64_t now
     pt_cadence *c = o->cadence;
     uint32_t entry = c->run;
     c->run = PT_NONE;
-    bool leaf = entry != PT_NONE && c->run_left && !c->orphans && c->pages[entry].life == c->run_life && c->pages[entry].place != PT_NONE;
+    bool leaf = entry != PT_NONE && c->run_left && !c->orphans && c->pages[entry].life == c->run_life &&
+                c->pages[entry].place != PT_NONE;
     if (!leaf || !pt_may_leave(o, entry, before, now))
         return PT_NONE;
     c->run_left--;
     return entry;
 }
 
-/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where most
- * leaves are kept or protected, it draws again. */
+/* Returns the leaf that is worth least, of all or of some that are drawn, and of the newest prompt's last page. Where
+ * most leaves are kept or protected, it draws again. */
 static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
 {
     pt_cadence *c = o->cadence;
@@ -110,15 +113,16 @@ static inline pt_offer pt_least_leaf(pt_owner *o, uint64_t before, uint64_t now)
     c->run_left = PT_RUN - 1;
     pt_offer_some(o, before, now, &best);
     bool again = c->kept.used || o->tenants.count > 1;
-    for (uint32_t more = again ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES; more--)
+    for (uint32_t more = again ? PT_MORE_DRAWS : 0; more && best.entry == PT_NONE && c->leaf_count > PT_CANDIDATES;
+         more--)
         pt_offer_some(o, before, now, &best);
     if (c->newest != PT_NONE && c->pages[c->newest].place != PT_NONE)
         pt_offer_leaf(o, c->newest, before, now, &best);
     return best;
 }
 
-/* Records that the memory is full: from now on it is known how many pages it holds. A tenant that has its maximum says nothing of
- * that. */
+/* Records that the memory is full: from now on it is known how many pages it holds. A tenant that
+ * has its maximum says nothing of that. */
 static inline void pt_cadence_is_full(pt_owner *o)
 {
     if (!o->cadence || o->cadence->full_pages || o->tenants.need.own_only)

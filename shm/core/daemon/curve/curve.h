@@ -1,11 +1,11 @@
 /* curve.h - how many tokens LRU would find at each size of the cache: a histogram of reuse distances, in the index.
  *
- * The reuse distance of a page is the number of frames that an LRU cache needs to have it still: those of all pages that were
- * used since its last use, and its own. So the share of tokens with a distance of at most N frames is the hit ratio of an
- * LRU cache of N frames, whatever the size of the daemon's arena.
+ * The reuse distance of a page is the number of frames that an LRU cache needs to have it still: those of all pages
+ * that were used since its last use, and its own. So the share of tokens with a distance of at most N frames is the hit
+ * ratio of an LRU cache of N frames, whatever the size of the daemon's arena.
  *
- * Everything here lies in the index and is changed in place: a daemon that dies loses nothing, and a watcher reads it without
- * a message. Only the daemon writes it. All sums fade. */
+ * Everything here lies in the index and is changed in place: a daemon that dies loses nothing, and a watcher reads it
+ * without a message. Only the daemon writes it. All sums fade. */
 #pragma once
 
 #include <math.h>
@@ -90,8 +90,9 @@ static inline double pt_curve_looked_up(const pt_curve_sums *s)
 
 /* Returns the share of tokens that an LRU cache of so many frames has. A bin at its end counts in part.
  *
- * A few keys are used by most lookups. Whether they are sampled decides how many uses are, and their distances are short. So
- * the difference between the uses that were sampled and all is taken as uses of short distance (SHARDS-adj). */
+ * A few keys are used by most lookups. Whether they are sampled decides how many uses are, and
+ * their distances are short. So the difference between the uses that were sampled and all is taken
+ * as uses of short distance (SHARDS-adj). */
 static inline double pt_curve_ratio(const pt_curve_sums *s, double frames)
 {
     double all = s->found + s->missed, within = all - pt_curve_looked_up(s);
@@ -105,9 +106,15 @@ static inline double pt_curve_ratio(const pt_curve_sums *s, double frames)
 
 #define PT_CURVE_MOMENTS 64u /* in a window; the number of a moment wraps after four windows */
 
-static inline uint8_t pt_curve_moment(uint64_t now, uint64_t window_ns) { return (uint8_t)(now / (window_ns / PT_CURVE_MOMENTS + 1)); }
+static inline uint8_t pt_curve_moment(uint64_t now, uint64_t window_ns)
+{
+    return (uint8_t)(now / (window_ns / PT_CURVE_MOMENTS + 1));
+}
 
-static inline bool pt_is_old(const pt_sampled *k, uint8_t moment) { return (uint8_t)(moment - k->used) > PT_CURVE_MOMENTS; }
+static inline bool pt_is_old(const pt_sampled *k, uint8_t moment)
+{
+    return (uint8_t)(moment - k->used) > PT_CURVE_MOMENTS;
+}
 
 static inline void pt_curve_fade_sums(pt_curve_sums *s, double by)
 {

@@ -1,18 +1,19 @@
-/* lookups.h - what processes look up, as the daemon learns it: found pages from the rings, missed pages from the stores that
- * follow.
+/* lookups.h - what processes look up, as the daemon learns it: found pages from the rings,
+ * missed pages from the stores that follow.
  *
- * A lookup's record has the sampled keys that it found, and how many pages it did not find. The daemon expects a store of as
- * many pages from the first one of them on: only these count as missed. Pages that an engine stores without having looked
- * them up, such as those of an answer, only take their place in the order of use.
+ * A lookup's record has the sampled keys that it found, and how many pages it did not find. The daemon expects a store
+ * of as many pages from the first one of them on: only these count as missed. Pages that an engine stores without
+ * having looked them up, such as those of an answer, only take their place in the order of use.
  *
- * Distances are taken before any page of the same prompt is used again, and pages are used from the tail to the head, as an
- * LRU cache that never evicts the beginning of a prompt before its end. */
+ * Distances are taken before any page of the same prompt is used again, and pages are used from the tail to the head,
+ * as an LRU cache that never evicts the beginning of a prompt before its end. */
 #pragma once
 
 #include "use_order.h"
 
 #define PT_EXPECTED 1024u /* stores that may be expected at once */
-#define PT_LOOKUPS_MINUTE (60u * 20000u) /* sampled keys in a minute, beyond which fewer are sampled: half a per cent of a core */
+/* sampled keys in a minute, beyond which fewer are sampled: half a per cent of a core */
+#define PT_LOOKUPS_MINUTE (60u * 20000u)
 #define PT_LEAST_THRESHOLD (1u << 22) /* processes that count lost records cannot lower the threshold further */
 
 typedef struct {
@@ -29,8 +30,8 @@ typedef struct {
     uint32_t minute_keys;
     pt_expected expected[PT_EXPECTED];
 } pt_lookups;
-_Static_assert(PT_CURVE_BYTES + PT_SAMPLES_BYTES + PT_PLACES * 8 + PT_SAMPLED_BUCKETS * 4 + sizeof(pt_lookups) < 4u << 20,
-               "all that lookups need is within 4 MiB");
+_Static_assert(PT_CURVE_BYTES + PT_SAMPLES_BYTES + PT_PLACES * 8 + PT_SAMPLED_BUCKETS * 4 + sizeof(pt_lookups) <
+                   4u << 20, "all that lookups need is within 4 MiB");
 
 static inline void pt_lookups_destroy(pt_lookups *l)
 {
@@ -42,8 +43,8 @@ static inline void pt_lookups_destroy(pt_lookups *l)
 
 static inline bool pt_has_curve(const pt_view *v) { return v->curve_bytes >= sizeof(pt_curve) && pt_samples_of(v); }
 
-/* Publishes which keys are sampled. The number lies in a cache line that processes read all the time, so it is written only
- * if it has changed. */
+/* Publishes which keys are sampled. The number lies in a cache line that processes read all the time, so
+ * it is written only if it has changed. */
 static inline void pt_publish_threshold(const pt_lookups *l, const pt_view *v)
 {
     uint32_t threshold = l->order.curve->threshold;
@@ -147,7 +148,8 @@ static inline uint32_t pt_take_expected(pt_lookups *l, uint64_t hash)
     return e.pages;
 }
 
-/* A page that is stored first in a request may continue what an earlier request began: it is expected after this one. */
+/* A page that is stored first in a request may continue what an earlier request
+ * began: it is expected after this one. */
 static inline uint64_t pt_after_hash(const uint8_t *key) { return ~pt_sample_hash(key); }
 
 /* ---- the rings ---- */
@@ -158,7 +160,8 @@ static inline uint64_t pt_ring_word(pt_samples *ring, uint64_t at)
 }
 
 /* Counts the pages that a lookup found. */
-static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t at, uint64_t sampled, uint64_t now)
+static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t at, uint64_t sampled,
+                                   uint64_t now)
 {
     uint32_t space = (uint32_t)(pt_ring_word(ring, at) >> 32), found = (uint32_t)pt_ring_word(ring, at + 1);
     pt_counted in = pt_counted_in(l, v, space);
@@ -179,9 +182,11 @@ static inline void pt_lookup_found(pt_lookups *l, const pt_view *v, pt_samples *
 }
 
 /* Counts one lookup. `at` is the place of its record, which has `sampled` keys. */
-static inline void pt_lookup_record(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t at, uint64_t sampled, uint64_t now)
+static inline void pt_lookup_record(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t at, uint64_t sampled,
+                                    uint64_t now)
 {
-    uint64_t space = pt_ring_word(ring, at) >> 32, pages = pt_ring_word(ring, at + 1), missed = pt_ring_word(ring, at + 2);
+    uint64_t space = pt_ring_word(ring, at) >> 32, pages = pt_ring_word(ring, at + 1);
+    uint64_t missed = pt_ring_word(ring, at + 2);
     l->order.curve->lookups++;
     l->order.curve->hit_pages += (double)(uint32_t)pages;
     l->order.curve->miss_pages += (double)(pages >> 32);
@@ -194,7 +199,8 @@ static inline void pt_lookup_record(pt_lookups *l, const pt_view *v, pt_samples 
 static inline void pt_lookups_read(pt_lookups *l, const pt_view *v, pt_samples *ring, uint64_t now)
 {
     uint64_t at = atomic_load_explicit(&ring->read, memory_order_relaxed);
-    /* Acquire: the words of every record that this number covers are visible (tests/models/orders/samples_order.pml). */
+    /* Acquire: the words of every record that this number covers are visible
+     * (tests/models/orders/samples_order.pml). */
     uint64_t end = atomic_load_explicit(&ring->written, memory_order_acquire);
     if (at == end)
         return;

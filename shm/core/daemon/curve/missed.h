@@ -3,8 +3,8 @@
 
 #include "../answers.h"
 
-/* Returns whether the page of an engine's own hash is stored under another namespace: keys_of_hashes makes a key of such a
- * hash by XOR with the namespace's digest. */
+/* Returns whether the page of an engine's own hash is stored under another namespace: keys_of_hashes makes a key of
+ * such a hash by XOR with the namespace's digest. */
 static inline bool pt_is_elsewhere(const pt_owner *o, uint32_t space, const uint8_t *key)
 {
     const pt_view *v = &o->view;
@@ -41,8 +41,8 @@ static inline void pt_count_missed(pt_owner *o, const pt_counted *in, const uint
     pt_count_distance(o->lookups, in, k);
 }
 
-/* Counts the pages of one prompt of a store that a lookup missed, and uses all its sampled pages. Called before any of them
- * is granted, for the first part of a page only: the other parts are stores of the same prompt. */
+/* Counts the pages of one prompt of a store that a lookup missed, and uses all its sampled pages. Called before any of
+ * them is granted, for the first part of a page only: the other parts are stores of the same prompt. */
 static inline void pt_note_missed(pt_owner *o, const pt_request *r, const pt_prompt *prompt, const uint8_t *keys,
                                   const uint64_t *sizes, uint32_t count)
 {

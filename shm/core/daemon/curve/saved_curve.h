@@ -1,8 +1,8 @@
-/* saved_curve.h - the curve as bytes: the disk tier keeps them while there are no segments, from a stop that releases the memory
- * to the next start.
+/* saved_curve.h - the curve as bytes: the disk tier keeps them while there are no segments, from a stop that
+ * releases the memory to the next start.
  *
- * Ages pass while the daemon is down: the sums fade, and keys get older. The bytes may be damaged, or come from another build:
- * they have a checksum, and are checked as a curve that a dead daemon left. */
+ * Ages pass while the daemon is down: the sums fade, and keys get older. The bytes may be damaged, or come from another
+ * build: they have a checksum, and are checked as a curve that a dead daemon left. */
 #pragma once
 
 #include "../../common/entry_checksum.h"
@@ -57,12 +57,14 @@ static inline size_t pt_curve_save(const pt_lookups *l, const pt_view *v, uint64
 }
 
 /* Copies saved bytes into `c`, which is zeroed. Returns false if they are no curve for these frames. */
-static inline bool pt_curve_decode(const pt_view *v, const uint8_t *saved, size_t bytes, pt_saved_head *head, pt_curve *c)
+static inline bool pt_curve_decode(const pt_view *v, const uint8_t *saved, size_t bytes, pt_saved_head *head,
+                                   pt_curve *c)
 {
     if (bytes < sizeof *head + PT_SAVED_SUMS || bytes > PT_SAVED_MOST || bytes % 8)
         return false;
     memcpy(head, saved, sizeof *head);
-    if (head->layout != PT_SAVED_LAYOUT || head->checksum != pt_saved_checksum(saved, bytes) || head->frame_bytes != v->frame_bytes)
+    if (head->layout != PT_SAVED_LAYOUT || head->checksum != pt_saved_checksum(saved, bytes) ||
+        head->frame_bytes != v->frame_bytes)
         return false;
     memcpy(c, saved + sizeof *head, bytes - sizeof *head);
     return sizeof *head + PT_SAVED_SUMS + sizeof(pt_sampled) * (size_t)c->keys == bytes && pt_order_is_valid(c);
@@ -83,8 +85,8 @@ static inline void pt_curve_age(pt_curve *c, const pt_saved_head *head, uint64_t
     c->faded_ns = now;
 }
 
-/* Puts a curve into the index, except for what is counted since the segments were made. A daemon that dies in between leaves
- * a curve without a layout. */
+/* Puts a curve into the index, except for what is counted since the segments were made. A daemon that dies in
+ * between leaves a curve without a layout. */
 static inline void pt_curve_install(pt_curve *c, const pt_curve *from)
 {
     double absent_ever[PT_ABSENCES];
@@ -99,16 +101,18 @@ static inline void pt_curve_install(pt_curve *c, const pt_curve *from)
     c->layout = PT_CURVE_LAYOUT;
 }
 
-/* Continues a saved curve in the index, unless the present one knows more. Returns false if the bytes cannot be used. The caller
- * derives again what follows from the curve. */
-static inline bool pt_curve_restore(const pt_view *v, const uint8_t *saved, size_t bytes, uint64_t now, pt_curve *scratch)
+/* Continues a saved curve in the index, unless the present one knows more. Returns false if the bytes cannot be used.
+ * The caller derives again what follows from the curve. */
+static inline bool pt_curve_restore(const pt_view *v, const uint8_t *saved, size_t bytes, uint64_t now,
+                                    pt_curve *scratch)
 {
     pt_saved_head head;
     pt_curve *present = (pt_curve *)v->curve;
     if (!pt_curve_decode(v, saved, bytes, &head, scratch))
         return false;
     pt_curve_age(scratch, &head, now);
-    if (present->layout != PT_CURVE_LAYOUT || scratch->hit_pages + scratch->miss_pages > present->hit_pages + present->miss_pages)
+    if (present->layout != PT_CURVE_LAYOUT ||
+        scratch->hit_pages + scratch->miss_pages > present->hit_pages + present->miss_pages)
         pt_curve_install(present, scratch);
     return true;
 }

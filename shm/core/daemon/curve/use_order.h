@@ -1,11 +1,11 @@
 /* use_order.h - the sampled keys in the order of their last use, and how many frames were used since each of them.
  *
- * Each use gives a key the next place. A tree of sums over the places (Fenwick) says in logarithmic time how many frames lie
- * behind a place. When the places are used up, they are numbered again. The keys lie in the index; the tree, the keys by
- * place and the hash table are private to the daemon and are derived from them.
+ * Each use gives a key the next place. A tree of sums over the places (Fenwick) says in logarithmic time how many
+ * frames lie behind a place. When the places are used up, they are numbered again. The keys lie in the index; the tree,
+ * the keys by place and the hash table are private to the daemon and are derived from them.
  *
- * The number of keys is fixed. When it is reached, those that were not used for long are forgotten, or else the threshold is
- * lowered, so that fewer keys are sampled (SHARDS with a fixed size, Waldspurger et al., FAST '15). */
+ * The number of keys is fixed. When it is reached, those that were not used for long are forgotten, or else the
+ * threshold is lowered, so that fewer keys are sampled (SHARDS with a fixed size, Waldspurger et al., FAST '15). */
 #pragma once
 
 #include <stdlib.h>
@@ -33,7 +33,10 @@ static inline void pt_order_end(pt_use_order *o)
 }
 
 /* Returns how many keys stand for one that is sampled. */
-static inline double pt_order_scale(const pt_use_order *o) { return 4294967296.0 / (o->curve->threshold ? o->curve->threshold : 1); }
+static inline double pt_order_scale(const pt_use_order *o)
+{
+    return 4294967296.0 / (o->curve->threshold ? o->curve->threshold : 1);
+}
 
 static inline void pt_order_add(pt_use_order *o, uint32_t place, uint32_t frames)
 {
@@ -191,7 +194,9 @@ static inline bool pt_order_is_valid(const pt_curve *c)
 /* Continues what an earlier daemon left, or begins with nothing known. Returns false if memory is short. */
 static inline bool pt_order_begin(pt_use_order *o, pt_curve *curve)
 {
-    *o = (pt_use_order){.curve = curve, .tree = calloc(PT_PLACES, sizeof *o->tree), .at = calloc(PT_PLACES, sizeof *o->at),
+    *o = (pt_use_order){.curve = curve,
+                        .tree = calloc(PT_PLACES, sizeof *o->tree),
+                        .at = calloc(PT_PLACES, sizeof *o->at),
                         .buckets = calloc(PT_SAMPLED_BUCKETS, sizeof *o->buckets)};
     if (!o->tree || !o->at || !o->buckets) {
         pt_order_end(o);
