@@ -29,13 +29,19 @@ WORDS = re.compile(
 )
 README_LINES, README_WORDS = 150, 1200
 MARKDOWN_COLUMNS = 100
-MODULE_LINES = 300
+C_COLUMNS = 120
+MODULE_LINES, FACE_LINES = 300, 500
+# Modules that one public name keeps together: what the name can do is read in one file.
+PUBLIC_FACES: frozenset[str] = frozenset()
 
 
 def main() -> int:
     """Prints the findings and returns the exit status."""
     texts = dict(_texts())
-    findings = [*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_modules(texts), *_classes(texts)]
+    findings = [
+        *(*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_c_lines(texts)),
+        *(*_modules(texts), *_classes(texts)),
+    ]
     print(*findings, sep="\n", end="\n" if findings else "")
     return 1 if findings else 0
 
@@ -80,13 +86,21 @@ def _markdown(texts: dict[str, str]) -> list[str]:
     ]
 
 
+def _c_lines(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{place}: wrap at {C_COLUMNS} columns" for place, line in _lines(texts, (".c", ".h")) if len(line) > C_COLUMNS
+    ]
+
+
 def _product(texts: dict[str, str]) -> Iterator[tuple[str, str]]:
     return ((name, text) for name, text in texts.items() if name.endswith(".py") and name.split("/")[0] in PACKAGES)
 
 
 def _modules(texts: dict[str, str]) -> list[str]:
-    long = ((name, text.count("\n")) for name, text in _product(texts))
-    return [f"{name}: {lines} lines, split it at {MODULE_LINES}" for name, lines in long if lines > MODULE_LINES]
+    sizes = (
+        (name, text.count("\n"), FACE_LINES if name in PUBLIC_FACES else MODULE_LINES) for name, text in _product(texts)
+    )
+    return [f"{name}: {lines} lines, split it at {most}" for name, lines, most in sizes if lines > most]
 
 
 def _classes(texts: dict[str, str]) -> list[str]:
