@@ -174,7 +174,7 @@ def _largest(room: int, need: Need, *, fixed: int, each: int) -> int:
 # Private memory of the daemon for each entry of the index: 24 for its place in each of three lists
 # (`bench/large_host.py`), and for evict.policy = cadence, which a reload may set, 4 for the leaves and 3 for the guard.
 _ENTRY_BYTES = 31
-# What it remembers of pages that left: four records of 12 bytes for each entry (`shm/core/daemon/cadence/departed.h`).
+# What it remembers of pages that left: four records of 12 bytes for each entry (`shm/core/daemon/cadence/ghosts.h`).
 _DEPARTED_ENTRY_BYTES, _MOST_DEPARTED_BYTES = 48, 64 << 20
 # RssAnon of the HTTP process, after a scrape, is 20 MiB.
 _HTTP_BYTES = 24 << 20

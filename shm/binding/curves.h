@@ -3,7 +3,7 @@
 
 #include "records.h"
 
-#include "../core/daemon/curve/curve.h"
+#include "../core/daemon/mrc/curve.h"
 
 /* Returns the curve of the segments, or NULL if they have none that this build knows. */
 static const pt_curve *curve_of(const pt_view *v)

@@ -30,8 +30,8 @@ SHM = Path(__file__).parents[2] / "shm"
 STUB = ast.parse((SHM / "_core.pyi").read_text())
 CLASSES = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
 ENUMERATIONS: list[tuple[type[Enum], str, str]] = [
-    (ReserveOutcome, "core/daemon/answers.h", "enum pt_outcome"),
-    (ChainKind, "core/daemon/answers.h", "enum pt_chain"),
+    (ReserveOutcome, "core/daemon/requests.h", "enum pt_outcome"),
+    (ChainKind, "core/daemon/requests.h", "enum pt_chain"),
     (WriteRule, "core/daemon/disk_devices.h", "enum pt_write_rule"),
     (WriteResult, "core/daemon/write_behind.h", "enum pt_write_result"),
     (TierFlag, "core/common/layout.h", "enum { PT_TIER"),

@@ -1,4 +1,4 @@
-/* samples.h - rings in which processes leave the keys that they looked up, for the daemon's curve (daemon/curve/).
+/* samples.h - rings in which processes leave the keys that they looked up, for the daemon's curve (daemon/mrc/).
  *
  * Each slot has a ring: one process writes it, the daemon reads it. A ring is lossy: a lookup that finds no room is
  * counted and left out as a whole. Of each lookup the ring has a record:

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "events.h"
-#include "turns.h"
+#include "quota_order.h"
 
 /* Adds a key to the list of drops. A drop that cannot be remembered leaves a copy on disk that no match finds. The cap
  * holds nevertheless, because the worker enforces it, too. */

@@ -2,7 +2,7 @@
  * on disk, a match still finds it there. */
 #pragma once
 
-#include "cadence/victim.h"
+#include "cadence/choose_victim.h"
 #include "reservations.h"
 
 enum pt_try_evict { PT_EVICTED, PT_WARMER, PT_NOTHING };

@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "adopt.h"
-#include "cadence/check.h"
+#include "cadence/cadence_integrity.h"
 #include "disk_tier.h"
 
 #define PT_FINDINGS 100u /* limit of the findings that are kept; all are counted */

@@ -13,8 +13,8 @@
 #include "../common/lists.h"
 #include "../client/publish.h"
 #include "cadence/cadence.h"
-#include "curve/lookups.h"
-#include "curve/saved_curve.h"
+#include "mrc/lookups.h"
+#include "mrc/saved_curve.h"
 #include "disk_devices.h"
 
 /* The progress of the search for the namespace with the oldest known use (idle_namespaces.h). */

@@ -12,8 +12,8 @@
  *      instead and freed at the same point. */
 #pragma once
 
-#include "cadence/stores.h"
-#include "curve/missed.h"
+#include "cadence/admission.h"
+#include "mrc/missed.h"
 #include "../common/entry_checksum.h"
 
 /* Responds to another rank of a page that is being written: granted if its part is not taken yet and its

@@ -5,7 +5,7 @@
  * beyond ASCII), is `unusual`. The daemon decodes it in Python, and answers what is wrong with it. */
 #pragma once
 
-#include "answers.h"
+#include "requests.h"
 
 #define PT_RESERVE_LENGTH_BYTES 4u
 #define PT_MOST_SAID_DEPTH ((1u << 24) - 1)

@@ -61,7 +61,7 @@ typedef struct {
     uint64_t frames[PT_TENANTS]; /* of the arena: of all pages, also of those that are being written or are doomed */
     bool hurries[PT_TENANTS]; /* its unwritten pages are about to be evicted: they are written first (write_behind.h) */
     pt_need need;
-    enum pt_turn latest; /* pages whose turn is later are not drawn (cadence/victim.h) */
+    enum pt_turn latest; /* pages whose turn is later are not drawn (cadence/choose_victim.h) */
     pt_refusal refusal;
     uint64_t keeps_checked_ns; /* when the tenant at its maximum had no kept page left (evict.h) */
 } pt_tenants;

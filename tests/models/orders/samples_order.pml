@@ -1,6 +1,6 @@
 /* samples_order.pml - the memory order of a ring in which a process leaves what it looked up.
  *
- * Code: pt_sample_lookup (client/sample.h) against pt_lookups_read (daemon/curve/lookups.h). The ring has room for one
+ * Code: pt_sample_lookup (client/sample.h) against pt_lookups_read (daemon/mrc/lookups.h). The ring has room for one
  * record of one word; record n has the value n. The daemon dies at most once, and its successor continues where the ring says.
  *
  * Property: a record that the daemon reads is the one that it expects: neither older than the number that it read, nor

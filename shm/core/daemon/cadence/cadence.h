@@ -6,7 +6,7 @@
  * ticks are read at that moment, so readers send no message.
  *
  * It learns from stores: a page of a store's chain that a reader has used since the last one has returned. What was
- * learned of a page stays for a while after it left (departed.h). Where least recently used would hit more, it steps
+ * learned of a page stays for a while after it left (ghosts.h). Where least recently used would hit more, it steps
  * back (shadow_lru.h); before the memory was full once, too.
  *
  * What is known of each page lies in the index (history.h), and so does what was learned (saved_returns.h): a new
@@ -14,9 +14,9 @@
 #pragma once
 
 #include "../../common/dict.h"
-#include "departed.h"
+#include "ghosts.h"
 #include "history.h"
-#include "kept.h"
+#include "keeps.h"
 #include "saved_returns.h"
 #include "shadow_lru.h"
 

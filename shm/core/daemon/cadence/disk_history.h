@@ -5,7 +5,7 @@
  * through the same check as that of a store. */
 #pragma once
 
-#include "victim.h"
+#include "choose_victim.h"
 
 #define PT_CLIMB 65536u /* steps up the trees that a request may take, beyond the number of its pages */
 

@@ -28,7 +28,7 @@ enum pt_hint {
     PT_HINT_WITHIN_300,
     PT_HINT_LATER, /* it returns after that */
     PT_HINTS,
-    PT_HINT_KEEP = PT_HINTS, /* pages of value, however they return (kept.h); no dimension of a class */
+    PT_HINT_KEEP = PT_HINTS, /* pages of value, however they return (keeps.h); no dimension of a class */
     PT_HINT_UNKEEP, /* the end of that */
 };
 

@@ -1,4 +1,4 @@
-/* turns.h - the page that leaves first, by the quotas of all tenants and by recency. */
+/* quota_order.h - the page that leaves first, by the quotas of all tenants and by recency. */
 #pragma once
 
 #include "owner.h"

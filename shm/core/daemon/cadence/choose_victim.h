@@ -1,8 +1,8 @@
-/* victim.h - which page leaves: the leaf with the lowest index of a few that are drawn. */
+/* choose_victim.h - which page leaves: the leaf with the lowest index of a few that are drawn. */
 #pragma once
 
 #include "learning.h"
-#include "../turns.h"
+#include "../quota_order.h"
 
 /* Returns whether the policy chooses: it has learned, and does not follow LRU. */
 static inline bool pt_cadence_chooses(const pt_owner *o)

@@ -1,8 +1,8 @@
-/* stores.h - a store as the policy sees it: pages of a prompt that returned, pages that are new, and pages that are not
- * worth their room. */
+/* admission.h - a store as the policy sees it: pages of a prompt that returned, pages that are new, and pages that
+ * are not worth their room. */
 #pragma once
 
-#include "../answers.h"
+#include "../requests.h"
 #include "../evict.h"
 #include "disk_history.h"
 

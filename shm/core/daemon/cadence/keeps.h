@@ -1,4 +1,4 @@
-/* kept.h - pages that an operator or an engine wants to keep: they are evicted last, until their time ends.
+/* keeps.h - pages that an operator or an engine wants to keep: they are evicted last, until their time ends.
  *
  * Each request to keep pages is one record, a keep; a page knows the number of its keep. Keeps share a
  * limit of frames. When it is exceeded, the oldest keep of the user that keeps most ends, so no user can

@@ -1,4 +1,4 @@
-/* departed.h - what is remembered of pages that left: enough to know them when they return, and to learn that they did.
+/* ghosts.h - what is remembered of pages that left: enough to know them when they return, and to learn that they did.
  *
  * A table of sets with four records each. A new record replaces the one in its set that was seen least recently. Two
  * keys differ by 32 bits of a hash: a mistake costs a wrong guess about one page. */

@@ -1,4 +1,4 @@
-/* answers.h - a batch of stores or fetches, and the answer to each page. */
+/* requests.h - a batch of stores or fetches, and the answer to each page. */
 #pragma once
 
 #include "owner.h"
@@ -48,7 +48,7 @@ typedef struct {
     uint32_t prompt_count;
     uint8_t hint, lasts; /* what is known of the session of all pages, as in pt_said */
     bool keep; /* the pages are to be kept: none is left out */
-    uint32_t refused; /* pages after those of the batch that are refused: they only count as missed (curve/missed.h) */
+    uint32_t refused; /* pages after those of the batch that are refused: they only count as missed (mrc/missed.h) */
 } pt_request;
 
 typedef struct {

@@ -1,7 +1,7 @@
 /* missed.h - the pages of a store that a lookup did not find before, and why they were absent. */
 #pragma once
 
-#include "../answers.h"
+#include "../requests.h"
 
 /* Returns whether the page of an engine's own hash is stored under another namespace: keys_of_hashes makes a key of
  * such a hash by XOR with the namespace's digest. */

@@ -1,7 +1,7 @@
-/* check.h - checks the trees, for the integrity check. */
+/* cadence_integrity.h - checks the trees, for the integrity check. */
 #pragma once
 
-#include "victim.h"
+#include "choose_victim.h"
 
 /* Returns what is wrong with one page, or NULL. `children` are those that name it as their parent. */
 static inline const char *pt_cadence_wrong_page(const pt_owner *o, uint32_t entry, uint32_t children)
