@@ -5,6 +5,7 @@ Prints one line for each finding and exits with 1 if there are more than the lim
 
 import ast
 import collections
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,10 @@ TEXT = (
 )
 UNCHECKED = ("bench/results/", "CONTRIBUTING.md", ".ci/check_style.py")
 LOCKS = "tests/proofs/*.json"  # they quote what programs print, such as the names of mutants
+
+# The C core's folders say who may call: each knows only itself and `common`, which holds for what it includes in turn.
+CORE = Path("shm/core")
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 # Words that hide the subject of a sentence, or stand for a technical term that the glossary has.
 WORDS = re.compile(
@@ -39,7 +44,7 @@ def main() -> int:
     """Prints the findings and returns the exit status."""
     texts = dict(_texts())
     findings = [
-        *(*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_c_lines(texts)),
+        *(*_words(texts), *_readme(texts["README.md"]), *_markdown(texts), *_c_lines(texts), *_includes(texts)),
         *(*_modules(texts), *_classes(texts)),
     ]
     print(*findings, sep="\n", end="\n" if findings else "")
@@ -90,6 +95,23 @@ def _c_lines(texts: dict[str, str]) -> list[str]:
     return [
         f"{place}: wrap at {C_COLUMNS} columns" for place, line in _lines(texts, (".c", ".h")) if len(line) > C_COLUMNS
     ]
+
+
+def _includes(texts: dict[str, str]) -> list[str]:
+    return [
+        f"{header}: includes {target}, of another folder than common"
+        for header in map(Path, texts)
+        if header.is_relative_to(CORE)
+        for target in INCLUDE.findall(texts[str(header)])
+        if not _may_include(header, target)
+    ]
+
+
+def _may_include(header: Path, target: str) -> bool:
+    """Returns whether a header of the core may include `target`, which is relative to it."""
+    included = Path(os.path.normpath(header.parent / target))
+    folder = header.relative_to(CORE).parts[0]
+    return included.is_relative_to(CORE / folder) or included.is_relative_to(CORE / "common")
 
 
 def _product(texts: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -137,18 +137,27 @@ static PyObject *strided_scatter(PyObject *module, PyObject *args)
     return plain_transfer(args, PT_OUT_OF_ARENA);
 }
 
-/* Collects the frames of the pages up to the first page that is not of the transfer's size or whose chain is not
- * valid. The transfer ends before that page. */
-static void chains_read(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t,
-                        uint32_t *frames)
+/* Reads the frames of a page of the transfer's size. Returns false if the process may not copy it in this direction, or
+ * if the list of its frames is damaged. */
+static bool frames_read(const pt_session *s, uint32_t entry, enum pt_direction way, uint64_t bytes, uint32_t *frames)
 {
-    const pt_view *v = &s->view;
+    if (entry >= s->view.entry_count)
+        return false;
+    if (way == PT_INTO_ARENA && !pt_was_granted(&s->view.entries[entry], s->slot))
+        return false;
+    return pt_chain_read(&s->view, entry, bytes, frames);
+}
+
+/* Collects the frames of the pages. The transfer ends before the first page whose frames cannot be read. */
+static void transfer_collect(const pt_session *s, const uint32_t *entries, enum pt_direction way, pt_transfer *t,
+                             uint32_t *frames)
+{
     int64_t i = 0;
-    for (; i < t->page_count; i++)
-        if (!(t->skip && t->skip[i]) &&
-            (entries[i] >= v->entry_count || (way == PT_INTO_ARENA && !pt_writes(&v->entries[entries[i]], s->slot)) ||
-             !pt_chain_read(v, entries[i], t->page_bytes, frames + (uint64_t)i * t->chain)))
+    for (; i < t->page_count; i++) {
+        bool skipped = t->skip && t->skip[i];
+        if (!skipped && !frames_read(s, entries[i], way, t->page_bytes, frames + (uint64_t)i * t->chain))
             break;
+    }
     t->page_count = i;
     t->frames = frames;
 }
@@ -171,7 +180,7 @@ static PyObject *session_transfer(Session *self, const uint32_t *entries, tables
         frames = malloc(bytes + 1);
     if (!frames)
         return PyErr_NoMemory();
-    chains_read(&self->shared, entries, way, t, frames);
+    transfer_collect(&self->shared, entries, way, t, frames);
     self->busy++;
     Py_BEGIN_ALLOW_THREADS
     uint64_t began = pt_now_ns();

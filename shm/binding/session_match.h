@@ -229,7 +229,7 @@ static PyObject *session_repin(Session *self, PyObject *args)
 /* Returns whether the job may write to its page: only if this process was granted a part of it. */
 static bool pt_job_is_ours(const pt_session *s, const pt_job *job)
 {
-    return pt_job_fits(&s->view, job) && pt_writes(&s->view.entries[job->entry], s->slot);
+    return pt_job_fits(&s->view, job) && pt_was_granted(&s->view.entries[job->entry], s->slot);
 }
 
 /* Fills `jobs` from the arrays, up to the first job that does not fit its page. Returns how many it filled. Only whole

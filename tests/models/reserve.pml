@@ -6,9 +6,9 @@
  *
  * A daemon reaps a process only when the kernel has said that it has ended (judgement.pml).
  *
- * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish and pt_part_abandon (publish.h),
- * pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap and pt_release_unlisted_parts
- * (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins (pin.pml), the disk.
+ * Code: pt_reserve_one, pt_join, pt_grant and pt_fill (reserve.h), pt_part_finish (publish.h), pt_part_abandon
+ * (parts.h), pt_settle, pt_judge and pt_doom (reservations.h), pt_drop_page (evict.h), pt_reap and
+ * pt_release_unlisted_parts (attachments.h). The daemon may consider a reservation expired at any time. Left out: pins (pin.pml), the disk.
  *
  * One entry is enough: its frames may belong to any page as soon as they are free, so their bytes are set to 0 then. A
  * filling is either the one that is in the entry now or an earlier one: there are no serials, so that the model is finite.

@@ -1,27 +1,16 @@
-/* publish.h - a writer finishes its part of a granted page, or gives it up. It sends no message: the other
+/* publish.h - a writer finishes its part of a granted page. It sends no message: the other
  * writers and the daemon read the bits. */
 #pragma once
 
-#include "session.h"
+#include "../common/parts.h"
 
 /* Returns whether the slot was granted a part of this filling. */
-static inline bool pt_writes(const pt_entry *e, uint32_t slot)
+static inline bool pt_was_granted(const pt_entry *e, uint32_t slot)
 {
     for (uint32_t part = 0; part < e->parts && part < PT_PARTS; part++)
         if (e->writers[part] == slot)
             return true;
     return false;
-}
-
-static inline uint64_t pt_gone_bit(uint32_t part) { return 1ull << (32 + part); }
-
-/* Releases a part without finishing it: the page will be doomed, and its frames become free when all writers have
- * released them. The caller guarantees that the part was granted to it, that it has not released it, and that it no
- * longer touches the frames. Release: what it wrote to the frames happens before what their next owner writes. */
-static inline void pt_part_abandon(const pt_view *v, uint32_t entry, uint32_t part)
-{
-    atomic_fetch_or_explicit(&v->locks[entry].parts, pt_gone_bit(part), memory_order_acq_rel);
-    PT_POINT("part.abandoned");
 }
 
 /* Finishes a part; the last one makes the page readable. Returns false if the page was doomed in the meantime.

@@ -78,10 +78,3 @@ static inline bool pt_retire(pt_a64 *word, enum pt_state from, enum pt_state to)
     return atomic_compare_exchange_strong_explicit(word, &unpinned, pt_with_state(0, to), memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
-
-static inline uint32_t pt_done_bits(uint64_t parts) { return (uint32_t)parts; }
-static inline uint32_t pt_gone_bits(uint64_t parts) { return (uint32_t)(parts >> 32); }
-static inline uint32_t pt_all_parts(const pt_entry *entry)
-{
-    return entry->parts >= 32 ? 0xffffffffu : (1u << entry->parts) - 1;
-}

@@ -221,17 +221,17 @@ static inline void pt_free_dead_slots(pt_owner *o, uint64_t alive)
  * no other daemon uses these segments.
  *
  * The steps, each of which may be the last one of this daemon:
- *   1. Reset all derived data, and clear the dictionary that is not in use. 2. Clear the pins of dead processes. Only
- *   then a page can be judged by its lock word. 3. Walk the entries. An entry whose record is sound, whose chain is
- *   complete and whose checksum matches keeps its page:
- *      it enters the new dictionary and its namespace, its dead writers are replaced by PT_ENDED_WRITER, and it goes to
- *      the open list. A page that was only on disk is doomed. All others become free entries.
- *   4. Accept what is known of the uses of these pages, where it can be true, and put the
- *   frames that no page claimed on the
- *      free list.
- *   5. Switch to the new dictionary with one store, and increment the incarnation. 6. Free the slots of dead processes.
- *   That comes after step 3, so that an entry never names the next process of a slot
- *      as its writer.
+ *   1. Reset all derived data, and clear the dictionary that is not in use.
+ *   2. Clear the pins of dead processes. Only then a page can be judged by its lock word.
+ *   3. Walk the entries. An entry whose record is sound, whose list of frames is complete and whose checksum matches
+ *      keeps its page: it enters the new dictionary and its namespace, its dead writers are replaced by
+ *      PT_ENDED_WRITER, and it goes to the open list. A page that was only on disk is doomed. All others become free
+ *      entries.
+ *   4. Accept what is known of the uses of these pages, where it can be true, and put the frames that no page claimed
+ *      on the free list.
+ *   5. Switch to the new dictionary with one store, and increment the incarnation.
+ *   6. Free the slots of dead processes. That comes after step 3, so that an entry never names the next process of a
+ *      slot as its writer.
  *   7. Settle all open entries: complete pages go to the eviction policy, incomplete pages without a living writer are
  *      doomed. */
 static inline bool pt_adopt(pt_owner *o, uint64_t alive)

@@ -11,7 +11,7 @@
 #include "../common/dict.h"
 #include "lazy_memory.h"
 #include "../common/lists.h"
-#include "../client/publish.h"
+#include "../common/parts.h"
 #include "cadence/cadence.h"
 #include "mrc/lookups.h"
 #include "mrc/saved_curve.h"

@@ -1,10 +1,10 @@
 /* reserve.h - responds to a batch of stores, page by page: granted, present, pending or refused.
  *
  * A store has four stages:
- *   1. Grant: the daemon fills an entry and its chain of frames while the state is PT_FREE, sets the state to
- *   PT_WRITING,
- *      and only then adds the key to the dictionary. So a reader never finds a key before its entry is complete, and an
- *      adoption after a crash at any step finds either a free entry or a complete one (layout.h lists the order).
+ *   1. Grant: the daemon fills an entry and its list of frames while the state is PT_FREE, sets the state to
+ *      PT_WRITING, and only then adds the key to the dictionary. So a reader never finds a key before its entry is
+ *      complete, and an adoption after a crash at any step finds either a free entry or a complete one (layout.h
+ *      lists the order).
  *   2. Write: the writers copy their parts into the frames. The daemon takes no part in it.
  *   3. Publish: each writer sets its "done" bit; the last one sets the state to PT_READABLE (client/publish.h).
  *   4. Settle: when all writers have set their "released" bits, the daemon moves the entry from the open list to an

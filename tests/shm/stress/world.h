@@ -11,6 +11,7 @@
 #include "daemon/reserve.h"
 #include "client/locate.h"
 #include "client/match.h"
+#include "client/publish.h"
 #include "client/sample.h"
 #include "page.h"
 
