@@ -18,8 +18,8 @@ from one_host import MODELS
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.connector_metadata import ShapesMetadata
 from pagetier.client.engines.vllm.namespace import PageShape
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.rank_share import RankShare, ranks_of, share_of
-from pagetier.client.engines.vllm.request_state import PagedGroup
 from running_daemon import RunningDaemon
 from vllm_expected_blocks import Computed, TrueWorker
 from vllm_harness import harness

@@ -21,7 +21,8 @@ from eventually import eventually
 from pagetier.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, fields_of_group, prefix_cache_resets
-from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
+from pagetier.client.engines.vllm.paged_group import PagedGroup
+from pagetier.client.engines.vllm.request_state import Tracked
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult
 from pagetier.shm.geometry import Geometry

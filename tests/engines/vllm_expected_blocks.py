@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pagetier.client import Client, Keys
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.groups import Recurrent
 
 Tokens = tuple[int, ...]

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from pagetier.client.engines.attachment_log import describe_memory
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.shm._core import Session
 
 log = logging.getLogger("vllm.pagetier")

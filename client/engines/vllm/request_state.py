@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,54 +10,12 @@ import msgspec
 from pagetier.client.engines.fleet_reads import FleetRead
 from pagetier.client.engines.prefetch_thread import PendingPrefetch
 from pagetier.client.engines.request_hints import NOTHING, RequestHints
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup
-from pagetier.client.groups import Group, Recurrent, grain_of
-from pagetier.client.keys import Keys, Namespace
+from pagetier.client.groups import grain_of
+from pagetier.client.keys import Keys
 
 _NEVER: Final = 2**62
-
-
-class PagedGroup(msgspec.Struct, frozen=True):
-    """One group in the scheduler's half.
-
-    Attributes:
-        kind: The kind of its state.
-        namespace: The namespace of its pages.
-        hashes: The number of vLLM's block hashes in a page.
-        strong: Whether the hashes are SHA-256.
-        volatile: The number of pages at the end of an unfinished answer that are not stored, and of pages after a hit
-            that must be there, too: 1 for a draft model whose state of a token depends on the next token, else 0.
-        every_state: Whether a step leaves a recurrent state at the end of each page that it completes, and not only at
-            its own end.
-    """
-
-    kind: Group
-    namespace: Namespace
-    hashes: int
-    strong: bool
-    volatile: int = 0
-    every_state: bool = False
-
-    @property
-    def has_every_page(self) -> bool:
-        """Whether a step leaves the state of each page that it completes."""
-        return self.every_state or not isinstance(self.kind, Recurrent)
-
-    def stable(self, tokens: int, prompt_tokens: int) -> int:
-        """Returns how many of the first `tokens` tokens have a state that later tokens of the answer do not change."""
-        return tokens - self.volatile * self.kind.page_tokens if tokens > prompt_tokens else tokens
-
-    def is_useful(self, page: int, grain: int) -> bool:
-        """Returns whether a match could ask for this page. A store skips pages that are not useful."""
-        return any(self.kind.useful(page - after, grain) for after in range(self.volatile + 1))
-
-    def after_a_hit(self, keys: Keys) -> Iterator[GroupKeys]:
-        """Yields one group for each volatile page: a hit in it needs the page that follows the hit in this group."""
-        return (GroupKeys(Recurrent(self.kind.page_tokens), keys[after:]) for after in range(1, self.volatile + 1))
-
-    def keys(self, hashes: Sequence[bytes]) -> Keys:
-        """Returns the keys of the pages whose last blocks have these hashes."""
-        return self.namespace.keys_of_hashes(hashes) if self.strong else self.namespace.keys_of(hashes)
 
 
 class LoadedTokens(msgspec.Struct, frozen=True):

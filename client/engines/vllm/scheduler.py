@@ -19,8 +19,9 @@ from pagetier.client.engines.vllm.load_planner import load_command
 from pagetier.client.engines.vllm.lora import Adapters, private_name
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
-from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PagedGroup, PinnedHit, Tracked
+from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, Tracked
 from pagetier.client.engines.vllm.store_planner import (
     blocks_of_others,
     late_store_commands,

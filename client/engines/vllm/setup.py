@@ -25,9 +25,9 @@ from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
 from pagetier.client.engines.vllm.lora import Adapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
 from pagetier.client.engines.vllm.rank_share import check_prefill, kind_in, share_of
-from pagetier.client.engines.vllm.request_state import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.engines.vllm.settings import ConnectorSettings, directions_of
 from pagetier.client.engines.vllm.worker import RankGroup, WorkerHalf, Zeroing

@@ -14,7 +14,7 @@ from eventually import eventually
 from fake_vllm_client import PAGE, request
 from lookup_counts import Counted, counted
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention
 from running_daemon import namespace

@@ -12,7 +12,7 @@ import pytest
 from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Hint, Keys
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Namespace

@@ -9,7 +9,7 @@ import pytest
 from eventually import eventually
 from fake_vllm_client import PAGE, nothing_scheduled, request
 from pagetier.client import Client, Keys
-from pagetier.client.engines.vllm.request_state import PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.groups import FullAttention, SlidingWindow
 from rescued_wait import HOUR_S

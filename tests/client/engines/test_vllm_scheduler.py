@@ -10,7 +10,8 @@ import pytest
 from eventually import eventually
 from fake_vllm_client import PAGE, FakeClient, nothing_scheduled, request
 from pagetier.client import Client
-from pagetier.client.engines.vllm.request_state import LoadedTokens, PagedGroup
+from pagetier.client.engines.vllm.paged_group import PagedGroup
+from pagetier.client.engines.vllm.request_state import LoadedTokens
 from pagetier.client.engines.vllm.scheduler import SchedulerHalf
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.groups import FullAttention

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pagetier.client.engines.vllm.messages import StoreCommand, prompts_of
-from pagetier.client.engines.vllm.request_state import PagedGroup, Tracked
+from pagetier.client.engines.vllm.paged_group import PagedGroup
+from pagetier.client.engines.vllm.request_state import Tracked
 from pagetier.client.engines.vllm.store_planner import (
     blocks_of_others,
     late_store_commands,
