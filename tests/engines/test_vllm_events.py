@@ -22,7 +22,7 @@ from pagetier.client import Client
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.vllm.events import KnownPage, VllmEvents, fields_of_group, prefix_cache_resets
 from pagetier.client.engines.vllm.paged_group import PagedGroup
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES, EventsResult
 from pagetier.shm.geometry import Geometry
@@ -60,7 +60,7 @@ class Host:
             request_id=f"r{number}", block_hashes=hashes, all_token_ids=list(range(pages * PAGE)), lora_request=None
         )
         request.mm_features, request.cache_salt, request.prompt_embeds = [], None, None
-        self.events.learn(Tracked(request, [self.group]))
+        self.events.learn(RequestState(request, [self.group]))
         return hashes
 
     def store(self, hashes: list[bytes]) -> None:

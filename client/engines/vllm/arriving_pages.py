@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.groups import Group
 from pagetier.client.keys import Keys
 
@@ -65,7 +65,7 @@ class ArrivingPages:
         """Returns the number of loads."""
         return len(self._arrivals)
 
-    def add(self, tracked: Tracked, tokens: int) -> None:
+    def add(self, tracked: RequestState, tokens: int) -> None:
         """Records a load that begins: what `tracked` needs for a hit at `tokens` beyond vLLM's own hit."""
         if self._prefix_cache is PrefixCache.OFF:
             return
@@ -101,7 +101,7 @@ class ArrivingPages:
         self._marks.clear()
         self._ended.clear()
 
-    def must_wait(self, tracked: Tracked, computed: int) -> bool:
+    def must_wait(self, tracked: RequestState, computed: int) -> bool:
         """Returns whether a request waits for the load of another; it needs no lookup in the index.
 
         Before vLLM gets an answer, a request that finds less than it waited for waits once more at most. Each other
@@ -125,7 +125,7 @@ class ArrivingPages:
         tracked.awaited, tracked.awaited_tokens = arrival.request, max(tokens, tracked.awaited_tokens)
         return True
 
-    def _find(self, tracked: Tracked, computed: int) -> _Arrival | None:
+    def _find(self, tracked: RequestState, computed: int) -> _Arrival | None:
         """Returns the load that has most of the pages from `computed` on."""
         keys = tracked.finest_keys
         pages = _pages(keys, computed, int(tracked.request.num_tokens) - 1)
@@ -136,7 +136,7 @@ class ArrivingPages:
         return self._marks.get(keys[pages.start]) if pages else None
 
 
-def _hit_after(arrival: _Arrival, tracked: Tracked, computed: int) -> int:
+def _hit_after(arrival: _Arrival, tracked: RequestState, computed: int) -> int:
     """Returns the hit that vLLM's own cache will have when a load has ended; `computed` if it will not be longer."""
     keys = tracked.finest_keys
     pages = _pages(keys, computed, min(arrival.tokens, int(tracked.request.num_tokens) - 1))
@@ -149,7 +149,7 @@ def _hit_after(arrival: _Arrival, tracked: Tracked, computed: int) -> int:
     return tokens if brings and tokens > computed else computed
 
 
-def _is_worth_it(arrival: _Arrival, tracked: Tracked, computed: int, tokens: int) -> bool:
+def _is_worth_it(arrival: _Arrival, tracked: RequestState, computed: int, tokens: int) -> bool:
     """Returns whether the pages are a large part of the prompt and of what the load brings.
 
     Two prompts that share one page do not wait for each other's other pages, but load that page twice.

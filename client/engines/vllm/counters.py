@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from pagetier.client.client import Client
-from pagetier.client.engines.vllm.request_state import LoadedTokens, Tracked
+from pagetier.client.engines.vllm.request_state import LoadedTokens, RequestState
 from pagetier.client.group_match import GroupMatch
 
 HELP: Final = {
@@ -55,7 +55,7 @@ class LookupCounts:
     def __init__(self, client: Client, counters: ConnectorCounters) -> None:
         self._client, self._counters = client, counters
 
-    def record(self, tracked: Tracked, match: GroupMatch, begins: int) -> None:
+    def record(self, tracked: RequestState, match: GroupMatch, begins: int) -> None:
         """Records what the first match after `begins` tokens has found, before any of it is read from disk."""
         if tracked.lookup is None:
             self._client.sample_lookup(match)
@@ -63,7 +63,7 @@ class LookupCounts:
         if tracked.from_memory < 0:
             tracked.from_memory, tracked.on_host = begins + match.tokens, begins + match.available_tokens
 
-    def count(self, tracked: Tracked, taken: LoadedTokens) -> None:
+    def count(self, tracked: RequestState, taken: LoadedTokens) -> None:
         """Counts the lookup of a request that has loaded these tokens, unless it was counted before."""
         if tracked.counted or tracked.lookup is None:
             return

@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.client.engines.events.changes import LocationChanges
 from pagetier.client.engines.events.table import Change
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.shm._core import KEY_BYTES, TierFlag
 
 MEDIA: Final = {TierFlag.MEMORY: "CPU", TierFlag.DISK: "STORAGE"}
@@ -54,10 +54,10 @@ class VllmEvents:
         self._of_groups = [{"group_idx": at, **fields_of_group(spec)} for at, spec in enumerate(specs)]
         self._events: list[Any] = []
 
-    def learn(self, tracked: Tracked) -> None:
+    def learn(self, tracked: RequestState) -> None:
         """Adds the pages of a request that have got a hash. It is a cheap check if there are none."""
         hashes = tracked.request.block_hashes
-        if tracked.is_stale or tracked.learned_hashes == len(hashes):
+        if tracked.is_excluded or tracked.learned_hashes == len(hashes):
             return
         for at, (group, keys) in enumerate(zip(tracked.groups, tracked.keys, strict=True)):
             of_pages = hashes[group.hashes - 1 :: group.hashes]
@@ -66,7 +66,7 @@ class VllmEvents:
                 self._changes.learn(key, _known_page(tracked.request, at, page, group.kind.page_tokens, of_pages))
         tracked.learned_hashes = len(hashes)
 
-    def scheduled(self, requests: Iterable[Tracked | None], stores: Sequence[object]) -> None:
+    def scheduled(self, requests: Iterable[RequestState | None], stores: Sequence[object]) -> None:
         """Adds the pages of requests. Those that are stored are announced even if no other step follows."""
         if stores:
             self._changes.stores()

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.engines.request_hints import CALLS_TOOL, CUT_OFF, HintReader, RequestHints
 from pagetier.client.engines.vllm.counters import ConnectorCounters
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.hints import Hint
 
 log = logging.getLogger("vllm.pagetier")
@@ -26,13 +26,13 @@ class FinishedHints:
     def __init__(self, thread: PrefetchThread, counters: ConnectorCounters) -> None:
         self._thread = thread
         self._reader = HintReader(log, partial(counters.add, "wrong_hints", 1))
-        self._waiting: dict[str, tuple[Tracked, tuple[Hint, ...]]] = {}
+        self._waiting: dict[str, tuple[RequestState, tuple[Hint, ...]]] = {}
 
     def read(self, request: Any) -> RequestHints:
         """Returns what a request says itself; see HintReader.read()."""
         return self._reader.read(request, request.request_id)
 
-    def finished(self, tracked: Tracked, *, stores: bool) -> None:
+    def finished(self, tracked: RequestState, *, stores: bool) -> None:
         """Passes on the hints of a request that has ended; those of one that still `stores` wait for stored()."""
         hints = (*tracked.said.hints(),) or finish_hints(tracked.request)
         if not hints:
@@ -50,7 +50,7 @@ class FinishedHints:
             if (waiting := self._waiting.pop(request, None)) is not None:
                 self._send(*waiting)
 
-    def _send(self, tracked: Tracked, hints: Iterable[Hint]) -> None:
+    def _send(self, tracked: RequestState, hints: Iterable[Hint]) -> None:
         for hint in hints:
             for keys in tracked.keys:
                 if len(keys):

@@ -17,7 +17,7 @@ import msgspec
 from pagetier.client.engines.vllm.counters import ConnectorCounters
 from pagetier.client.engines.vllm.group_kinds import kind_of
 from pagetier.client.engines.vllm.messages import StoreCommand
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.engines.vllm.store_planner import store_commands
 from pagetier.client.groups import FullAttention
 from pagetier.shm._core import KEY_BYTES
@@ -109,7 +109,7 @@ class GpuPages:
             if cached < len(command.blocks):
                 yield _rest_of(command, cached)
 
-    def plan(self, tracked: Mapping[str, Tracked], output: Any, written: Set[int]) -> Iterator[StoreCommand]:
+    def plan(self, tracked: Mapping[str, RequestState], output: Any, written: Set[int]) -> Iterator[StoreCommand]:
         """Yields the store commands of a step.
 
         Args:

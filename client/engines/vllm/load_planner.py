@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from pagetier.client.engines.vllm.messages import GroupLoad, LoadCommand
-from pagetier.client.engines.vllm.request_state import PinnedHit, Tracked
+from pagetier.client.engines.vllm.request_state import PinnedHit, RequestState
 from pagetier.client.match import Match, MatchHandle
 
 
-def load_command(tracked: Tracked, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int) -> LoadCommand:
+def load_command(
+    tracked: RequestState, found: PinnedHit, blocks: Sequence[Sequence[Any]], external: int
+) -> LoadCommand:
     """Returns the load of all offered tokens.
 
     If vLLM takes only some of them, the load has no pages and therefore fails.

@@ -1,4 +1,33 @@
-"""Keeps the scheduler's state of each request: the keys of its pages, its blocks, and its pinned pages."""
+"""Keeps the scheduler's state of each request: the keys of its pages, its blocks, and its pinned pages.
+
+A request passes through these steps, in which vLLM calls the method of SchedulerHalf that is named:
+
+1. **Arrived** (`arrived`). Its pages on disk and in the fleet are requested. Nothing stays pinned, because the request
+   may wait for seconds.
+2. **Looked up** (`matched`), in each step in which vLLM could begin it. The hit is pinned in `found` before vLLM
+   allocates blocks for it: what is offered must not be evicted. A request is asked for again later, with nothing
+   pinned, while its pages arrive from disk, from the fleet or for another request.
+3. **Allocated** (`allocated`). Pages that are cached already need no store from now on. If vLLM takes the hit, the load
+   command is queued. A hit that it does not take is released after 2 seconds.
+4. **Loading**, until all workers have reported. vLLM neither computes the request nor frees its blocks. `found` stays
+   pinned, because a worker pins the pages only when it begins. `failed` comes before `loaded`, so that a failed load is
+   not counted as a hit. Then `found` is released, and after a failure the request is looked up again, once.
+5. **Computed** (`build`), in each step. First the blocks of the step are added to `tables`. Then each page that the
+   step completes gets its store command, the only one: `stored` moves behind it. One step later vLLM may have freed
+   the block of a window or of a recurrent state.
+6. **Stored**, by the workers, after they have computed the step. Nothing keeps the block until then: the commands of
+   each later step name the blocks that get new content, and a worker first ends the stores that read them.
+7. **Preempted**. vLLM frees all blocks, and looks the request up again from its first token. The step that resumes it
+   replaces `tables`. `stored` stays: the pages were handed over, and one whose store was cancelled is only a miss.
+8. **Finished** (`finished`). Pages that had no keys before get their commands. The next step sends them, and may give
+   the blocks to others itself. So these stores alone retain the blocks, until all workers report that they have ended.
+   Then `found` is released.
+9. **Aborted** (`finished`, too), in any of these steps. During a load the state stays until step 4 has ended, since the
+   workers read pinned pages and write into the blocks. Else it ends as in step 8.
+
+A request that is **excluded** stores and announces no more pages, because some of its state may be wrong. If pages are
+stored when they leave vLLM's own cache, GpuPages takes the commands of steps 5 and 8 instead of the workers.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +95,7 @@ class PinnedHit(msgspec.Struct, frozen=True, eq=False):
         return LoadedTokens(external, from_memory - before, self.tokens - on_host)
 
 
-class Tracked:
+class RequestState:
     """One request, from its first match to its end.
 
     Attributes:
@@ -205,16 +234,16 @@ class Tracked:
 
     def plan_again(self) -> None:
         """Makes the next step plan the stores of all pages again, because the request has got other blocks."""
-        if not self.is_stale:
+        if not self.is_excluded:
             self.stored, self._planned_until, self._completes_next = [0] * len(self.groups), 0, 0
 
     @property
-    def is_stale(self) -> bool:
-        """Whether its keys belong to previous weights."""
+    def is_excluded(self) -> bool:
+        """Whether it stores nothing more, see exclude()."""
         return self.stored[0] == _NEVER
 
-    def mark_stale(self) -> None:
-        """Prevents all further stores of this request, because the weights have changed."""
+    def exclude(self) -> None:
+        """Prevents all further stores: the weights have changed, or another connector may have loaded wrong tokens."""
         self.stored = [_NEVER] * len(self.groups)
 
     def release_hit(self) -> None:
@@ -225,19 +254,19 @@ class Tracked:
 
     def loaded(self) -> None:
         """Records that all workers have ended the load, successfully or not."""
-        self.loading = self.is_new = False
+        self.loading = self.is_new = False  # first, since release_hit() spares the pages of a load
         self.from_memory = self.on_host = -1
         self.taken = NO_TOKENS
         self.release_hit()
 
     def _hash_again(self, hashes: Sequence[bytes]) -> None:
         """Recomputes all keys: the session was continued after another token, so that earlier hashes have changed."""
-        self.release_hit()
+        self.release_hit()  # it may have pages of the tokens that are gone
         self.learned_hashes = 0
         for at, group in enumerate(self.groups):
             before = self._keys[at]
             after = self._keys[at] = self._extended(at, hashes, Keys(group.namespace, b""))
-            self.stored[at] = min(self.stored[at], _common_prefix(before, after))
+            self.stored[at] = min(self.stored[at], _common_prefix(before, after))  # later pages have other content
 
     def _extended(self, at: int, hashes: Sequence[bytes], keys: Keys) -> Keys:
         group = self.groups[at]

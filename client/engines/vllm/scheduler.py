@@ -21,7 +21,7 @@ from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, Sto
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.private_namespaces import PrivateNamespaces
-from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, Tracked
+from pagetier.client.engines.vllm.request_state import NO_TOKENS, LoadedTokens, PinnedHit, RequestState
 from pagetier.client.engines.vllm.store_planner import (
     blocks_of_others,
     late_store_commands,
@@ -67,7 +67,7 @@ class SchedulerHalf:
         self._prefetches = PrefetchThread(client)
         self.reads = TierReads(client, self._prefetches, disk_timeout)
         self._arriving = ArrivingPages(prefix_cache)
-        self._tracked: dict[str, Tracked] = {}
+        self._tracked: dict[str, RequestState] = {}
         self._loads: list[LoadCommand] = []
         self._written: set[int] = set()
         self._given: dict[str, Sequence[Sequence[Any]]] = {}  # the blocks of new requests that load nothing of ours
@@ -143,6 +143,7 @@ class SchedulerHalf:
 
     def build(self, output: Any) -> StepCommands:
         """Returns the commands of a step. `output` is vLLM's SchedulerOutput."""
+        # Blocks come before stores: a page may become complete in a block that this very step has given.
         self._written.update(take_blocks(self._tracked, output), blocks_of_others(self._tracked, self._given, output))
         gpu, tracked = self.gpu_pages, self._tracked
         planned = store_commands(tracked, output) if gpu is None else gpu.plan(tracked, output, self._written)
@@ -188,10 +189,11 @@ class SchedulerHalf:
         if self.events is not None:
             self.events.scheduled([tracked], late)
         if self.gpu_pages is None:
-            self._touch(tracked)
+            # All pages count as used at the end, so that the beginning of the prompt is not evicted before its end.
+            self._client.find_groups(tracked.keys_after(0)).release()
         tracked.release_hit()
         self._hints.finished(tracked, stores=bool(late))
-        if not tracked.loading:
+        if not tracked.loading:  # else workers still write into its blocks, and loaded() deletes it
             del self._tracked[request.request_id]
         return bool(late)
 
@@ -210,7 +212,7 @@ class SchedulerHalf:
         """
         for tracked in self._tracked.values():
             tracked.release_hit()
-            tracked.mark_stale()
+            tracked.exclude()
         for of_old_weights in (self._arriving, self.events, self.gpu_pages):
             if of_old_weights is not None:
                 of_old_weights.clear()
@@ -232,21 +234,21 @@ class SchedulerHalf:
         self._tracked.clear()
         self._client.close()
 
-    def _track(self, request: Any) -> Tracked:
+    def _track(self, request: Any) -> RequestState:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             said = self._hints.read(request)
-            tracked = self._tracked[request.request_id] = Tracked(request, self._groups_of(request), said)
+            tracked = self._tracked[request.request_id] = RequestState(request, self._groups_of(request), said)
         return tracked
 
-    def _track_again(self, request: Any) -> Tracked:
+    def _track_again(self, request: Any) -> RequestState:
         """Returns the state of a request that is matched.
 
-        A request that was stale begins with a new state: vLLM has reset its own cache, and so nothing of it is
-        computed.
+        A request that was excluded begins with a new state: vLLM computes all of it again, after a reset of its own
+        cache or a preemption.
         """
         tracked = self._tracked.get(request.request_id)
-        if tracked is None or not tracked.is_stale or tracked.loading:
+        if tracked is None or not tracked.is_excluded or tracked.loading:
             return self._track(request)
         del self._tracked[request.request_id]
         again = self._track(request)
@@ -262,7 +264,7 @@ class SchedulerHalf:
             msgspec.structs.replace(group, namespace=with_adapter(group.namespace, name)) for group in self._groups
         )
 
-    def _found(self, tracked: Tracked, computed: int) -> PinnedHit | None:
+    def _found(self, tracked: RequestState, computed: int) -> PinnedHit | None:
         """Returns the pinned pages of a request, or None while it waits for the disk or the fleet."""
         # What was not stored because vLLM's own cache has it is no miss.
         begins = computed // tracked.grain * tracked.grain if self.gpu_pages is not None else 0
@@ -283,17 +285,13 @@ class SchedulerHalf:
         tracked.found = PinnedHit(match, tokens, min(tokens, tracked.from_memory), on_host, now, begins)
         return tracked.found
 
-    def _gpu_has(self, tracked: Tracked, tokens: int) -> bool | None:
+    def _gpu_has(self, tracked: RequestState, tokens: int) -> bool | None:
         """Returns whether vLLM's own cache has the page before `tokens`; None if that is not known."""
         group, hashes = tracked.groups[0], tracked.request.block_hashes
         pages = tokens // group.kind.page_tokens
         if group.hashes != 1 or self.pool is None or not pages:
             return None
         return self.pool.get_cached_block(hashes[pages - 1], [0]) is not None
-
-    def _touch(self, tracked: Tracked) -> None:
-        """Marks all pages as used, so that the beginning of the prompt is not evicted before its end."""
-        self._client.find_groups(tracked.keys_after(0)).release()
 
     def _release_expired(self, now: float) -> None:
         for tracked in self._tracked.values():

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagetier.client.engines.vllm.messages import StoreCommand
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.groups import FullAttention
 from pagetier.client.keys import Keys
 from pagetier.shm._core import KEY_BYTES
 
 
-def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
+def take_blocks(tracked: Mapping[str, RequestState], output: Any) -> set[int]:
     """Records the blocks that requests got in this step. Returns all blocks that get new content, of any request."""
-    _stop_unproven_stores(tracked, output)
+    _exclude_unproven(tracked, output)
     written: set[int] = set()
     for new in output.scheduled_new_reqs:
         written.update(_fresh(new, tracked.get(new.req_id)))
@@ -33,7 +33,7 @@ def take_blocks(tracked: Mapping[str, Tracked], output: Any) -> set[int]:
 
 
 def blocks_of_others(
-    tracked: Mapping[str, Tracked], given: Mapping[str, Sequence[Sequence[Any]]], output: Any
+    tracked: Mapping[str, RequestState], given: Mapping[str, Sequence[Sequence[Any]]], output: Any
 ) -> Iterator[int]:
     """Yields the blocks into which a connector beside pagetier may load from this step on.
 
@@ -53,7 +53,7 @@ def blocks_of_others(
             yield from (int(block.block_id) for block in row[first:] if not block.is_null)
 
 
-def _stop_unproven_stores(tracked: Mapping[str, Tracked], output: Any) -> None:
+def _exclude_unproven(tracked: Mapping[str, RequestState], output: Any) -> None:
     """Stops storing requests for which another connector loads tokens in the step that computes others of them.
 
     vLLM learns only after the step that such a load has failed, when its pages would have been stored. Loads that end
@@ -64,10 +64,10 @@ def _stop_unproven_stores(tracked: Mapping[str, Tracked], output: Any) -> None:
         if one is not None and one.is_new:
             one.is_new = False
             if one.request.num_computed_tokens > one.computed:
-                one.mark_stale()
+                one.exclude()
 
 
-def store_commands(tracked: Mapping[str, Tracked], output: Any) -> Iterator[StoreCommand]:
+def store_commands(tracked: Mapping[str, RequestState], output: Any) -> Iterator[StoreCommand]:
     """Yields the store commands of all requests that are computed in this step."""
     drafts = output.scheduled_spec_decode_tokens
     offers = _offers(output)
@@ -83,7 +83,7 @@ def store_commands(tracked: Mapping[str, Tracked], output: Any) -> Iterator[Stor
                 one.mark_planned(ends)
 
 
-def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> list[StoreCommand]:
+def late_store_commands(tracked: RequestState, tables: Sequence[Sequence[int]]) -> list[StoreCommand]:
     """Returns the commands for pages that had no keys before their request ended.
 
     Args:
@@ -102,7 +102,7 @@ def late_store_commands(tracked: Tracked, tables: Sequence[Sequence[int]]) -> li
     return commands
 
 
-def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreCommand]:
+def _commands_of(one: RequestState, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreCommand]:
     for at, group in enumerate(one.groups):
         if group.has_every_page:
             kept = group.kind.first_kept(begins) // group.kind.page_tokens
@@ -114,7 +114,9 @@ def _commands_of(one: Tracked, begins: int, ends: int, offers: Sequence[Any] | N
             yield from _snapshot(one, at, ends)
 
 
-def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool = False) -> Iterator[StoreCommand]:
+def _pages(
+    one: RequestState, at: int, first: int, ends: int, *, retains_blocks: bool = False
+) -> Iterator[StoreCommand]:
     """Yields the pages from `first` on that are complete at `ends` tokens."""
     kind, table = one.groups[at].kind, one.tables[at]
     keys = one.keys[at]
@@ -132,7 +134,7 @@ def _pages(one: Tracked, at: int, first: int, ends: int, *, retains_blocks: bool
 
 
 def _command(
-    one: Tracked, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
+    one: RequestState, at: int, first: int, keys: Keys, blocks: tuple[int, ...], *, retains_blocks: bool = False
 ) -> StoreCommand:
     """Returns the command for the pages from `first` on. `keys` are those of all pages."""
     begin, end = first * KEY_BYTES, (first + len(blocks)) * KEY_BYTES
@@ -141,7 +143,7 @@ def _command(
     return StoreCommand(one.request.request_id, at, first, data, blocks, salt, retains_blocks, before=before)
 
 
-def _snapshot(one: Tracked, at: int, ends: int) -> Iterator[StoreCommand]:
+def _snapshot(one: RequestState, at: int, ends: int) -> Iterator[StoreCommand]:
     """Yields the state at the end of a step, if it is the end of a page: a state is never complete elsewhere."""
     tokens = one.groups[at].kind.page_tokens
     if ends % tokens == 0:
@@ -154,7 +156,7 @@ def _offers(output: Any) -> Mapping[str, Sequence[Any]]:
     return state.boundary_state_offloads if state is not None else {}
 
 
-def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreCommand]:
+def _offered(one: RequestState, at: int, offers: Sequence[Any]) -> Iterator[StoreCommand]:
     tokens, keys = one.groups[at].kind.page_tokens, one.keys[at]
     for group, block, boundary in offers:
         page = boundary // tokens - 1
@@ -162,7 +164,7 @@ def _offered(one: Tracked, at: int, offers: Sequence[Any]) -> Iterator[StoreComm
             yield _command(one, at, page, keys, (block,))
 
 
-def _fresh(new: Any, one: Tracked | None) -> Iterator[int]:
+def _fresh(new: Any, one: RequestState | None) -> Iterator[int]:
     """Yields the blocks of a new request without its computed prefix; all blocks if the request is not tracked."""
     if one is not None:
         one.set_tables(new.block_ids)

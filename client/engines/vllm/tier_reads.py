@@ -7,7 +7,7 @@ from typing import Final
 from pagetier.client.client import Client
 from pagetier.client.engines.fleet_reads import FleetReads
 from pagetier.client.engines.prefetch_thread import PrefetchThread
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.group_match import GroupMatch
 
 _DISK_S: Final = 1.0  # the least timeout of a prefetch, whether the request waits for it or not
@@ -35,7 +35,7 @@ class TierReads:
         session = self._client.session
         return session is not None and bool(session.disk_bytes or session.asks_fleet)
 
-    def begin_early(self, tracked: Tracked, match: GroupMatch, *, disk: bool, fleet: bool) -> bool:
+    def begin_early(self, tracked: RequestState, match: GroupMatch, *, disk: bool, fleet: bool) -> bool:
         """Requests pages of a request that has just arrived.
 
         Args:
@@ -52,7 +52,7 @@ class TierReads:
             self._thread.submit(match, max(self._disk_timeout, _DISK_S))
         return (fleet and self._ask_fleet(tracked, match, 0)) or reads_disk
 
-    def must_wait(self, tracked: Tracked, known_tokens: int, now: float) -> bool:
+    def must_wait(self, tracked: RequestState, known_tokens: int, now: float) -> bool:
         """Returns whether a request that is due waits for pages that are being read.
 
         Args:
@@ -72,7 +72,7 @@ class TierReads:
             return False
         return now < tracked.fleet_wait_ends and tracked.fleet.waits(now)
 
-    def begin(self, tracked: Tracked, match: GroupMatch, known_tokens: int, now: float) -> bool:
+    def begin(self, tracked: RequestState, match: GroupMatch, known_tokens: int, now: float) -> bool:
         """Requests the pages after a match, once for each request.
 
         Args:
@@ -94,7 +94,7 @@ class TierReads:
             waits = bool(self._disk_timeout)
         return (self._ask_fleet(tracked, match, known_tokens) and bool(self.fleet.limits.timeout)) or waits
 
-    def _ask_fleet(self, tracked: Tracked, match: GroupMatch, known_tokens: int) -> bool:
+    def _ask_fleet(self, tracked: RequestState, match: GroupMatch, known_tokens: int) -> bool:
         """Asks the fleet, at most twice: a request that shared a question may lack other pages than that one."""
         if not tracked.asks_fleet_again or not self.fleet.answers:
             return False

@@ -10,7 +10,7 @@ import pytest
 
 from pagetier.client.engines.vllm.messages import StoreCommand, prompts_of
 from pagetier.client.engines.vllm.paged_group import PagedGroup
-from pagetier.client.engines.vllm.request_state import Tracked
+from pagetier.client.engines.vllm.request_state import RequestState
 from pagetier.client.engines.vllm.store_planner import (
     blocks_of_others,
     late_store_commands,
@@ -44,8 +44,8 @@ def request(tokens: int, computed: int = 0, hashes: int | None = None) -> Simple
     )
 
 
-def tracked(kind: Group, *, tokens: int, computed: int, table: list[int], hashes: int | None = None) -> Tracked:
-    one = Tracked(request(tokens, computed, hashes), [group(kind)])
+def tracked(kind: Group, *, tokens: int, computed: int, table: list[int], hashes: int | None = None) -> RequestState:
+    one = RequestState(request(tokens, computed, hashes), [group(kind)])
     one.tables = [table]
     return one
 
@@ -59,7 +59,7 @@ def step(tokens: int, drafts: int = 0, offers: dict[str, Any] | None = None) -> 
     return scheduled
 
 
-def planned_stores(one: Tracked, output: Any) -> list[tuple[int, tuple[int, ...]]]:
+def planned_stores(one: RequestState, output: Any) -> list[tuple[int, tuple[int, ...]]]:
     """Returns the first page and the blocks of each store command, and verifies the keys of its pages."""
     commands = list(store_commands({"one": one}, output))
     for command in commands:
@@ -91,7 +91,7 @@ def test_a_step_that_completes_no_page_asks_for_no_keys() -> None:
     one = tracked(FullAttention(PAGE), tokens=9, computed=0, table=[11, 12, 13])
     asked = 0
 
-    class Counting(Tracked):
+    class Counting(RequestState):
         @property
         def keys(self) -> list[Keys]:
             nonlocal asked
@@ -206,7 +206,7 @@ def test_zeroed_and_copied_blocks_are_written() -> None:
 
 
 def test_a_page_of_several_hashes_has_the_key_of_the_last() -> None:
-    one = Tracked(request(24), [group(FullAttention(2 * PAGE), 2), group(SlidingWindow(PAGE, 5))])
+    one = RequestState(request(24), [group(FullAttention(2 * PAGE), 2), group(SlidingWindow(PAGE, 5))])
     hashes = one.request.block_hashes
     for count in (1, 2, 3, 6):
         one.request.block_hashes = hashes[:count]
@@ -259,7 +259,7 @@ def test_pages_are_not_stored_in_the_step_in_which_another_connector_loads(
     output.scheduled_cached_reqs = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set())
     take_blocks({"one": one}, output)
     assert sum(len(blocks) for _, blocks in planned_stores(one, output)) == stores
-    assert one.is_stale == (not stores)
+    assert one.is_excluded == (not stores)
 
 
 def rows(*numbers: int) -> list[list[Any]]:
