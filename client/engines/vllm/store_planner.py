@@ -1,6 +1,12 @@
-"""Chooses the blocks that are stored in a step: those whose page becomes complete in it.
+"""Chooses the blocks that are stored in a step: those whose page becomes complete in it. Every vLLM store begins here.
 
-This is the only time at which the request certainly still has them.
+This is the only time at which the request certainly still has them. A store passes through these steps:
+
+1. `store_commands` plans it in the step that completes the page, before that step is computed.
+2. `WorkerHalf.store` hands it to the copier after the step was given to the engine's stream, with an event behind it.
+3. The copier reserves frames, copies after the event, and publishes the page (`client/async_copy`).
+4. A later step that needs the block names it in `StepCommands.written`. `WorkerHalf.end_overwritten_stores` waits for
+   the store or cancels it before the step is computed. So no block has to be kept, but for late stores.
 """
 
 from __future__ import annotations
@@ -61,7 +67,7 @@ def _exclude_unproven(tracked: Mapping[str, RequestState], output: Any) -> None:
     """
     for name in output.num_scheduled_tokens:
         one = tracked.get(name)
-        if one is not None and one.is_new:
+        if one is not None and one.is_new:  # only the first step of a request can follow a load
             one.is_new = False
             if one.request.num_computed_tokens > one.computed:
                 one.exclude()
@@ -93,11 +99,13 @@ def late_store_commands(tracked: RequestState, tables: Sequence[Sequence[int]]) 
     request = tracked.request
     if tracked.loading or tracked.is_new:  # nothing was computed, and another connector may not have ended its load
         return []
+    # The last token was sampled and never computed, so that it has no state.
     ends = min(request.num_computed_tokens, request.num_tokens - 1)
-    tracked.set_tables(tables)
+    tracked.set_tables(tables)  # vLLM may have freed blocks of windows since the last step
     commands: list[StoreCommand] = []
     for at, group in enumerate(tracked.groups):
         if group.has_every_page:
+            # The next step sends these commands, and may give the blocks to another request itself.
             commands.extend(_pages(tracked, at, tracked.stored[at], ends, retains_blocks=True))
     return commands
 
@@ -105,6 +113,7 @@ def late_store_commands(tracked: RequestState, tables: Sequence[Sequence[int]]) 
 def _commands_of(one: RequestState, begins: int, ends: int, offers: Sequence[Any] | None) -> Iterator[StoreCommand]:
     for at, group in enumerate(one.groups):
         if group.has_every_page:
+            # vLLM has freed the blocks before: a step behind a window needs none of them.
             kept = group.kind.first_kept(begins) // group.kind.page_tokens
             stable = group.stable(ends, one.request.num_prompt_tokens)
             yield from _pages(one, at, max(one.stored[at], kept), stable)
@@ -128,7 +137,7 @@ def _pages(
     else:
         useful = one.groups[at].is_useful
         blocks = tuple(table[page] if useful(page, one.grain) else 0 for page in range(first, last))
-    one.stored[at] = last
+    one.stored[at] = last  # also if no page is useful, so that none of them is looked at again
     if any(blocks):
         yield _command(one, at, first, keys, blocks, retains_blocks=retains_blocks)
 

@@ -157,7 +157,7 @@ class WorkerHalf:
 
     def store(self, stores: Iterable[StoreCommand]) -> None:
         """Begins stores. Called after all work of the step was given to the engine's stream."""
-        event = self._event()
+        event = self._event()  # behind the step: no store reads a block before the step has written it
         for commands in _batches(command for command in stores if command.group in self._groups):
             first, blocks = commands[0], [block for command in commands for block in command.blocks]
             rank_group = self._groups[first.group]
@@ -165,7 +165,7 @@ class WorkerHalf:
             keys = Keys(self._namespace_of(first), data, prompts_of(commands))
             store = rank_group.copier.store(keys, slots_of(rank_group.cache, blocks), event, self._store_delay)
             self._storing.append(_Storing(store, frozenset(blocks) - {0}, commands))
-        if self._zeroing is Zeroing.BEFORE_STORES_END:
+        if self._zeroing is Zeroing.BEFORE_STORES_END:  # the next step zeroes blocks before this rank can end stores
             self._wait_or_cancel(self._storing)
 
     def finished(self, idle: bool) -> Finished:  # noqa: FBT001
@@ -205,7 +205,7 @@ class WorkerHalf:
     def _wait_or_cancel(self, stores: Iterable[_Storing]) -> None:
         """Gives all stores together some time to end, then cancels the rest."""
         waited, deadline = list(stores), Deadline(_CANCEL_AFTER_S)
-        self._begin(waited)
+        self._begin(waited)  # all of them first, so that they are copied while the first one is waited for
         for storing in waited:
             if not storing.cancelled and not storing.store.wait_ended(deadline.left):
                 storing.store.cancel()
@@ -256,6 +256,7 @@ class WorkerHalf:
             return frozenset()
         self._storing = [storing for storing in self._storing if storing not in ended]
         self.counters.add("stored_pages", sum(storing.store.wait(0.0).stored for storing in ended))
+        # A request may have stores of several groups: its blocks are free when the last of them has ended.
         released = set().union(*(storing.retaining for storing in ended))
         return frozenset(released.difference(*(storing.retaining for storing in self._storing)))
 

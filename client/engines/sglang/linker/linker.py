@@ -1,8 +1,20 @@
 """The external linker of SGLang's radix cache: what SGLang's GPU pools lack is in the shared arena.
 
-SGLang calls all methods on its scheduler's thread, and the counter on the thread that runs the model. A load that fails
-ends the requests of its batch, so lookup() pins what it promises. All ranks must return the same from load() and
-offload(), or their batches differ.
+SGLang calls all methods on its scheduler's thread, and the counter on the thread that runs the model. All ranks must
+return the same from load() and offload(), or their batches differ. A request passes through these steps:
+
+1. `lookup`: pages are pinned under a lease. A load that fails ends the requests of its batch, so that nothing may be
+   promised that can be evicted.
+2. `load`: the request has got slots. Its load is queued only if all ranks have all of its pages. The pins go from the
+   lease to the queue.
+3. `start_layer_wise_loading`: one copy for each group loads all requests of the batch, first layers first. It begins
+   after the model's work so far, which may still use the slots. From here on the copies have pins of their own.
+4. The model waits for each layer before it uses it (`LayerCounter`).
+5. `finish_layer_wise_loading`: nothing is written any more. If a page was not loaded, SGLang aborts the batch.
+6. `offload`: pages of a node of SGLang's tree are stored after the model's work so far. SGLang keeps their slots until
+   it has taken the result by `pop_completed_offload`, in the order of the calls.
+
+`cancel_queued_load` ends a request between 2 and 3. `reset` ends all of them, before SGLang reuses its memory.
 """
 
 from __future__ import annotations

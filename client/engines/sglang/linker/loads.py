@@ -77,7 +77,7 @@ class LoadingBatch:
         except Exception:
             self._valid = False
             log.exception("pagetier: a load cannot begin, its requests are aborted")
-        finally:
+        finally:  # the copies have pinned the pages themselves
             for load in queued:
                 load.hit.release()
 

@@ -151,7 +151,7 @@ class Lookups:
             if before is None and not match.available_tokens:
                 return []  # as for most prompts
             lease = self._pinned(hashes, match, BegunReads())
-        if before is not None:
+        if before is not None:  # only now, so that pages of both lookups stay pinned throughout
             before.release()
         if lease.hits or lease.reads or lease.uncounted is not None:
             self._leases[request] = lease

@@ -114,6 +114,7 @@ class Transfers:
     def load(self, request: str, transfers: Sequence[Any]) -> bool:
         """Queues a load, and returns whether all ranks can load all of its pages."""
         queued = self._prepared(request, transfers)
+        # Every rank asks, also one that cannot load: the others wait for its answer.
         if self._ranks.agree(here=queued is not None) and queued is not None:
             self._queued[request] = queued
             return True
@@ -195,6 +196,7 @@ class Transfers:
 
     def reset(self) -> None:
         """Ends all transfers, so that SGLang can use its memory for other content. Stored pages stay."""
+        # What writes into SGLang's memory ends first, then what reads it. Only then do leases and groups go.
         for request in list(self._queued):
             self.cancel(request)
         self._counter.reset()

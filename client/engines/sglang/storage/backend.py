@@ -2,6 +2,13 @@
 
 SGLang calls it on several threads: one stores, one looks up, one loads. Its host pages stay allocated until a call has
 returned, so that each call has a time limit. No method raises an exception.
+
+1. The pools are registered one by one, then `on_host_pools_registered` opens the cache: a group needs all of them.
+2. `batch_exists_v2` returns what can be restored, and begins to read what memory lacks. It pins nothing, because SGLang
+   does not say when a pin could end.
+3. `batch_get_v2` finds the pages again and loads them. What was evicted since is a miss, and SGLang computes it.
+4. `batch_set_v2` stores pages that SGLang has copied to its host pool. It returns after the copies, since SGLang may
+   use the host pages for others then.
 """
 
 from __future__ import annotations
