@@ -53,7 +53,7 @@ class EngineEvent:
 
 
 def event_of(after: object) -> object:
-    """Returns the event inside a gate; anything else is returned unchanged."""
+    """Returns the event inside an EngineEvent; anything else is returned unchanged."""
     return after.event if isinstance(after, EngineEvent) else after
 
 
@@ -84,7 +84,7 @@ class Stream(Protocol):
     """A queue of work that runs in order. Two streams are not ordered. Not thread-safe: one thread at a time."""
 
     def after(self, event: object) -> None:
-        """Orders later copies of this stream behind an engine's event, or a Gate around one.
+        """Orders later copies of this stream behind an engine's event, or an EngineEvent around one.
 
         Raises:
             DeviceError: The device failed.

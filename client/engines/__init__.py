@@ -1,1 +1,1 @@
-"""Adapters: how the cache of one inference engine becomes pages and back, one module for each engine."""
+"""Adapters: how the cache of one inference engine becomes pages and back, one module or folder for each engine."""

@@ -99,7 +99,7 @@ class _StreamThread:
     def wait_for(self, after: object) -> None:
         """Waits for the engine's event.
 
-        A failure of the engine's work fails the gate or, without one, the stream: its output must not be read.
+        A failure of the engine's work fails the EngineEvent or, without one, the stream: its output must not be read.
 
         Raises:
             DeviceError: The engine's work failed, or the stream was closed.
@@ -123,8 +123,8 @@ class HostStream:
     def after(self, event: object) -> None:
         """Makes the stream's thread wait for a threading.Event, a Future, a HostEvent or any object with wait().
 
-        A Future that failed or was cancelled, and a wait() that raises, fail the Gate or, where there is none, the
-        stream.
+        A Future that failed or was cancelled, and a wait() that raises, fail the EngineEvent or, where there is
+        none, the stream.
         Raises DeviceError if the stream failed, and ValueError for an object without wait().
         """
         _require_event(event_of(event))
@@ -223,9 +223,9 @@ def _words(error: BaseException) -> str:
 
 
 def _is_over(gate: EngineEvent) -> bool:
-    """Returns whether the gate's event is over, after waiting a little.
+    """Returns whether the event inside is over, after waiting a little.
 
-    Fails the gate if the work before its event failed.
+    Fails the EngineEvent if the work before its event failed.
     """
     try:
         return _has_come(gate.event)
@@ -238,11 +238,13 @@ def _has_come(event: object) -> bool:
     """Waits a little and returns whether the event has completed. Raises if the work before it failed."""
     if isinstance(event, Future):
         wait_for([event], _CHECK_EVERY_S)
+        # A Future that failed is done, too, but what the engine wrote before it must not be read.
         if event.done() and (event.cancelled() or event.exception() is not None):
             raise DeviceError("the engine's work failed")
         return event.done()
     if isinstance(event, (threading.Event, HostEvent)):
         return event.wait(_CHECK_EVERY_S)
+    # An object of the engine waits without a limit, so that after its wait() it has come.
     if inspect.isawaitable(event.wait()):  # type: ignore[attr-defined]
         raise DeviceError(f"the wait() method of {type(event).__name__} returned an awaitable instead of waiting")
     return True

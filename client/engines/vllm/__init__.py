@@ -3,11 +3,13 @@
     --kv-transfer-config '{"kv_connector": "PagetierConnector", "kv_role": "kv_both",
                            "kv_load_failure_policy": "recompute"}'
 
-The scheduler's process (scheduler.py, arriving_pages.py, store_planner.py) decides which pages are loaded and stored,
-and the workers (worker.py, kv_tensors.py) copy them. Only commands (messages.py) go from the scheduler to the workers;
-once, at start, the workers send the shape of a page of each group. Only connector.py, connector_metadata.py, metrics.py
-and events.py import vLLM. The other modules recognise vLLM's objects by their attributes, which change between
-versions, so that they can be imported and tested without vLLM.
+The scheduler's process decides which pages are loaded and stored (scheduler.py), and the workers copy them (worker.py).
+A request is followed by request_state.py, a load begins in load_planner.py, and a store in store_planner.py or, with
+`"store": "on_eviction"`, in gpu_pages.py. Only commands (messages.py) go from the scheduler to the workers; once, at
+start, the workers send the shape of a page of each group.
+
+Only connector.py, connector_metadata.py, metrics.py, events.py and plugin.py import vLLM. The other modules recognise
+vLLM's objects by their attributes, which change between versions, so that they can be imported and tested without vLLM.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -28,7 +28,7 @@ class _Identified(msgspec.Struct, frozen=True):
     statuses: Statuses
 
 
-class Adapters:
+class LoraAdapters:
     """The adapters of an engine. Called by the scheduler's thread; files are read by a thread of its own.
 
     An adapter is identified by the files in its folder, as a model is. Folder, files and links must be older than the

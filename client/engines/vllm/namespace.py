@@ -86,7 +86,7 @@ def _group_settings(config: Any, group: Any, shape: PageShape) -> dict[str, obje
 
 
 def with_adapter(namespace: Namespace, name: Sequence[object]) -> Namespace:
-    """Returns the namespace of requests with a LoRA adapter of this name; see Adapters.name_of()."""
+    """Returns the namespace of requests with a LoRA adapter of this name; see LoraAdapters.name_of()."""
     return msgspec.structs.replace(namespace, lora=_canonical_json(list(name)))
 
 

@@ -16,7 +16,7 @@ from pagetier.client.engines.vllm.events import VllmEvents
 from pagetier.client.engines.vllm.finished_hints import FinishedHints
 from pagetier.client.engines.vllm.gpu_pages import GpuPages
 from pagetier.client.engines.vllm.load_planner import load_command
-from pagetier.client.engines.vllm.lora import Adapters, private_name
+from pagetier.client.engines.vllm.lora import LoraAdapters, private_name
 from pagetier.client.engines.vllm.messages import LoadCommand, StepCommands, StoreCommand
 from pagetier.client.engines.vllm.namespace import with_adapter
 from pagetier.client.engines.vllm.paged_group import PagedGroup
@@ -79,7 +79,7 @@ class SchedulerHalf:
         self._lookups = LookupCounts(client, self.counters)
         self.gpu_pages: GpuPages | None = None
         self.pool: Any = None
-        self.adapters: Adapters | None = None
+        self.adapters: LoraAdapters | None = None
 
     def arrived(self, request: Any) -> None:
         """Requests pages of a new request on disk and in the fleet: they are read while it waits for its turn."""

@@ -23,7 +23,7 @@ from pagetier.client.engines.vllm.events import VllmEvents, prefix_cache_resets
 from pagetier.client.engines.vllm.gpu_pages import gpu_pages_of
 from pagetier.client.engines.vllm.group_kinds import has_every_state, kind_of
 from pagetier.client.engines.vllm.kv_tensors import LayerCache, paged_cache
-from pagetier.client.engines.vllm.lora import Adapters
+from pagetier.client.engines.vllm.lora import LoraAdapters
 from pagetier.client.engines.vllm.namespace import PageShape, backends_of, namespace_of
 from pagetier.client.engines.vllm.paged_group import PagedGroup
 from pagetier.client.engines.vllm.pending_scheduler import PendingScheduler
@@ -161,7 +161,7 @@ def open_scheduler(
         half.reads.fleet.limits = settings.fleet_limits
         half.pool = pool
         if (lora := getattr(config, "lora_config", None)) is not None:
-            half.adapters = Adapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
+            half.adapters = LoraAdapters(FileDigests(user_memory()), started_ns(), str(lora.lora_dtype))
         if settings.store == "on_eviction":
             half.gpu_pages = gpu_pages_of(config, groups, pool, half.counters)
         return half

@@ -13,7 +13,7 @@ import pytest
 
 from eventually import eventually
 from pagetier.client.engines.file_digests import FileDigests
-from pagetier.client.engines.vllm.lora import Adapters
+from pagetier.client.engines.vllm.lora import LoraAdapters
 
 AFTER_NS = 10**9
 
@@ -43,11 +43,13 @@ def relink(link: Path, target: Path, since: int) -> None:
         changed = link.lstat().st_ctime_ns
 
 
-def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> Adapters:
-    return Adapters(FileDigests(memory / "files.json"), time.time_ns() + AFTER_NS if since is None else since, dtype)
+def engine(memory: Path, since: int | None = None, dtype: str = "auto") -> LoraAdapters:
+    return LoraAdapters(
+        FileDigests(memory / "files.json"), time.time_ns() + AFTER_NS if since is None else since, dtype
+    )
 
 
-def name_of(adapters: Adapters, of: Any) -> list[object]:
+def name_of(adapters: LoraAdapters, of: Any) -> list[object]:
     """Returns the name once the files are read."""
     adapters.name_of(of)
     adapters._thread.submit(int).result(20.0)
