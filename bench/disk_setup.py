@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from daemon_setup import Stage
-from pagetier.daemon.disk.disk_report import Standing
-from pagetier.daemon.disk.status import unpack
+from pagetier.daemon.status.daemon_status import unpack
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import IndexHeader, Observer
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Flush, Flushed, Observe, Save, Saved

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from daemon_setup import Stage
 from disk_setup import until
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from pagetier.shm._core import Observer
 from pagetier.shm.daemon_link import Link

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.frame_advice import frame_advice
-from pagetier.daemon.common.huge_page_report import FEW_REMEDY
 from pagetier.daemon.common.progress import progress_for_people
 from pagetier.daemon.common.systemd_notify import Notifier
 from pagetier.daemon.config.loader import Beside, ConfigError
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_page_report
 from pagetier.daemon.host.memory_policy import Region, advise
@@ -26,6 +23,9 @@ from pagetier.daemon.host.orphans import Orphans
 from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
+from pagetier.daemon.stats.frame_advice import frame_advice
+from pagetier.daemon.status.daemon_status import Phase, PhaseProgress
+from pagetier.daemon.status.huge_page_report import FEW_REMEDY
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.daemon.upkeep import RemovedSegments, Upkeep
 from pagetier.shm.failpoints import point

@@ -13,7 +13,7 @@ import msgspec
 
 from pagetier.daemon.cli.config import config_of
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.common.advice import NamespaceAdvice, SizeAdvice, read_advice
+from pagetier.daemon.stats.size_advice import NamespaceAdvice, SizeAdvice, read_advice
 from pagetier.shm._core import SampledLookups
 from pagetier.shm.units import counted, format_size, spell_duration
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pagetier.daemon.common.advice import SizeAdvice
+from pagetier.daemon.stats.size_advice import SizeAdvice
 from pagetier.shm.units import format_size
 
 _WIDTH: Final = 640

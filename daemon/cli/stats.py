@@ -8,10 +8,10 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import daemon_at, socket_option
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.disk.disk_report import DiskReport, Standing
 from pagetier.daemon.stats.snapshot import PageTier, Snapshot
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.disk_report import DiskReport, Standing
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size
 
 

@@ -12,11 +12,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pagetier.daemon.common.advice import AbsentTokens
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
-from pagetier.daemon.disk.status import HintReport
+from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
+from pagetier.daemon.status.daemon_status import HintReport
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 

@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, socket_option, timeout_option
-from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.daemon_status import Phase
 from pagetier.shm import clock
 
 _PAUSE_S: Final = 0.1

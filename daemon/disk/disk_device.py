@@ -16,11 +16,11 @@ from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.room import frames_of_device
 from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.disk.device_writes import STALLED_S
-from pagetier.daemon.disk.disk_report import DeviceReport, Standing, with_state
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.saved_lookups import restore_lookups
 from pagetier.daemon.disk.write_behind import WriteBehind
+from pagetier.daemon.status.disk_report import DeviceReport, Standing, with_state
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
 from pagetier.shm._core import KEY_BYTES, Owner, WriteRule

@@ -8,21 +8,21 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DeviceOptions, DiskOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.backpressure import BackPressure
 from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, missing_on_disk
-from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.disk.pending_flushes import Answers
-from pagetier.daemon.disk.publish_status import StatusPublisher
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.disk.saved_lookups import save_lookups
-from pagetier.daemon.disk.status import DiskCounters, PhaseProgress
 from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
+from pagetier.daemon.status.daemon_status import DiskCounters, PhaseProgress
+from pagetier.daemon.status.disk_report import Standing
+from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event

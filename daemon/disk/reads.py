@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.disk.pending_reads import DeviceReads, PageRead, ReadJob, WaitingFetch
-from pagetier.daemon.disk.status import Busy
+from pagetier.daemon.status.daemon_status import Busy
 from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point

@@ -10,10 +10,10 @@ from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.disk.device_writes import DeviceWrites
-from pagetier.daemon.disk.status import Busy
 from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.write_batch import WriteBatch
 from pagetier.daemon.disk.write_budget import Budget
+from pagetier.daemon.status.daemon_status import Busy
 from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.tiers.worker_protocol import Stored, Wrote

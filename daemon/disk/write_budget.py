@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.disk.disk_report import BudgetReport
+from pagetier.daemon.status.disk_report import BudgetReport
 from pagetier.shm._core import ReserveOutcome
 
 _DAY_S: Final = 86400.0

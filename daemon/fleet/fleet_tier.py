@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from pagetier.daemon.common.child_environ import child_environ
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
@@ -20,6 +19,7 @@ from pagetier.daemon.fleet.fleet_health import FleetHealth
 from pagetier.daemon.fleet.questions import Answered, Locates
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_link import ChildWorkers, PeerWorkers, WorkerSource
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker

@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.host.memory_policy import Region
+from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.shm._core import Owner
 
 _SAMPLES: Final = 128  # pages of a mapping, evenly spread; about 4 us each

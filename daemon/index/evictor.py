@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from pagetier.daemon.common.eviction_report import EvictionReport, EvictionState
 from pagetier.daemon.common.log_throttle import LogThrottle
 from pagetier.daemon.config.schema import EvictOptions
+from pagetier.daemon.status.eviction_report import EvictionReport, EvictionState
 from pagetier.shm._core import Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event

@@ -17,7 +17,6 @@ from pagetier.daemon.config.loader import ConfigError
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.disk.disk_tier import DiskTier
 from pagetier.daemon.disk.reads import NO_LIMIT
-from pagetier.daemon.disk.status import Phase, PhaseProgress
 from pagetier.daemon.fleet.fleet_tier import FleetTier
 from pagetier.daemon.fleet.questions import wrong_pages
 from pagetier.daemon.host.arena_fit import short_index
@@ -34,6 +33,7 @@ from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.daemon.index.shortage import Shortage
 from pagetier.daemon.index.slots import has_slot, why_no_slot
 from pagetier.daemon.index.tenants import Tenants
+from pagetier.daemon.status.daemon_status import Phase, PhaseProgress
 from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.tenant_use import TenantUse
 from pagetier.daemon.config.quota import TenantQuota
+from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import Owner
 from pagetier.shm.log_format import event
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from prometheus_client.metrics_core import Metric
 
-from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.metrics.instruments import counter, counters, gauge, gauges
 from pagetier.daemon.metrics.sample import Sample
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 
 _STATE, _FOLDER = "state", "folder"
 _OF_DEVICE = (Standing.STARTING, Standing.OPEN, Standing.RESIZING, Standing.DOWN)

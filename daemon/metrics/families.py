@@ -14,11 +14,7 @@ from importlib.metadata import version
 import msgspec
 from prometheus_client.metrics_core import InfoMetricFamily, Metric
 
-from pagetier.daemon.common.eviction_report import EvictionState
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.frame_advice import pages_that_fit
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.disk.status import HintReport, Phase
 from pagetier.daemon.metrics.disk_families import disk_families
 from pagetier.daemon.metrics.instruments import (
     DISK,
@@ -33,6 +29,10 @@ from pagetier.daemon.metrics.instruments import (
 )
 from pagetier.daemon.metrics.lookup_families import lookup_families, prediction_families
 from pagetier.daemon.metrics.sample import Sample
+from pagetier.daemon.stats.frame_advice import pages_that_fit
+from pagetier.daemon.status.daemon_status import HintReport, Phase
+from pagetier.daemon.status.eviction_report import EvictionState
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
 

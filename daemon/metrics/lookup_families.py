@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.metrics.instruments import DISK, MEMORY, REMOTE, counter, counters, gauge, gauges
 from pagetier.daemon.metrics.sample import Sample
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import Absence
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from pagetier.daemon.common.eviction_report import EvictionReport
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.common.histogram import Histogram
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.common.namespaces import IdleCounts
-from pagetier.daemon.common.tenant_use import TenantUse
-from pagetier.daemon.disk.status import DiskCounters, HintReport, PhaseProgress
+from pagetier.daemon.status.daemon_status import DiskCounters, HintReport, PhaseProgress
+from pagetier.daemon.status.eviction_report import EvictionReport
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.tenant_use import TenantUse
 
 
 class DaemonNumbers(msgspec.Struct, frozen=True, kw_only=True):

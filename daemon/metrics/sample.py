@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pagetier.daemon.common.advice import SizeAdvice, read_advice
 from pagetier.daemon.metrics.numbers import DaemonNumbers
+from pagetier.daemon.stats.size_advice import SizeAdvice, read_advice
 from pagetier.shm._core import AttachmentCounts, IndexHeader, NamespaceRecord, Observer, SampledLookups
 
 

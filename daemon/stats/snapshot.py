@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import msgspec
 
-from pagetier.daemon.common.advice import AbsentTokens
-from pagetier.daemon.common.eviction_report import EvictionReport
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.frame_advice import frame_advice
-from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.disk.disk_report import DiskReport
-from pagetier.daemon.disk.status import HintReport, Phase
+from pagetier.daemon.stats.frame_advice import frame_advice
+from pagetier.daemon.stats.size_advice import AbsentTokens
+from pagetier.daemon.status.daemon_status import HintReport, Phase
+from pagetier.daemon.status.disk_report import DiskReport
+from pagetier.daemon.status.eviction_report import EvictionReport
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.huge_page_report import HugePageReport
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):

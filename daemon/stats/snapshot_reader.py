@@ -6,12 +6,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pagetier.daemon.common.advice import AbsentTokens
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.frame_advice import pages_that_fit
-from pagetier.daemon.common.tenant_use import TenantUse
-from pagetier.daemon.disk.disk_report import DiskReport
-from pagetier.daemon.disk.status import DaemonStatus, unpack
+from pagetier.daemon.stats.frame_advice import pages_that_fit
+from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
@@ -25,6 +21,10 @@ from pagetier.daemon.stats.snapshot import (
     TierQuota,
     Tiers,
 )
+from pagetier.daemon.status.daemon_status import DaemonStatus, unpack
+from pagetier.daemon.status.disk_report import DiskReport
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.daemon.workers.supervisor import DISK_WORKER, FLEET_WORKER
 from pagetier.shm import clock
 from pagetier.shm._core import AttachmentCounts, AttachmentRecord, IndexHeader, NamespaceRecord, Observer

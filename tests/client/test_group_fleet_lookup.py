@@ -15,7 +15,7 @@ import pytest
 from eventually import eventually
 from fleet_host import PATIENT, FleetHost
 from pagetier.client import FullAttention, Group, GroupKeys, GroupLocation, GroupMatch, Recurrent, SlidingWindow
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from running_daemon import RunningDaemon, namespace
 
 _TOKENS = 256

@@ -15,7 +15,7 @@ from disk_daemon import DiskDaemon
 from eventually import eventually
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.cli.resize import resize
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.exit_codes import Exit
 from running_daemon import RunningDaemon
 

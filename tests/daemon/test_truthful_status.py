@@ -16,10 +16,10 @@ from numbered_pages import GEOMETRY
 from pagetier.daemon.cli.doctor.disk_checks import _room, _space
 from pagetier.daemon.cli.doctor.result import Level
 from pagetier.daemon.cli.stats import one_line
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.disk.disk_report import DeviceReport, Standing
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.status.disk_report import DeviceReport, Standing
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, take
 from refused_starts import shared_memory

@@ -6,8 +6,8 @@ import pytest
 
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.result import Level, Result
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.status.fleet_status import FleetStatus
 from store_servers import MooncakeServers, S3Server
 
 

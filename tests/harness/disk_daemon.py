@@ -13,8 +13,8 @@ from typing import Any, Self
 from bare_engine import WAIT_S, Engine
 from eventually import eventually
 from pagetier.client import Client, Keys
-from pagetier.daemon.disk.disk_report import DiskReport, Standing
-from pagetier.daemon.disk.status import unpack
+from pagetier.daemon.status.daemon_status import unpack
+from pagetier.daemon.status.disk_report import DiskReport, Standing
 from pagetier.shm._core import ReserveOutcome
 from process_states import is_worker, workers_of
 from running_daemon import RunningDaemon, namespace

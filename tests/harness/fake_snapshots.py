@@ -7,8 +7,6 @@ from typing import TypeVar
 import msgspec
 
 from pagetier.daemon.cli.top.history import History, Moment
-from pagetier.daemon.disk.disk_report import DiskReport, Standing
-from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.stats.snapshot import (
     ClientStats,
     DaemonStats,
@@ -19,6 +17,8 @@ from pagetier.daemon.stats.snapshot import (
     StoreStats,
     Tiers,
 )
+from pagetier.daemon.status.daemon_status import Phase
+from pagetier.daemon.status.disk_report import DiskReport, Standing
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

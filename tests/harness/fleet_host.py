@@ -13,7 +13,7 @@ import numpy.typing as npt
 from daemon_turns import PUBLISHED, Turns
 from eventually import eventually
 from pagetier.client import Client, Keys
-from pagetier.daemon.common.fleet_status import FleetStatus
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.daemon.workers.supervisor import FLEET_WORKER
 from running_daemon import RunningDaemon, namespace
 

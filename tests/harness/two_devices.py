@@ -11,7 +11,7 @@ from typing import Self
 
 from bare_engine import Engine
 from disk_daemon import FRAMES, DiskDaemon
-from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.workers.supervisor import DISK_WORKER
 from pagetier.shm.protocol import FetchOutcome
 from running_daemon import RunningDaemon

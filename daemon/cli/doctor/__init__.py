@@ -31,12 +31,12 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_users,
 )
 from pagetier.daemon.cli.doctor.result import Level, Result, ok, problem
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.loader import FILE_VARIABLE, ConfigError, load
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.shm.exit_codes import Exit
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}

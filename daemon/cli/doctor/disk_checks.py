@@ -13,11 +13,11 @@ from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.room import room_of_device
 from pagetier.daemon.config.schema import Config
-from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport, Standing
-from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
+from pagetier.daemon.status.daemon_status import Phase
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.shm.units import counted, format_size, spell_size
 
 _UNITS = "etc/systemd/system"

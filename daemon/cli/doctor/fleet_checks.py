@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.units import counted, format_size, spell_duration
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.check_host import check_host, folder_warning

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Iterator
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
-from pagetier.daemon.common.huge_page_report import FEW_REMEDY, HugePageReport
 from pagetier.daemon.config.schema import AccessOptions, Config
 from pagetier.daemon.host.arena_fit import fit, need_of
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.peer_credentials import SO_PEERPIDFD
+from pagetier.daemon.status.huge_page_report import FEW_REMEDY, HugePageReport
 from pagetier.shm.process import kernel_id_of
 from pagetier.shm.segment_files import survey
 from pagetier.shm.units import format_size

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from pagetier.daemon.cli.tables import age, count, device_line, fleet_line, quota_cells, synced
 from pagetier.daemon.cli.top.history import MINUTES, History
-from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.stats.snapshot import ClientStats, PageTier, Snapshot
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 

@@ -15,7 +15,7 @@ from bare_engine import WAIT_S, Engine
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from injection.loop_mounts import ext4, mount_again
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import LONGEST_PAUSE_S
 
 ON_DISK = range(40)  # more than fits into memory

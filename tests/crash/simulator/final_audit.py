@@ -20,7 +20,7 @@ from oracle.samples import Caps, Sample, end_of, segments_bytes
 from oracle.witness import PromptPage, Witness
 from pagetier.client import Client, Keys
 from pagetier.client.engines.events.changes import LocationChanges
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import TierFlag
 from pagetier.shm.protocol import Save, Saved
 from simulator.chapters import Verdict, responses

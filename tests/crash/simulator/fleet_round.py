@@ -18,8 +18,8 @@ import msgspec
 from eventually import Stopwatch, eventually, pace
 from oracle.checker import Kind
 from oracle.journal import read_journals
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
+from pagetier.daemon.status.fleet_status import FleetStatus
 from simulator.chapters import CARRIED, carry
 from simulator.report import Results
 from simulator.sampling import Vitals, vitals_in

@@ -19,7 +19,7 @@ from metrics_scrape import scrape
 from pagetier.client import Client
 from pagetier.client.group_match import GroupKeys
 from pagetier.client.groups import FullAttention, SlidingWindow
-from pagetier.daemon.common.advice import knee
+from pagetier.daemon.stats.size_advice import knee
 from pagetier.shm.units import format_size
 from running_daemon import RunningDaemon, namespace
 

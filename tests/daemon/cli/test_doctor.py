@@ -29,14 +29,14 @@ from pagetier.daemon.cli.doctor.host_checks import (
     check_users,
 )
 from pagetier.daemon.cli.doctor.result import Level
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
-from pagetier.daemon.disk.disk_report import DiskReport
-from pagetier.daemon.disk.status import Phase
 from pagetier.daemon.host.host import Host
+from pagetier.daemon.status.daemon_status import Phase
+from pagetier.daemon.status.disk_report import DiskReport
+from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.shm.exit_codes import Exit
 from refused_starts import fill
 from running_daemon import RunningDaemon, namespace

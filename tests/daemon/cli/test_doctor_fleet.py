@@ -11,8 +11,8 @@ from eventually import eventually
 from fleet_host import PATIENT
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet
 from pagetier.daemon.cli.doctor.result import Level, Result
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm.exit_codes import Exit
 from pagetier.tiers.fleet.object_store import UNFINISHED
 from running_daemon import RunningDaemon

@@ -14,7 +14,7 @@ from bare_engine import Engine
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from other_users import NOBODY, as_root, output_as
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from refused_starts import fill, pagetierd, still_serves
 from running_daemon import RunningDaemon
 

@@ -14,8 +14,8 @@ from daemon_turns import Turns
 from disk_daemon import FRAME, FRAMES
 from eventually import eventually
 from file_changes import write_at
-from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.metrics.disk_families import device_families
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import ReserveOutcome
 from pagetier.shm.protocol import FetchOutcome
 from small_file_systems import small_file_system

@@ -14,7 +14,7 @@ import pytest
 from bare_engine import WAIT_S, Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
 from eventually import eventually
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
 from small_file_systems import small_file_system
 

@@ -12,7 +12,7 @@ import pytest
 from bare_engine import Engine, content_of
 from disk_daemon import FRAMES, write_through
 from numbered_pages import key_of
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import Pins
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FORGET_KEYS

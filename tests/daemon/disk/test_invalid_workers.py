@@ -9,7 +9,7 @@ import pytest
 from bare_engine import Engine
 from disk_daemon import TroubledDaemon
 from fake_worker import impostor
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.protocol import FetchOutcome
 
 

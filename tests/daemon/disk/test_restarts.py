@@ -10,7 +10,7 @@ import pytest
 from bare_engine import Engine
 from disk_daemon import DiskDaemon, TroubledDaemon
 from eventually import eventually
-from pagetier.daemon.disk.disk_report import Standing
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm.exit_codes import Exit
 from pagetier.shm.protocol import FetchOutcome
 from refused_starts import pagetierd

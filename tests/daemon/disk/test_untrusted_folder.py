@@ -16,7 +16,7 @@ from bare_engine import Engine, content_of
 from disk_daemon import DiskDaemon
 from eventually import eventually
 from file_changes import flip_bit, write_at
-from pagetier.daemon.disk.disk_report import DiskReport
+from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.shm.protocol import FetchOutcome
 
 FRAMES = 16

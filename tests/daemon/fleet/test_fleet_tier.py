@@ -13,10 +13,10 @@ import pytest
 
 from in_process_server import SMALL
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.fleet_status import FleetStatus
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.disk.reads import DiskReads
 from pagetier.daemon.fleet.fleet_tier import _OPENING_S, _PATIENCE, _SILENT_S, FleetTier
+from pagetier.daemon.status.fleet_status import FleetStatus
 from pagetier.shm._core import KEY_BYTES, ReserveOutcome
 from pagetier.shm.protocol import BUILD, Reserve, Reserved, Space
 from pagetier.shm.segments import SegmentRequest, Segments, take

@@ -10,11 +10,11 @@ from fake_host import host_files
 from pagetier.daemon.cli.doctor.fleet_checks import check_fleet_folder
 from pagetier.daemon.cli.doctor.host_checks import check_huge_pages, check_shared_memory
 from pagetier.daemon.cli.doctor.result import Level
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.memory_policy import Region, advise
+from pagetier.daemon.status.huge_page_report import HugePageReport
 
 MIB = 1 << 20
 

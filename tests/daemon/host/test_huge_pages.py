@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pagetier.daemon.common.huge_page_report import HugePageReport
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.huge_pages import huge_share
 from pagetier.daemon.host.memory_policy import Region
+from pagetier.daemon.status.huge_page_report import HugePageReport
 from refused_starts import own_shm, pagetierd, with_shm
 from running_daemon import START_S
 

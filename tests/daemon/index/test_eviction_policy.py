@@ -15,10 +15,10 @@ from keyed_pages import prompt
 from learning_index import Engine
 from leaving_out import use
 from metrics_scrape import scrape, value
-from pagetier.daemon.common.eviction_report import EvictionState
 from pagetier.daemon.common.log_throttle import MINUTE_S
 from pagetier.daemon.config.schema import EvictOptions
 from pagetier.daemon.index.evictor import Evictor
+from pagetier.daemon.status.eviction_report import EvictionState
 from replay_command import Chain, replay_json, write_trace
 from running_daemon import RunningDaemon
 from virtual_time_loop import OwnTimeLoop

@@ -22,10 +22,10 @@ from open_descriptors import open_descriptors
 from other_users import NOBODY, as_root, output_as
 from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.schema import AccessOptions
-from pagetier.daemon.disk.disk_report import Standing
 from pagetier.daemon.host.peer_credentials import Rights, peer_of, rights_of
 from pagetier.daemon.index.slots import MOST_SLOTS
 from pagetier.daemon.server.control_socket import locked_out
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import (
     BUILD,

@@ -80,10 +80,10 @@ def _said(*command: str) -> list[str]:
 _CLIENT: Final = ("client/", "!client/cli/", "!client/engines/")
 _INDEX: Final = ("daemon/index/", "daemon/server/", "daemon/main.py", "daemon/lifecycle.py")
 _DAEMON: Final = (
-    *(*_INDEX, "daemon/common/", "daemon/host/"),
+    *(*_INDEX, "daemon/common/", "daemon/host/", "daemon/status/", "daemon/stats/frame_advice.py"),
     *(f"daemon/{name}.py" for name in ("memory_release", "stop_signals", "upkeep")),
 )
-_DISK: Final = ("daemon/disk/", "daemon/workers/", "tiers/", "!tiers/fleet/")
+_DISK: Final = ("daemon/disk/", "daemon/status/", "daemon/workers/", "tiers/", "!tiers/fleet/")
 _STORES: Final = (
     "tiers/disk/",
     "tiers/lmdb/",

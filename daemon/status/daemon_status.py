@@ -8,11 +8,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.eviction_report import EvictionReport
-from pagetier.daemon.common.fleet_status import FleetStatus
-from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.common.tenant_use import TenantUse
-from pagetier.daemon.disk.disk_report import DeviceReport, DiskReport
+from pagetier.daemon.status.disk_report import DeviceReport, DiskReport
+from pagetier.daemon.status.eviction_report import EvictionReport
+from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import STATUS_BYTES
 
 _LONGEST_TEXT: Final = 400

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pagetier.daemon.common.huge_page_report import HugePageReport
-from pagetier.daemon.common.tenant_use import TenantUse
-from pagetier.daemon.disk.disk_report import BudgetReport, DeviceReport, DiskReport, Standing, summed, with_state
-from pagetier.daemon.disk.status import DaemonStatus, unpack
+from pagetier.daemon.status.daemon_status import DaemonStatus, unpack
+from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, Standing, summed, with_state
+from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import DISK_DEVICES, STATUS_BYTES
 from pagetier.tiers.base import TierState
 
