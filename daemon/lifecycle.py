@@ -24,8 +24,8 @@ from pagetier.daemon.host.prefault import Prefaulted, prefault
 from pagetier.daemon.index.service import Service
 from pagetier.daemon.server.control_socket import Server
 from pagetier.daemon.stats.frame_advice import frame_advice
-from pagetier.daemon.status.daemon_status import Phase, PhaseProgress
 from pagetier.daemon.status.huge_page_report import FEW_REMEDY
+from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.stop_signals import Reported, StopRequest, meant_by
 from pagetier.daemon.upkeep import RemovedSegments, Upkeep
 from pagetier.shm.failpoints import point

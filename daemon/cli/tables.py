@@ -14,9 +14,9 @@ from rich.text import Text
 
 from pagetier.daemon.stats.size_advice import AbsentTokens
 from pagetier.daemon.stats.snapshot import ClientStats, DiskWork, LookupStats, PageTier, Snapshot, TierQuota
-from pagetier.daemon.status.daemon_status import HintReport
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm import clock
 from pagetier.shm.units import counted, format_size
 

@@ -9,7 +9,7 @@ import click
 
 from pagetier.daemon.cli.daemon_connection import Unreachable, daemon_at, socket_option, timeout_option
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
-from pagetier.daemon.status.daemon_status import Phase
+from pagetier.daemon.status.phase import Phase
 from pagetier.shm import clock
 
 _PAUSE_S: Final = 0.1

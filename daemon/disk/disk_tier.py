@@ -19,9 +19,9 @@ from pagetier.daemon.disk.saved_lookups import save_lookups
 from pagetier.daemon.disk.stop_progress import StopProgress
 from pagetier.daemon.disk.write_behind import RULES, WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.daemon.status.daemon_status import DiskCounters, PhaseProgress
-from pagetier.daemon.status.disk_report import Standing
+from pagetier.daemon.status.disk_report import DiskCounters, Standing
 from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.phase import PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages, WriteRule
 from pagetier.shm.failpoints import point

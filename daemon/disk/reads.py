@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pagetier.daemon.common.log_throttle import FaultLog
+from pagetier.daemon.disk.busy_time import BusyTime
 from pagetier.daemon.disk.pending_reads import DeviceReads, PageRead, ReadJob, WaitingFetch
-from pagetier.daemon.status.daemon_status import Busy
 from pagetier.daemon.workers.worker_process import CommandSender
 from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, ReserveOutcome
 from pagetier.shm.failpoints import point
@@ -62,7 +62,7 @@ class DiskReads:
         self._most_frames = max(1, int(header.frames * _MOST_READING))
         self._most_from_fleet = max(1, int(header.frames * _MOST_FROM_FLEET))
         self._faults = FaultLog("the disk tier cannot read a page: %s; it counts as a miss")
-        self.at_work = Busy()
+        self.at_work = BusyTime()
 
     @property
     def workers(self) -> int:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from pagetier.daemon.common.progress import Progress, no_progress, progress_for_people
-from pagetier.daemon.status.daemon_status import Phase, PhaseProgress
+from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved

@@ -9,11 +9,11 @@ from typing import Final
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
+from pagetier.daemon.disk.busy_time import BusyTime
 from pagetier.daemon.disk.device_writes import DeviceWrites
 from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.write_batch import WriteBatch
 from pagetier.daemon.disk.write_budget import Budget
-from pagetier.daemon.status.daemon_status import Busy
 from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.tiers.worker_protocol import Stored, Wrote
@@ -63,7 +63,7 @@ class WriteBehind:
         self.stores = StoreRate(self._frame_bytes)
         self.flush_all = False
         self._checked_at = 0.0
-        self.at_work = Busy()
+        self.at_work = BusyTime()
 
     def add(self, number: int, folder: str) -> DeviceWrites:
         """Adds a device, which takes no pages before it begins."""

@@ -31,7 +31,7 @@ from pagetier.daemon.http.prefetches import Prefetches
 from pagetier.daemon.index.hint_requests import EVERY_USER
 from pagetier.daemon.stats.page_lookup import UnknownNamespaceError, found_pages, namespace_named
 from pagetier.daemon.stats.snapshot_reader import take_snapshot
-from pagetier.daemon.status.daemon_status import Phase
+from pagetier.daemon.status.phase import Phase
 from pagetier.shm._core import KEY_BYTES, NamespaceRecord, Observer
 
 _OPEN: Final = frozenset({"/metrics", "/healthz"})

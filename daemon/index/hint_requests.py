@@ -8,7 +8,7 @@ import msgspec
 
 from pagetier.daemon.common.namespaces import means
 from pagetier.daemon.config.schema import EvictOptions
-from pagetier.daemon.status.daemon_status import HintReport
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm._core import KEY_BYTES, NO_ENTRY, HintKind, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import HINT_KEYS, HintPages, PagesHinted, Reserve

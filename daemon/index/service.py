@@ -33,7 +33,7 @@ from pagetier.daemon.index.scan_queue import ScanQueue
 from pagetier.daemon.index.shortage import Shortage
 from pagetier.daemon.index.slots import has_slot, why_no_slot
 from pagetier.daemon.index.tenants import Tenants
-from pagetier.daemon.status.daemon_status import Phase, PhaseProgress
+from pagetier.daemon.status.phase import Phase, PhaseProgress
 from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.geometry import Geometry

@@ -30,9 +30,10 @@ from pagetier.daemon.metrics.instruments import (
 from pagetier.daemon.metrics.lookup_families import lookup_families, prediction_families
 from pagetier.daemon.metrics.sample import Sample
 from pagetier.daemon.stats.frame_advice import pages_that_fit
-from pagetier.daemon.status.daemon_status import HintReport, Phase
 from pagetier.daemon.status.eviction_report import EvictionState
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
+from pagetier.daemon.status.phase import Phase
 from pagetier.shm._core import FORMAT, SLOTS
 from pagetier.shm.protocol import PROTOCOL
 

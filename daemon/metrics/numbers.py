@@ -6,10 +6,12 @@ import msgspec
 
 from pagetier.daemon.common.histogram import Histogram
 from pagetier.daemon.common.namespaces import IdleCounts
-from pagetier.daemon.status.daemon_status import DiskCounters, HintReport, PhaseProgress
+from pagetier.daemon.status.disk_report import DiskCounters
 from pagetier.daemon.status.eviction_report import EvictionReport
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.phase import PhaseProgress
 from pagetier.daemon.status.tenant_use import TenantUse
 
 

@@ -11,11 +11,12 @@ import msgspec
 
 from pagetier.daemon.stats.frame_advice import frame_advice
 from pagetier.daemon.stats.size_advice import AbsentTokens
-from pagetier.daemon.status.daemon_status import HintReport, Phase
 from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.eviction_report import EvictionReport
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.phase import Phase
 
 
 class PageTier(msgspec.Struct, frozen=True, kw_only=True):

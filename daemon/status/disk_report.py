@@ -108,6 +108,22 @@ class DiskReport(_FilesReport, frozen=True, kw_only=True):
         return len(self.devices) > 1
 
 
+class DiskCounters(msgspec.Struct, frozen=True):
+    """Counters of the disk tier's work.
+
+    Attributes:
+        report: The published status.
+        writing: Pages that are being written.
+        write_seconds: How long writes were in progress since the daemon started.
+        read_seconds: How long reads were in progress since the daemon started.
+    """
+
+    report: DiskReport
+    writing: int
+    write_seconds: float
+    read_seconds: float
+
+
 _PROGRESS: Final = (Standing.OPEN, Standing.STARTING, Standing.RESIZING, Standing.DOWN, Standing.NONE)
 _SUMS: Final = ("cap", "room_frames", "file_bytes", "disk_free", "disk_total", "damaged", "device_bytes", "restarts")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pagetier.daemon.status.daemon_status import DaemonStatus, HintReport, PhaseProgress
+from pagetier.daemon.status.daemon_status import DaemonStatus
 from pagetier.daemon.status.disk_report import BudgetReport, DeviceReport, DiskReport, summed
 from pagetier.daemon.status.eviction_report import EvictionReport
 from pagetier.daemon.status.fleet_status import FleetStatus
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.phase import PhaseProgress
 from pagetier.daemon.status.tenant_use import TenantUse
 from pagetier.shm._core import Owner
 

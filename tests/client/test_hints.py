@@ -10,7 +10,7 @@ import pytest
 from eventually import eventually
 from keyed_pages import in_memory, prompt, store
 from pagetier.client import NO_HINT, Client, Hint
-from pagetier.daemon.status.daemon_status import HintReport
+from pagetier.daemon.status.hint_report import HintReport
 from pagetier.shm._core import KEY_BYTES, HintKind
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import BUILD, Attach, HintPages, PagesHinted

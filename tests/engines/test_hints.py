@@ -6,7 +6,7 @@ from typing import Any
 
 from eventually import eventually
 from one_host import Scene, exact, hybrid, prompt, scene_of
-from pagetier.daemon.status.daemon_status import HintReport
+from pagetier.daemon.status.hint_report import HintReport
 
 
 def counts(scene: Scene) -> HintReport:

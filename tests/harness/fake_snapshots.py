@@ -17,8 +17,8 @@ from pagetier.daemon.stats.snapshot import (
     StoreStats,
     Tiers,
 )
-from pagetier.daemon.status.daemon_status import Phase
 from pagetier.daemon.status.disk_report import DiskReport, Standing
+from pagetier.daemon.status.phase import Phase
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 

@@ -16,8 +16,8 @@ from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
 from pagetier.daemon.stats.snapshot import Snapshot
-from pagetier.daemon.status.daemon_status import Phase
 from pagetier.daemon.status.disk_report import DeviceReport, DiskReport, Standing
+from pagetier.daemon.status.phase import Phase
 from pagetier.shm.units import counted, format_size, spell_size
 
 _UNITS = "etc/systemd/system"

@@ -34,9 +34,9 @@ from pagetier.daemon.config.id_ranges import IdRange
 from pagetier.daemon.config.loader import Config
 from pagetier.daemon.config.schema import AccessOptions, ArenaOptions, IndexOptions
 from pagetier.daemon.host.host import Host
-from pagetier.daemon.status.daemon_status import Phase
 from pagetier.daemon.status.disk_report import DiskReport
 from pagetier.daemon.status.huge_page_report import HugePageReport
+from pagetier.daemon.status.phase import Phase
 from pagetier.shm.exit_codes import Exit
 from refused_starts import fill
 from running_daemon import RunningDaemon, namespace
