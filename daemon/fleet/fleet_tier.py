@@ -16,7 +16,7 @@ from pagetier.daemon.disk.reads import FLEET, DiskReads
 from pagetier.daemon.fleet.absent_pages import UNREADABLE_S
 from pagetier.daemon.fleet.breaker import Call
 from pagetier.daemon.fleet.fleet_health import FleetHealth
-from pagetier.daemon.fleet.questions import Answered, Locates
+from pagetier.daemon.fleet.questions import Answered, FleetQuestions
 from pagetier.daemon.fleet.read_rate import ReadRate
 from pagetier.daemon.fleet.write_through import WriteThrough
 from pagetier.daemon.status.fleet_status import FleetStatus
@@ -78,7 +78,7 @@ class FleetTier:
         self._publish = publish
         self._send: CommandSender = no_worker
         self._health = FleetHealth(self._follow_breaker)
-        self.locates = Locates(loop, options.ask_timeout, self._answered)
+        self.questions = FleetQuestions(loop, options.ask_timeout, self._answered)
         self.writes = WriteThrough(self._owner.header().arena_bytes)
         self.writes.rate = options.rate
         self._supervisor = Supervisor(segments, options.fleet, self, loop, self._source(socket))
@@ -124,7 +124,7 @@ class FleetTier:
     def follow(self, options: RemoteOptions) -> None:
         """Applies the settings that may change while engines run."""
         self._options = options
-        self.locates.ask_timeout, self.writes.rate = options.ask_timeout, options.rate
+        self.questions.ask_timeout, self.writes.rate = options.ask_timeout, options.rate
         self.writes.enabled = self.configured and options.write == "through"
         if options.write != "through":
             self.writes.drop_all()
@@ -135,7 +135,7 @@ class FleetTier:
         def answer(sizes: bytes) -> None:
             reply(Located(request.number, sizes, self.report.rate))
 
-        ask = self.locates.ask if self._asks else self.locates.refuse
+        ask = self.questions.ask if self._asks else self.questions.refuse
         ask(request, answer)
 
     def note_stored(self, request: bytes | Reserve, response: bytes | Reserved, nbytes: int) -> None:
@@ -169,7 +169,7 @@ class FleetTier:
 
     def _tidy_open(self, now: float) -> None:
         if self._health.reads.take_probe(now):
-            self.locates.probe(self._probed)
+            self.questions.probe(self._probed)
         if self._health.reads.is_open:
             return
         if not self._health.writes.is_open:
@@ -199,7 +199,7 @@ class FleetTier:
         self._heard_at = self._loop.time()
         match report:
             case Found():
-                self.locates.found(report)
+                self.questions.found(report)
             case HasRead():
                 self._has_read(report)
             case Wrote():
@@ -219,8 +219,8 @@ class FleetTier:
         self._is_open, self._send = False, no_worker
         self._owner.set_fleet_breaker(1)
         self._owner.reap(slot)
-        self.locates.send = no_worker
-        self.locates.lost()
+        self.questions.send = no_worker
+        self.questions.lost()
         self.writes.lost()
         self._rate.lost()
         self._reads.lost(FLEET)
@@ -236,7 +236,7 @@ class FleetTier:
     def _open(self, state: FleetState) -> None:
         self._is_open = True
         self._health.answers()
-        self.locates.send = self._send
+        self.questions.send = self._send
         self.writes.begin(self._send)
         self.follow(self._options)
         self._owner.set_fleet_breaker(0)
@@ -248,7 +248,7 @@ class FleetTier:
         done = self._reads.end_pages(FLEET, report)
         now = self._loop.time()
         if report.damaged:
-            self.locates.absent.add(report.damaged, now, UNREADABLE_S)
+            self.questions.absent.add(report.damaged, now, UNREADABLE_S)
         self._rate.came(report, done.nbytes, now)
         self.report = msgspec.structs.replace(
             self.report,
@@ -277,7 +277,7 @@ class FleetTier:
 
     def _note(self, **news: object) -> None:
         """Takes over the fields in `news` and the current values of the others, and publishes them."""
-        counts = {answered.value: count for answered, count in self.locates.counts.items()}
+        counts = {answered.value: count for answered, count in self.questions.counts.items()}
         state = {
             "breaker_open": self._health.reads.is_open,
             "openings": self._health.reads.openings,

@@ -1,4 +1,4 @@
-"""Locates pages in the fleet for engines: each request is answered within `remote.ask_timeout`."""
+"""Asks the fleet which pages it has, for engines: each request is answered within `remote.ask_timeout`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Question(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle
 
 
-class Locates:
+class FleetQuestions:
     """The questions to the fleet. On the loop's thread only.
 
     Attributes:

@@ -217,7 +217,7 @@ def daemon_numbers(service: Service) -> DaemonNumbers:
         hints=service.hints.report,
         huge_pages=service.disk.huge_pages,
         fleet=service.fleet.report,
-        question_seconds=service.fleet.locates.seconds,
+        question_seconds=service.fleet.questions.seconds,
         tenants=service.tenants.report(),
         quota_rejections=dict(service.tenants.rejections),
         advise_window=service.in_force.config.advise.window,

@@ -14,7 +14,7 @@ import pytest
 
 from disk_daemon import FRAMES, DiskDaemon
 from eventually import eventually, pace
-from looked_up import PAGE, advice, advice_after, serve
+from lookup_advice import PAGE, advice, advice_after, serve
 from metrics_scrape import scrape
 from pagetier.client import Client
 from pagetier.client.group_match import GroupKeys

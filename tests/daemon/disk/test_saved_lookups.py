@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from disk_daemon import FRAMES, IN_FILES, IN_LMDB, DiskDaemon
-from looked_up import advice, advice_after, serve
+from lookup_advice import advice, advice_after, serve
 from running_daemon import namespace
 
 PROMPTS = (1, 2, 1, 3, 2, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.fleet.absent_pages import AbsentPages
-from pagetier.daemon.fleet.questions import Answered, Locates
+from pagetier.daemon.fleet.questions import Answered, FleetQuestions
 from pagetier.shm.protocol import Locate, ProtocolError, Space
 from pagetier.tiers.worker_protocol import Command, Find, Found
 
@@ -19,15 +19,15 @@ TWO_PAGES = Locate(7, b"a" * 32 + b"b" * 32, bytes(8), (SPACE,))
 
 
 class Asked:
-    """Locates whose worker is this object, which notes what it is asked and what becomes of it."""
+    """The questions to a fleet whose worker is this object, which notes what it is asked and what becomes of it."""
 
     def __init__(self, ask_timeout: float = ASK_S) -> None:
         self.commands: list[Find] = []
         self.ends: list[Answered] = []
         self.troubles: list[str] = []
         self.sizes: list[bytes] = []
-        self.locates = Locates(asyncio.get_running_loop(), ask_timeout, self.ended)
-        self.locates.send = self.send
+        self.questions = FleetQuestions(asyncio.get_running_loop(), ask_timeout, self.ended)
+        self.questions.send = self.send
 
     def ended(self, answered: Answered, trouble: str) -> None:
         self.ends.append(answered)
@@ -38,7 +38,7 @@ class Asked:
         self.commands.append(command)
 
     def ask(self, request: Locate = TWO_PAGES) -> None:
-        self.locates.ask(request, self.sizes.append)
+        self.questions.ask(request, self.sizes.append)
 
 
 async def test_an_answer_is_passed_on() -> None:
@@ -46,10 +46,10 @@ async def test_an_answer_is_passed_on() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
     asked.ask()
     sizes = (4096).to_bytes(8, "little") + bytes(8)
-    asked.locates.found(Found(asked.commands[0].number, sizes, ""))
+    asked.questions.found(Found(asked.commands[0].number, sizes, ""))
     assert asked.sizes == [sizes] and asked.ends == [Answered.FOUND]
     await loop_clock.pause(2 * ASK_S)
-    assert asked.sizes == [sizes] and asked.locates.counts[Answered.FOUND] == 1 and not failed
+    assert asked.sizes == [sizes] and asked.questions.counts[Answered.FOUND] == 1 and not failed
 
 
 async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
@@ -59,7 +59,7 @@ async def test_a_late_answer_is_nothing_and_is_ignored_when_it_comes() -> None:
     assert not asked.sizes and not asked.ends
     await loop_clock.pause(0.02 * ASK_S)
     assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
-    asked.locates.found(Found(asked.commands[0].number, b"\1" * 16, ""))
+    asked.questions.found(Found(asked.commands[0].number, b"\1" * 16, ""))
     assert len(asked.sizes) == 1
 
 
@@ -67,20 +67,20 @@ async def test_a_failed_or_lost_question_is_answered_at_once() -> None:
     asked = Asked()
     asked.ask()
     asked.ask()
-    asked.locates.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
-    asked.locates.lost()
+    asked.questions.found(Found(asked.commands[0].number, bytes(16), "the store is gone"))
+    asked.questions.lost()
     assert asked.sizes == [bytes(16)] * 2 and asked.ends == [Answered.ERROR] * 2
-    assert asked.locates.counts[Answered.LATE] == 0, "an error that comes at once is not late"
+    assert asked.questions.counts[Answered.LATE] == 0, "an error that comes at once is not late"
     assert asked.troubles == ["the store is gone", "its worker has ended"]
 
 
 async def test_an_absent_head_is_not_asked_for_again_at_once() -> None:
     asked = Asked()
     asked.ask()
-    asked.locates.found(Found(asked.commands[0].number, bytes(16), ""))
+    asked.questions.found(Found(asked.commands[0].number, bytes(16), ""))
     asked.ask()
     assert len(asked.commands) == 1 and asked.sizes == [bytes(16)] * 2
-    assert asked.locates.counts[Answered.ABSENT] == 2 and asked.ends == [Answered.ABSENT]
+    assert asked.questions.counts[Answered.ABSENT] == 2 and asked.ends == [Answered.ABSENT]
 
 
 async def test_an_absent_head_is_asked_for_again_while_other_pages_are_found() -> None:
@@ -88,7 +88,7 @@ async def test_an_absent_head_is_asked_for_again_while_other_pages_are_found() -
     sizes = bytes(8) + (4096).to_bytes(8, "little")
     for number in range(2):
         asked.ask()
-        asked.locates.found(Found(asked.commands[number].number, sizes, ""))
+        asked.questions.found(Found(asked.commands[number].number, sizes, ""))
     assert asked.sizes == [sizes] * 2 and asked.ends == [Answered.FOUND] * 2
 
 
@@ -106,14 +106,14 @@ async def test_an_invalid_question_is_not_asked(request_: Locate) -> None:
     asked = Asked()
     asked.ask(request_)
     assert not asked.commands and asked.sizes == [bytes(len(request_.keys) // 32 * 8)]
-    assert asked.locates.counts[Answered.REFUSED] == 1
+    assert asked.questions.counts[Answered.REFUSED] == 1
 
 
 async def test_an_answer_for_other_pages_is_an_error_of_the_worker_and_leaves_the_question_to_its_time() -> None:
     asked = Asked()
     asked.ask()
     with pytest.raises(ProtocolError):
-        asked.locates.found(Found(asked.commands[0].number, bytes(8), ""))
+        asked.questions.found(Found(asked.commands[0].number, bytes(8), ""))
     assert not asked.sizes
     await loop_clock.pause(1.01 * ASK_S)
     assert asked.sizes == [bytes(16)] and asked.ends == [Answered.LATE]
