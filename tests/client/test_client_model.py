@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from client_world import PAGES, PROMPTS, Held, Room, World, keys_of
+from client_world import PAGES, PROMPTS, ClientWorld, Held, Room, keys_of
 from eventually import eventually
 from keyed_pages import PAGE, assert_exact, page_of, store
 from pagetier.client import Keys, Outcome
@@ -31,7 +31,7 @@ LONG_S = 10.0
 
 
 class ClientMachine(RuleBasedStateMachine):
-    world: ClassVar[World]
+    world: ClassVar[ClientWorld]
 
     @initialize()
     def begin(self) -> None:
@@ -225,14 +225,14 @@ class ClientMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
+def world() -> Iterator[ClientWorld]:
     with tempfile.TemporaryDirectory(prefix="pagetier-test-") as folder:
-        world = World(Path(folder))
+        world = ClientWorld(Path(folder))
         yield world
         world.end()
 
 
-def test_clients_get_true_results(world: World) -> None:
+def test_clients_get_true_results(world: ClientWorld) -> None:
     ClientMachine.world = world
     run_state_machine_as_test(
         ClientMachine,

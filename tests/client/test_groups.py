@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from core_records import increased
 from disk_daemon import write_through
 from eventually import eventually
-from fake_disk import DiskDaemon
+from fake_disk import FakeDiskDaemon
 from keyed_pages import assert_exact, prompt, store
 from pagetier.client import (
     ChunkedAttention,
@@ -61,7 +61,7 @@ def store_all(client: Client, *parts: Keys) -> None:
         assert store(client, keys, PAGE, timeout=LONG_S).stored == len(keys)
 
 
-def counts_of(daemon: DiskDaemon) -> AttachmentCounts:
+def counts_of(daemon: FakeDiskDaemon) -> AttachmentCounts:
     """Returns the counters of all clients."""
     index, locks, _ = daemon.memory.descriptors
     return Observer(index, locks).counts()
@@ -77,8 +77,8 @@ def loads(client: Client, found: GroupMatch) -> None:
 
 
 @pytest.fixture
-def daemon() -> Iterator[DiskDaemon]:
-    with DiskDaemon() as running:
+def daemon() -> Iterator[FakeDiskDaemon]:
+    with FakeDiskDaemon() as running:
         yield running
 
 
@@ -205,7 +205,7 @@ def test_another_process_adopts_the_matches_of_all_groups(client: Client) -> Non
         match.release()
 
 
-def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: DiskDaemon, client: Client) -> None:
+def test_a_lookup_counts_what_the_longest_hit_would_need(daemon: FakeDiskDaemon, client: Client) -> None:
     """The hit is 240 of 384 tokens with 15 + 3 + 1 pages; the rest would need 9 + 3 + 1 more."""
     full, window, state = groups = asked()
     store_all(client, full.keys[:20], window.keys[:20], state.keys[:5])
@@ -242,7 +242,7 @@ def test_without_a_daemon_all_groups_miss(tmp_path: Path) -> None:
 # ---- with a disk
 
 
-def test_one_prefetch_requests_all_pages_on_disk(daemon: DiskDaemon, client: Client) -> None:
+def test_one_prefetch_requests_all_pages_on_disk(daemon: FakeDiskDaemon, client: Client) -> None:
     full, window, state = asked(192)
     store_all(client, full.keys, window.keys, state.keys)
     daemon.write_out()

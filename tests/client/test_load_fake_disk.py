@@ -15,7 +15,7 @@ import pytest
 
 from child_process import in_child
 from fake_daemon import Peer
-from fake_disk import DiskDaemon
+from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client
@@ -38,13 +38,13 @@ def assert_prefix(pages: Any, count: int) -> None:
 
 
 @pytest.fixture
-def daemon() -> Iterator[DiskDaemon]:
-    with DiskDaemon() as running:
+def daemon() -> Iterator[FakeDiskDaemon]:
+    with FakeDiskDaemon() as running:
         yield running
 
 
 @pytest.fixture
-def client(daemon: DiskDaemon) -> Iterator[Client]:
+def client(daemon: FakeDiskDaemon) -> Iterator[Client]:
     """Yields a client whose ten pages are on disk, three of them in memory too."""
     with daemon.client(timeout=LONG_S) as attached:
         assert store(attached, KEYS, PAGE).stored == 10
@@ -54,7 +54,7 @@ def client(daemon: DiskDaemon) -> Iterator[Client]:
 
 
 @contextmanager
-def answering(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iterator[list[Fetch]]:
+def answering(daemon: FakeDiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iterator[list[Fetch]]:
     """Answers the next prefetch request with `answer`; the request is in the list when the block ends."""
     asked: list[Fetch] = []
 
@@ -69,7 +69,9 @@ def answering(daemon: DiskDaemon, answer: Callable[[Peer, Fetch], None]) -> Iter
     thread.join()
 
 
-def loaded(daemon: DiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = LONG_S) -> int:
+def loaded(
+    daemon: FakeDiskDaemon, client: Client, answer: Callable[[Peer, Fetch], None], timeout: float = LONG_S
+) -> int:
     """Loads the prompt while its request is answered, asserts that a prefix was loaded, and returns its length."""
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, answering(daemon, answer):
@@ -78,7 +80,7 @@ def loaded(daemon: DiskDaemon, client: Client, answer: Callable[[Peer, Fetch], N
     return count
 
 
-def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
+def partly(daemon: FakeDiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
     """Returns an answer that reads `pages` pages and reports the others as still being read."""
 
     def answer(peer: Peer, request: Fetch) -> None:
@@ -90,7 +92,7 @@ def partly(daemon: DiskDaemon, pages: int) -> Callable[[Peer, Fetch], None]:
     return answer
 
 
-def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: DiskDaemon, client: Client) -> None:
+def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: FakeDiskDaemon, client: Client) -> None:
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         assert (len(match), match.available_pages) == (3, 10)
@@ -102,7 +104,7 @@ def test_pinned_pages_and_pages_on_disk_are_loaded(daemon: DiskDaemon, client: C
     assert daemon.write_out() == 10, "no page is pinned any more"
 
 
-def test_a_prompt_that_is_only_on_disk_is_loaded(daemon: DiskDaemon, client: Client) -> None:
+def test_a_prompt_that_is_only_on_disk_is_loaded(daemon: FakeDiskDaemon, client: Client) -> None:
     daemon.write_out()
     for out in (np.zeros_like(PAGES), [bytearray(PAGE) for _ in range(10)]):
         with client.match(KEYS) as match, answering(daemon, daemon.fulfil):
@@ -114,7 +116,7 @@ def test_a_prompt_that_is_only_on_disk_is_loaded(daemon: DiskDaemon, client: Cli
 
 @pytest.mark.parametrize("first", range(11))
 @pytest.mark.parametrize("form", ["one", "list"])
-def test_a_load_starts_at_any_page(daemon: DiskDaemon, client: Client, first: int, form: str) -> None:
+def test_a_load_starts_at_any_page(daemon: FakeDiskDaemon, client: Client, first: int, form: str) -> None:
     out = np.zeros_like(PAGES[first:])
     given: Any = out if form == "one" else list(out)
     with client.match(KEYS) as match:
@@ -130,7 +132,9 @@ def test_a_load_starts_at_any_page(daemon: DiskDaemon, client: Client, first: in
 
 @pytest.mark.parametrize("form", ["one", "list"])
 @pytest.mark.parametrize("room", [0, 2, 3, 5])
-def test_a_load_requests_only_pages_that_have_room(daemon: DiskDaemon, client: Client, room: int, form: str) -> None:
+def test_a_load_requests_only_pages_that_have_room(
+    daemon: FakeDiskDaemon, client: Client, room: int, form: str
+) -> None:
     out = np.zeros((room, PAGE), np.uint8)
     given: Any = out if form == "one" else list(out)
     with client.match(KEYS) as match:
@@ -144,7 +148,7 @@ def test_a_load_requests_only_pages_that_have_room(daemon: DiskDaemon, client: C
     assert np.array_equal(out, PAGES[:room])
 
 
-def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) -> None:
+def test_buffers_of_another_size_are_a_miss(daemon: FakeDiskDaemon, client: Client) -> None:
     with client.match(KEYS) as match:
         assert client.load(match, bytearray(PAGE * 10 + 1)) == 0
         assert daemon.fetches.empty()
@@ -157,13 +161,13 @@ def test_buffers_of_another_size_are_a_miss(daemon: DiskDaemon, client: Client) 
         client.load(match, bytes(PAGE * 10), timeout=0)
 
 
-def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_returns_a_prefix_when_some_pages_are_late(daemon: FakeDiskDaemon, client: Client) -> None:
     assert loaded(daemon, client, partly(daemon, 4)) == 7
 
 
 @pytest.mark.parametrize(("lost", "left"), [("one page", 5), ("all pages", 3)])
 def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
-    daemon: DiskDaemon, client: Client, lost: str, left: int
+    daemon: FakeDiskDaemon, client: Client, lost: str, left: int
 ) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.owner.disk_damaged(KEYS[5]) if lost == "one page" else daemon.owner.flush(-1, TierFlag.BOTH)
@@ -174,7 +178,7 @@ def test_a_load_ends_at_a_page_that_is_lost_on_disk_meanwhile(
 
 @pytest.mark.parametrize("outcomes", [b"", bytes(7), bytes(100), bytes([255] * 7)])
 def test_a_load_does_not_trust_the_outcomes_in_the_response(
-    daemon: DiskDaemon, client: Client, outcomes: bytes
+    daemon: FakeDiskDaemon, client: Client, outcomes: bytes
 ) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         peer.send(Fetched(request.number, outcomes, "nonsense"))
@@ -183,7 +187,7 @@ def test_a_load_does_not_trust_the_outcomes_in_the_response(
 
 
 def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(
-    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_block(monkeypatch)
     out = np.zeros_like(PAGES)
@@ -202,7 +206,7 @@ def test_a_load_without_a_response_times_out_and_the_next_does_not_wait(
     assert np.array_equal(out, PAGES)
 
 
-def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemon, client: Client) -> None:
+def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: FakeDiskDaemon, client: Client) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         daemon.bring_in(request.keys)
 
@@ -210,7 +214,9 @@ def test_pages_that_reach_memory_without_a_response_are_loaded(daemon: DiskDaemo
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
-def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, client: Client, timeout: float) -> None:
+def test_a_load_without_a_timeout_returns_pages_in_memory(
+    daemon: FakeDiskDaemon, client: Client, timeout: float
+) -> None:
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match:
         assert client.load(match, out, timeout=timeout) == 3
@@ -222,7 +228,7 @@ def test_a_load_without_a_timeout_returns_pages_in_memory(daemon: DiskDaemon, cl
     assert np.array_equal(out, PAGES)
 
 
-def test_adopted_and_released_matches_send_no_request(daemon: DiskDaemon, client: Client) -> None:
+def test_adopted_and_released_matches_send_no_request(daemon: FakeDiskDaemon, client: Client) -> None:
     out = np.zeros_like(PAGES)
     with client.match(KEYS) as match, client.adopt(pickle.loads(pickle.dumps(match))) as adopted:
         assert client.load(adopted, out) == 3
@@ -231,7 +237,7 @@ def test_adopted_and_released_matches_send_no_request(daemon: DiskDaemon, client
 
 
 @pytest.mark.parametrize("how", ["close", "hang up"])
-def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, client: Client, how: str) -> None:
+def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: FakeDiskDaemon, client: Client, how: str) -> None:
     def answer(peer: Peer, request: Fetch) -> None:
         client.close() if how == "close" else daemon.hang_up()
 
@@ -239,7 +245,7 @@ def test_a_load_ends_when_the_daemon_or_the_client_closes(daemon: DiskDaemon, cl
     assert count == 3 or (how == "close" and count == 0), "the client was closed before anything was copied"
 
 
-def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) -> None:
+def test_a_load_in_a_forked_child_is_a_miss(daemon: FakeDiskDaemon, client: Client) -> None:
     with client.match(KEYS) as match:
 
         def child() -> None:
@@ -252,14 +258,14 @@ def test_a_load_in_a_forked_child_is_a_miss(daemon: DiskDaemon, client: Client) 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_the_second_match_of_a_load_may_find_less(
-    daemon: DiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDiskDaemon, client: Client, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = client.match(KEYS[:left])
     monkeypatch.setattr(client, "_rematch", lambda session, keys, match: found)
     assert loaded(daemon, client, daemon.fulfil) == 3
 
 
-def test_many_threads_load_the_same_pages(daemon: DiskDaemon, client: Client) -> None:
+def test_many_threads_load_the_same_pages(daemon: FakeDiskDaemon, client: Client) -> None:
     """Pages leave memory and return during the loads."""
 
     def work(_: int) -> int:

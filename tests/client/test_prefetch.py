@@ -16,7 +16,7 @@ import pytest
 from child_process import in_child
 from eventually import eventually
 from fake_daemon import Peer
-from fake_disk import DiskDaemon
+from fake_disk import FakeDiskDaemon
 from keyed_pages import in_memory, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, Keys, Prefetch
@@ -39,8 +39,8 @@ def answer(peer: Peer, request: Fetch) -> None:
 
 
 @pytest.fixture
-def daemon() -> Iterator[DiskDaemon]:
-    with DiskDaemon() as running:
+def daemon() -> Iterator[FakeDiskDaemon]:
+    with FakeDiskDaemon() as running:
         yield running
 
 
@@ -61,7 +61,7 @@ def locked_by_another_thread(guard: threading.RLock) -> Iterator[None]:
     thread.join()
 
 
-def on_disk(daemon: DiskDaemon, client: Client, count: int) -> Keys:
+def on_disk(daemon: FakeDiskDaemon, client: Client, count: int) -> Keys:
     """Returns the keys of pages that are on disk only."""
     keys = prompt(0, count)
     assert store(client, keys, PAGE).stored == count
@@ -69,7 +69,7 @@ def on_disk(daemon: DiskDaemon, client: Client, count: int) -> Keys:
     return keys
 
 
-def test_a_scheduler_requests_once_and_polls(daemon: DiskDaemon, client: Client) -> None:
+def test_a_scheduler_requests_once_and_polls(daemon: FakeDiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     with client.match(keys) as match:
         assert (len(match), match.available_pages) == (0, 8)
@@ -85,7 +85,7 @@ def test_a_scheduler_requests_once_and_polls(daemon: DiskDaemon, client: Client)
     assert in_memory(client, keys) == 8
 
 
-def test_a_match_reports_its_available_pages(daemon: DiskDaemon, client: Client) -> None:
+def test_a_match_reports_its_available_pages(daemon: FakeDiskDaemon, client: Client) -> None:
     keys = on_disk(daemon, client, 8)
     daemon.bring_in(keys[:3])
     with client.match(prompt(0, 10)) as match:
@@ -109,7 +109,7 @@ def test_a_match_reports_its_available_pages(daemon: DiskDaemon, client: Client)
     ],
 )
 def test_a_prefetch_counts_the_leading_pages_in_memory(
-    daemon: DiskDaemon, client: Client, outcomes: bytes, pages: int
+    daemon: FakeDiskDaemon, client: Client, outcomes: bytes, pages: int
 ) -> None:
     prefetch = client.prefetch(prompt(0, 4))
     peer, request = daemon.next_fetch()
@@ -117,7 +117,7 @@ def test_a_prefetch_counts_the_leading_pages_in_memory(
     assert prefetch.wait(10) == pages and prefetch.ready
 
 
-def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: DiskDaemon, client: Client) -> None:
+def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: FakeDiskDaemon, client: Client) -> None:
     prefetch, other = client.prefetch(prompt(0, 2)), client.prefetch(prompt(1, 1))
     peer, request = daemon.next_fetch()
     peer.send(
@@ -132,7 +132,7 @@ def test_responses_to_other_requests_and_of_other_types_are_ignored(daemon: Disk
     assert client.attached
 
 
-def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, client: Client) -> None:
+def test_responses_out_of_order_reach_their_prefetches(daemon: FakeDiskDaemon, client: Client) -> None:
     prefetches = [client.prefetch(prompt(count, count)) for count in range(1, 6)]
     asked = [daemon.next_fetch() for _ in prefetches]
     for peer, request in reversed(asked):
@@ -141,7 +141,7 @@ def test_responses_out_of_order_reach_their_prefetches(daemon: DiskDaemon, clien
 
 
 def test_waiting_ends_at_the_timeout_and_may_be_repeated(
-    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never_block(monkeypatch)
     prefetch = client.prefetch(prompt(0, 3), timeout=60)
@@ -161,7 +161,7 @@ def test_waiting_ends_at_the_timeout_and_may_be_repeated(
     assert prefetch.wait(float("inf")) == 3
 
 
-def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: DiskDaemon, client: Client) -> None:
+def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: FakeDiskDaemon, client: Client) -> None:
     with Client("/nowhere/pagetier.sock") as alone:
         for prefetch in (alone.prefetch(prompt(0, 3)), client.prefetch(prompt(0, 0))):
             assert prefetch.ready and prefetch.wait(10) == 0
@@ -171,7 +171,7 @@ def test_without_a_daemon_a_prefetch_is_ready_at_once(daemon: DiskDaemon, client
 
 
 @pytest.mark.parametrize("how", ["closed", "hung up"])
-def test_a_prefetch_ends_with_the_connection(daemon: DiskDaemon, client: Client, how: str) -> None:
+def test_a_prefetch_ends_with_the_connection(daemon: FakeDiskDaemon, client: Client, how: str) -> None:
     prefetch = client.prefetch(prompt(0, 3), timeout=60)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(prefetch.wait, 60)
@@ -180,7 +180,7 @@ def test_a_prefetch_ends_with_the_connection(daemon: DiskDaemon, client: Client,
         assert waiting.result(5) == 0 and prefetch.ready
 
 
-def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: DiskDaemon, client: Client) -> None:
+def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: FakeDiskDaemon, client: Client) -> None:
     for number in range(20):
         client.prefetch(prompt(number, 3))
     gc.collect()
@@ -192,7 +192,7 @@ def test_a_dropped_prefetch_is_forgotten_when_it_is_answered(daemon: DiskDaemon,
     assert store(client, prompt(100, 2), PAGE).stored == 2
 
 
-def test_a_prefetch_is_ready_in_a_forked_child(daemon: DiskDaemon, client: Client) -> None:
+def test_a_prefetch_is_ready_in_a_forked_child(daemon: FakeDiskDaemon, client: Client) -> None:
     asked, answered = client.prefetch(prompt(0, 3), timeout=60), client.prefetch(prompt(0, 3))
     daemon.next_fetch()
     answer(*daemon.next_fetch())
@@ -206,7 +206,7 @@ def test_a_prefetch_is_ready_in_a_forked_child(daemon: DiskDaemon, client: Clien
     assert not asked.ready and answered.wait(0) == 3
 
 
-def test_threads_get_the_responses_to_their_own_requests(daemon: DiskDaemon, client: Client) -> None:
+def test_threads_get_the_responses_to_their_own_requests(daemon: FakeDiskDaemon, client: Client) -> None:
     """Some threads wait, some poll, some drop their prefetches and others store: each gets its own response."""
 
     def work(thread: int) -> None:
@@ -224,7 +224,7 @@ def test_threads_get_the_responses_to_their_own_requests(daemon: DiskDaemon, cli
 
 
 @contextmanager
-def answering_at_once(daemon: DiskDaemon) -> Iterator[None]:
+def answering_at_once(daemon: FakeDiskDaemon) -> Iterator[None]:
     over = threading.Event()
 
     def serve() -> None:
@@ -243,7 +243,7 @@ def answering_at_once(daemon: DiskDaemon) -> Iterator[None]:
 
 
 def test_a_slow_disk_rejects_no_store_and_no_other_prefetch(
-    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock
+    daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock
 ) -> None:
     slow = client.prefetch(prompt(0, 3), timeout=HOUR_S)
     standing_clock.passes(HOUR_S)
@@ -256,7 +256,7 @@ def test_a_slow_disk_rejects_no_store_and_no_other_prefetch(
 
 
 def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
-    daemon: DiskDaemon, client: Client, standing_clock: VirtualClock
+    daemon: FakeDiskDaemon, client: Client, standing_clock: VirtualClock
 ) -> None:
     late = client.prefetch(prompt(0, 3), timeout=HOUR_S)
     standing_clock.passes(HOUR_S + 0.9 * RESPONSE_S)
@@ -272,7 +272,7 @@ def test_a_daemon_past_its_time_limit_gets_no_prefetch_until_it_answers(
     assert late.wait(10) == 3
 
 
-def test_a_daemon_that_answers_no_store_gets_no_prefetch(daemon: DiskDaemon, client: Client) -> None:
+def test_a_daemon_that_answers_no_store_gets_no_prefetch(daemon: FakeDiskDaemon, client: Client) -> None:
     daemon.hangs = True
     assert store(client, prompt(0, 2), PAGE, timeout=0.1).refused == 2
     prefetch = client.prefetch(prompt(0, 3), timeout=60)

@@ -18,7 +18,7 @@ from tiny_model import IMAGE_SIDE
 
 def main(commands: IO[str], answers: IO[str]) -> None:
     """Executes commands until the input ends."""
-    engine = Engine(json.loads(commands.readline()))
+    engine = CommandedEngine(json.loads(commands.readline()))
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in commands:
         command = json.loads(line)
@@ -26,7 +26,7 @@ def main(commands: IO[str], answers: IO[str]) -> None:
     engine.close()
 
 
-class Engine:
+class CommandedEngine:
     """Implements the commands."""
 
     def __init__(self, settings: dict[str, Any]) -> None:

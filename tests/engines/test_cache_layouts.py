@@ -37,7 +37,7 @@ except ImportError:
 
 from pagetier.client import Client
 from running_daemon import RunningDaemon
-from vllm_caches import HEADS, TOKENS, Cache
+from vllm_caches import HEADS, TOKENS, VllmCache
 from vllm_worker_world import ends, load_command, store_command, worker_of
 
 LAYERS, BLOCKS = 3, 24
@@ -103,7 +103,9 @@ class Allocation:
         self.bytes.copy_(torch.frombuffer(bytearray(random.Random(seed).randbytes(len(self.bytes))), dtype=torch.uint8))
         self.smaller = TOKENS // kernel
         self.groups = [
-            Cache(group.kv_cache_spec, [tensors[name] for name in group.layer_names], smaller=self._smaller_in(group))
+            VllmCache(
+                group.kv_cache_spec, [tensors[name] for name in group.layer_names], smaller=self._smaller_in(group)
+            )
             for group in groups
         ]
 

@@ -34,7 +34,7 @@ class Room(msgspec.Struct, eq=False):
     granted: list[int]
 
 
-class World:
+class ClientWorld:
     """A daemon, its clients and the expected state.
 
     `memory` and `disk` contain the keys of the pages there. Memory has room for all pages, so none is evicted.

@@ -40,7 +40,7 @@ class PagedEngine:
         return np.stack([one[:, slots.blocks[places // BLOCK], places % BLOCK] for one in self.tensors])
 
 
-class Engine(PagedEngine):
+class CopyingEngine(PagedEngine):
     """An engine with a copier, and pages of 256 KiB."""
 
     def __init__(self, client: Client, seed: int, settings: CopySettings = COPYING) -> None:

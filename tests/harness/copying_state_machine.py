@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, Process, World, keys_of
+from copying_world import BLOCKS, MOST_PAGES, PAGE_BLOCKS, SPACE, CopyingWorld, Process, keys_of
 from fake_device import EngineEvent
 from keyed_pages import pages_of
 from pagetier.client import AsyncCopier, Keys, LoadHandle, Match, StoreHandle
@@ -49,7 +49,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = World()
+        self.world = CopyingWorld()
         self.graves: list[object] = []
         self.start()
 

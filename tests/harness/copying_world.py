@@ -40,7 +40,7 @@ POISON = 0xEE
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-class Cache:
+class CopiedCache:
     """An engine's cache of two layers of K and V, and the layout of its pages, which have no gaps."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Cache:
         return frames_of(arena, np.arange(count).reshape(-1, 1))
 
 
-SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=Cache().paged.page.layout)
+SPACE = Namespace(model="test", dtype="uint16", page_tokens=TOKENS, layout=CopiedCache().paged.page.layout)
 MOST_PAGES = 5
 
 
@@ -115,12 +115,12 @@ class Wire:
 class Process:
     """A simulated engine process: a session, a device, requests that the test answers, copiers that it advances."""
 
-    def __init__(self, world: World, settings: CopySettings) -> None:
+    def __init__(self, world: CopyingWorld, settings: CopySettings) -> None:
         self.world, self.settings = world, settings
         self.slot, self.session = world.attached()
         self.device = FakeDevice(world.sound)
         world.devices.append(self.device)
-        self.cache = Cache()
+        self.cache = CopiedCache()
         self.wire = Wire()
         self.asked: deque[Keys] = deque()
         self.requests = Requests()
@@ -161,7 +161,7 @@ class Process:
         self.lanes.append(lane)
 
 
-class World:
+class CopyingWorld:
     """The daemon's side, and an observer that matches and checks all readable pages.
 
     Attributes:

@@ -26,7 +26,7 @@ _FETCH_OUTCOME_OF = {
 _FETCH_OUTCOMES = bytes.maketrans(bytes(_FETCH_OUTCOME_OF), bytes(_FETCH_OUTCOME_OF.values()))
 
 
-class DiskDaemon(FakeDaemon):
+class FakeDiskDaemon(FakeDaemon):
     """Grants reservations at once, unless it `hangs`.
 
     Fetch requests are put into `fetches`, where the test answers them.

@@ -17,7 +17,7 @@ _TICK_BITS = 20
 LEARNING = 2000  # stores of one page after which the policy has learned, with at most 1,024 frames
 
 
-class Engine:
+class LearningIndex:
     """An index whose policy learns, and a process that matches and stores prompts. A page is named by its prefix."""
 
     def __init__(self, frames: int, *, learns: bool = True) -> None:
@@ -80,7 +80,7 @@ class Engine:
         assert self.owner.check_integrity() == []
 
 
-def learn(engine: Engine, seed: int = 0) -> None:
+def learn(engine: LearningIndex, seed: int = 0) -> None:
     """Lets prompts of one page pass through, until the policy has learned."""
     for number in range(LEARNING):
         engine.use([-1 - seed * LEARNING - number])

@@ -40,7 +40,7 @@ class Model(msgspec.Struct, frozen=True):
         return np.random.default_rng([prompt, self.layers, self.heads]).integers(0, POISON, shape, np.uint16)
 
 
-class Cache(msgspec.Struct, frozen=True, eq=False):
+class RankCache(msgspec.Struct, frozen=True, eq=False):
     """A cache. `raw` is all of its memory; `rows` are views of it, [layer][plane], [blocks, tokens, heads, width]."""
 
     raw: list[State]
@@ -52,41 +52,41 @@ def _poisoned(*shape: int) -> State:
     return np.full(shape, POISON, np.uint16)
 
 
-def kv_first(layers: int, heads: int, width: int) -> Cache:
+def kv_first(layers: int, heads: int, width: int) -> RankCache:
     raw = [_poisoned(2, BLOCKS, 16, heads, width) for _ in range(layers)]
-    return Cache(raw, [[one[0], one[1]] for one in raw], engine_layouts.kv_first(raw))
+    return RankCache(raw, [[one[0], one[1]] for one in raw], engine_layouts.kv_first(raw))
 
 
-def kv_second(layers: int, heads: int, width: int) -> Cache:
+def kv_second(layers: int, heads: int, width: int) -> RankCache:
     raw = [_poisoned(BLOCKS, 2, 5, heads, width) for _ in range(layers)]
-    return Cache(raw, [[one[:, 0], one[:, 1]] for one in raw], engine_layouts.kv_second(raw))
+    return RankCache(raw, [[one[:, 0], one[:, 1]] for one in raw], engine_layouts.kv_second(raw))
 
 
-def vllm(layers: int, heads: int, width: int) -> Cache:
+def vllm(layers: int, heads: int, width: int) -> RankCache:
     """Returns a cache with blocks outermost, then heads, then layers."""
     raw = _poisoned(BLOCKS, heads, layers, 3, 2 * width)
     views = [raw[:, :, layer] for layer in range(layers)]
     rows = [view.swapaxes(1, 2) for view in views]
-    return Cache([raw], [[row[..., :width], row[..., width:]] for row in rows], engine_layouts.vllm(views))
+    return RankCache([raw], [[row[..., :width], row[..., width:]] for row in rows], engine_layouts.vllm(views))
 
 
-def separate_blocks(layers: int, heads: int, width: int) -> Cache:
+def separate_blocks(layers: int, heads: int, width: int) -> RankCache:
     """Returns a cache with heads before tokens."""
     raw = [_poisoned(BLOCKS, heads, 3, width) for _ in range(2 * layers)]
     keys, values = ([one.swapaxes(1, 2) for one in raw[kind::2]] for kind in range(2))
-    return Cache(raw, [*map(list, zip(keys, values, strict=True))], engine_layouts.separate_blocks(keys, values))
+    return RankCache(raw, [*map(list, zip(keys, values, strict=True))], engine_layouts.separate_blocks(keys, values))
 
 
-def token_slots(layers: int, heads: int, width: int) -> Cache:
+def token_slots(layers: int, heads: int, width: int) -> RankCache:
     raw = _poisoned(layers, 4 * BLOCKS, 2 * heads, width)
     rows = [[one[:, None, :heads], one[:, None, heads:]] for one in raw]
-    return Cache([raw], rows, engine_layouts.token_slots(raw))
+    return RankCache([raw], rows, engine_layouts.token_slots(raw))
 
 
-def latents(layers: int, heads: int, width: int) -> Cache:
+def latents(layers: int, heads: int, width: int) -> RankCache:
     assert heads == 1
     raw = [_poisoned(BLOCKS, 4, width) for _ in range(layers)]
-    return Cache(raw, [[one[:, :, None]] for one in raw], engine_layouts.latents(raw))
+    return RankCache(raw, [[one[:, :, None]] for one in raw], engine_layouts.latents(raw))
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class Group(msgspec.Struct, frozen=True):
 
     ranks: int
     stages: int
-    build: Callable[[int, int, int], Cache]
+    build: Callable[[int, int, int], RankCache]
 
     def __str__(self) -> str:
         return f"{self.ranks}x{self.stages}"

@@ -44,7 +44,7 @@ class Reported(msgspec.Struct, frozen=True):
     mapped: bool
 
 
-class Engine:
+class ServiceEngine:
     """An engine of another user that stores and loads all the time."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -82,7 +82,7 @@ class Engine:
         return report
 
 
-class World:
+class ServiceWorld:
     """`pagetierd.service` in a machine."""
 
     def __init__(self, machine: Machine) -> None:
@@ -170,19 +170,19 @@ class World:
         assert eventually(what, _SOON_S), f"{why}: {self.log()}"
 
     @contextmanager
-    def engine(self, pages: int = PAGES, prompts: int = 1) -> Iterator[Engine]:
+    def engine(self, pages: int = PAGES, prompts: int = 1) -> Iterator[ServiceEngine]:
         """Yields an engine that works until the end of the block, with this number of prompts in turn."""
         command = (PYTHON, "-u", "/opt/pagetier/tests/systemd/engine_main.py", str(pages), str(prompts))
         with self.machine.begin("sh", "-c", 'echo $$; exec "$@"', "sh", *command, user="alice") as process:
             assert process.stdout is not None
             pid = process.stdout.readline().strip()
             try:
-                yield Engine(process)
+                yield ServiceEngine(process)
             finally:
                 self.machine.run("kill", "-KILL", pid)
 
     @contextmanager
-    def full_engine(self) -> Iterator[Engine]:
+    def full_engine(self) -> Iterator[ServiceEngine]:
         """Yields an engine that finds all of its pages."""
         with self.engine() as engine:
             engine.until(lambda report: report.hits == PAGES and report.attached, "the engine does not find its pages")

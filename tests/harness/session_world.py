@@ -17,7 +17,7 @@ KEYS = [bytes([number]) * KEY_BYTES for number in range(8)]
 FRAME = 4096
 
 
-class World:
+class SessionWorld:
     """An owner and a session with the same memory."""
 
     def __init__(self, frame: int = FRAME, frames: int = 16) -> None:
@@ -54,13 +54,13 @@ def load(session: Session, pins: Pins, size: int = 2 * FRAME) -> npt.NDArray[np.
     return out if session.copy_out(pins, 0, *address_and_size(out), 2) else None
 
 
-def pinned(world: World) -> int:
+def pinned(world: SessionWorld) -> int:
     """Returns how many of the three pages cannot be evicted."""
     world.owner.settle()
     return world.owner.flush(-1, TierFlag.BOTH)[1]
 
 
-def first_of(world: World) -> tuple[bytes, bytes]:
+def first_of(world: SessionWorld) -> tuple[bytes, bytes]:
     with world.session.match(Pins, None, KEYS[0]) as pins:
         return pins.entries, pins.serials
 

@@ -53,7 +53,7 @@ class UniformTypeKVCacheSpecs:
 
 
 @dataclass
-class Cache:
+class VllmCache:
     """A cache. `page` returns by plain indexing what a block contains in all layers. `fill` writes random content."""
 
     spec: Any
@@ -89,60 +89,60 @@ def _views(shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[
     return list(torch.zeros((LAYERS, *shape), dtype=dtype))
 
 
-def heads_first(storage: list[torch.Tensor] | None = None, spec: Any = None) -> Cache:
+def heads_first(storage: list[torch.Tensor] | None = None, spec: Any = None) -> VllmCache:
     shape = (BLOCKS, HEADS, TOKENS, 2 * WIDTH)
-    return Cache(spec or FullAttentionSpec(), storage or _views(shape))
+    return VllmCache(spec or FullAttentionSpec(), storage or _views(shape))
 
 
-def tokens_first_in_memory() -> Cache:
+def tokens_first_in_memory() -> VllmCache:
     layers = [tensor.transpose(1, 2) for tensor in _views((BLOCKS, TOKENS, HEADS, 2 * WIDTH))]
-    return Cache(FullAttentionSpec(), layers)
+    return VllmCache(FullAttentionSpec(), layers)
 
 
-def layers_in_blocks() -> Cache:
+def layers_in_blocks() -> VllmCache:
     whole = torch.zeros((BLOCKS, LAYERS, HEADS, TOKENS, 2 * WIDTH), dtype=torch.bfloat16)
-    return Cache(FullAttentionSpec(), [whole[:, layer] for layer in range(LAYERS)])
+    return VllmCache(FullAttentionSpec(), [whole[:, layer] for layer in range(LAYERS)])
 
 
-def smaller_blocks() -> Cache:
+def smaller_blocks() -> VllmCache:
     """Returns a cache whose kernels use blocks with half as many tokens as vLLM's."""
     shape = (2 * BLOCKS, HEADS, TOKENS // 2, 2 * WIDTH)
-    return Cache(FullAttentionSpec(), _views(shape), smaller=2)
+    return VllmCache(FullAttentionSpec(), _views(shape), smaller=2)
 
 
-def kv_first() -> Cache:
-    return Cache(FullAttentionSpec(), _views((2, BLOCKS, TOKENS, HEADS, WIDTH)), axis=1)
+def kv_first() -> VllmCache:
+    return VllmCache(FullAttentionSpec(), _views((2, BLOCKS, TOKENS, HEADS, WIDTH)), axis=1)
 
 
-def kv_second() -> Cache:
-    return Cache(FullAttentionSpec(), _views((BLOCKS, 2, TOKENS, HEADS, WIDTH)))
+def kv_second() -> VllmCache:
+    return VllmCache(FullAttentionSpec(), _views((BLOCKS, 2, TOKENS, HEADS, WIDTH)))
 
 
-def latents() -> Cache:
-    return Cache(MLAAttentionSpec(), _views((BLOCKS, TOKENS, 40)))
+def latents() -> VllmCache:
+    return VllmCache(MLAAttentionSpec(), _views((BLOCKS, TOKENS, 40)))
 
 
-def latents_with_a_head() -> Cache:
-    return Cache(MLAAttentionSpec(), _views((BLOCKS, 1, TOKENS, 40)))
+def latents_with_a_head() -> VllmCache:
+    return VllmCache(MLAAttentionSpec(), _views((BLOCKS, 1, TOKENS, 40)))
 
 
-def padded_states(storage: torch.Tensor | None = None) -> Cache:
+def padded_states(storage: torch.Tensor | None = None) -> VllmCache:
     """Returns one tensor of bytes per layer, shorter than the page that contains it."""
     page = HEADS * TOKENS * 2 * WIDTH * 2
     whole = torch.zeros((LAYERS, BLOCKS, page), dtype=torch.int8) if storage is None else storage
-    return Cache(MambaSpec(), [layer[:, : page - 48].unflatten(1, (1, 1, -1)) for layer in whole])
+    return VllmCache(MambaSpec(), [layer[:, : page - 48].unflatten(1, (1, 1, -1)) for layer in whole])
 
 
-def listed_states() -> Cache:
+def listed_states() -> VllmCache:
     """Returns several tensors of several types per layer, as vLLM does up to 0.29."""
 
     def layer() -> list[torch.Tensor]:
         return [torch.zeros((BLOCKS, 3, 32), dtype=torch.bfloat16), torch.zeros((BLOCKS, 4, 8, 8))]
 
-    return Cache(MambaSpec(), [layer() for _ in range(LAYERS)])
+    return VllmCache(MambaSpec(), [layer() for _ in range(LAYERS)])
 
 
-CACHES: dict[str, Callable[[], Cache]] = {
+CACHES: dict[str, Callable[[], VllmCache]] = {
     function.__name__.replace("_", " "): function
     for function in (
         heads_first,
@@ -159,7 +159,7 @@ CACHES: dict[str, Callable[[], Cache]] = {
 }
 
 
-def aliased() -> tuple[Cache, Cache, Cache]:
+def aliased() -> tuple[VllmCache, VllmCache, VllmCache]:
     """Returns three groups that share all of their memory: attention, a sliding window, and states."""
     whole = torch.zeros((LAYERS, BLOCKS, HEADS * TOKENS * 2 * WIDTH * 2), dtype=torch.int8)
     views = whole.view(torch.bfloat16).view(LAYERS, BLOCKS, HEADS, TOKENS, 2 * WIDTH)

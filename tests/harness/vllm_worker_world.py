@@ -15,7 +15,7 @@ from pagetier.client.engines.vllm.worker import Finished, RankGroup, WorkerHalf,
 from pagetier.client.keys import Keys, Namespace
 from pagetier.kernels.config.copy_settings import CopySettings
 from pagetier.kernels.layout.page_layout import Shard
-from vllm_caches import HEADS, TOKENS, Cache
+from vllm_caches import HEADS, TOKENS, VllmCache
 
 COPYING = CopySettings(reserve_timeout=30.0, queue_limit=30.0)  # no page is rejected on a busy machine
 WHOLE = Shard(0, 1)
@@ -23,7 +23,7 @@ WHOLE = Shard(0, 1)
 
 def worker_of(
     client: Client,
-    *caches: Cache,
+    *caches: VllmCache,
     salt: str,
     settings: CopySettings = COPYING,
     shard: Shard = WHOLE,
@@ -80,7 +80,7 @@ def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def slow_of(cache: Cache, client: Client, pages: int) -> CopySettings:
+def slow_of(cache: VllmCache, client: Client, pages: int) -> CopySettings:
     """Limits stores and loads to `pages` pages a second, one at a time."""
     nbytes = worker_of(client, cache, salt="size").rank_groups[0].cache.page.nbytes
     return CopySettings(chunk=nbytes, depth=1, store_bandwidth=pages * nbytes, load_bandwidth=pages * nbytes)

@@ -12,7 +12,7 @@ from index_with_disk import Place
 from numbered_pages import GEOMETRY
 from pagetier.shm._core import WriteRule
 from pagetier.shm.segments import SegmentRequest
-from session_world import World, page
+from session_world import SessionWorld, page
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def disk(place: Place) -> Place:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> Iterator[SessionWorld]:
     """Yields a world with pages stored under the first three keys. Asserts at the end that the index is consistent."""
-    world = World()
+    world = SessionWorld()
     for number in range(3):
         world.store(world.session, number, page(number + 1))
     yield world

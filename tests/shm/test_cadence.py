@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from learning_index import LEARNING, Engine, learn
+from learning_index import LEARNING, LearningIndex, learn
 from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome, TierFlag, WriteRule
 
 
@@ -29,7 +29,7 @@ def sessions(dice: random.Random, count: int) -> Iterator[list[int]]:
 def test_pages_that_return_stay_where_lru_would_evict_them() -> None:
     hits = {}
     for learns in (False, True):
-        engine = Engine(64, learns=learns)
+        engine = LearningIndex(64, learns=learns)
         total = 0
         for turn in range(400):  # four prompts of 10 pages return after 60 pages that never do
             for prompt in range(4):
@@ -43,7 +43,7 @@ def test_pages_that_return_stay_where_lru_would_evict_them() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_page_leaves_before_one_that_is_useless_without_it(seed: int) -> None:
-    dice, engine = random.Random(seed), Engine(64)
+    dice, engine = random.Random(seed), LearningIndex(64)
     learn(engine)
     prompts = list(sessions(dice, 1500))
     for prompt in prompts:
@@ -56,7 +56,7 @@ def test_no_page_leaves_before_one_that_is_useless_without_it(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_use_keeps_the_index_whole(seed: int) -> None:
-    dice, engine = random.Random(seed), Engine(32)
+    dice, engine = random.Random(seed), LearningIndex(32)
     learn(engine)
     pinned: list[Pins] = []
     for step, prompt in enumerate(sessions(dice, 2000)):
@@ -78,7 +78,7 @@ def test_random_use_keeps_the_index_whole(seed: int) -> None:
 
 
 def test_pinned_pages_stay() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     engine.use([1, 2, 3])
     with engine.session.match(Pins, None, b"".join(engine.keys([1, 2, 3]))) as pins:
@@ -90,7 +90,7 @@ def test_pinned_pages_stay() -> None:
 
 def test_a_page_that_was_used_again_does_not_leave_before_it_is_written() -> None:
     """No store says that it was used: the evictor has to notice."""
-    engine = Engine(256)
+    engine = LearningIndex(256)
     engine.owner.disk_open(1000, WriteRule.SECOND)
     learn(engine)
     assert [engine.use([1]), engine.use([1])] == [0, 1]
@@ -102,7 +102,7 @@ def test_a_page_that_was_used_again_does_not_leave_before_it_is_written() -> Non
 
 def test_a_prompt_that_is_stored_page_by_page_does_not_count_as_used_again() -> None:
     """A store stamps the page before its first one, so that it stays."""
-    engine = Engine(256)
+    engine = LearningIndex(256)
     engine.owner.disk_open(1000, WriteRule.SECOND)
     for session in range(300):
         keys = engine.keys([session, *range(15)])
@@ -113,7 +113,7 @@ def test_a_prompt_that_is_stored_page_by_page_does_not_count_as_used_again() -> 
 
 
 def test_pages_without_a_prompt_are_stored_whatever_they_are_worth() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     for number in range(200):
         outcomes = engine.store([sha256(bytes([number])).digest()], b"", ChainKind.NONE)
@@ -122,7 +122,7 @@ def test_pages_without_a_prompt_are_stored_whatever_they_are_worth() -> None:
 
 
 def test_a_client_that_does_not_say_is_never_answered_that_a_page_was_left_out() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     for number in range(200):
         keys = engine.keys([5000 + number, 1, 2])
@@ -132,7 +132,7 @@ def test_a_client_that_does_not_say_is_never_answered_that_a_page_was_left_out()
 @pytest.mark.parametrize("seed", range(3))
 def test_clients_that_do_not_say_get_what_lru_gives(seed: int) -> None:
     """They store the new pages of a prompt, and what was there before looks like the end of another one."""
-    dice, engines = random.Random(seed), [Engine(64, learns=learns) for learns in (False, True)]
+    dice, engines = random.Random(seed), [LearningIndex(64, learns=learns) for learns in (False, True)]
     learn(engines[1])
     for engine in engines:
         for number in range(LEARNING):  # the last rounds are of such clients
@@ -145,7 +145,7 @@ def test_clients_that_do_not_say_get_what_lru_gives(seed: int) -> None:
 
 
 def test_most_pages_of_a_round_decide_whether_the_policy_chooses() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     for few in (True, False, True):
         for number in range(LEARNING):
@@ -155,7 +155,7 @@ def test_most_pages_of_a_round_decide_whether_the_policy_chooses() -> None:
 
 
 def test_a_store_is_refused_and_not_left_out_where_no_page_may_leave() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     engine.owner.flush(-1, TierFlag.BOTH)
     prompt = list(range(32))
@@ -167,7 +167,7 @@ def test_a_store_is_refused_and_not_left_out_where_no_page_may_leave() -> None:
 
 
 def test_an_index_of_one_page_learns() -> None:
-    engine = Engine(1)
+    engine = LearningIndex(1)
     learn(engine)
     assert engine.owner.eviction().learned
     for number in range(100):
@@ -177,7 +177,7 @@ def test_an_index_of_one_page_learns() -> None:
 
 
 def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     for _ in range(400):
         for prompt in range(5):
             engine.use([prompt, *range(9)])
@@ -194,4 +194,4 @@ def test_pages_of_no_worth_are_left_out_and_take_no_room() -> None:
 
 def test_a_kind_of_chain_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(ValueError, match="chain 9"):
-        Engine(32).store([bytes(KEY_BYTES)], b"", 9)  # type: ignore[arg-type]
+        LearningIndex(32).store([bytes(KEY_BYTES)], b"", 9)  # type: ignore[arg-type]

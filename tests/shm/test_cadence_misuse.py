@@ -14,7 +14,7 @@ import pytest
 
 from anonymous_segments import DAY_NS
 from core_records import lock_words
-from learning_index import FRAME, Engine, learn
+from learning_index import FRAME, LearningIndex, learn
 from pagetier.shm._core import KEY_BYTES, ChainKind, Pins, ReserveOutcome
 
 FAR = 2**63  # a huge tick
@@ -22,13 +22,13 @@ NO_PARENT = bytes(KEY_BYTES)
 A, B, C = (sha256(name).digest() for name in (b"A", b"B", b"C"))
 
 
-def has(engine: Engine, key: bytes) -> bool:
+def has(engine: LearningIndex, key: bytes) -> bool:
     """Returns whether a page is in memory."""
     with engine.session.match(Pins, None, key) as pins:
         return bool(len(pins))
 
 
-def reserve(engine: Engine, keys: bytes, begins: list[int], parents: list[bytes]) -> bytes:
+def reserve(engine: LearningIndex, keys: bytes, begins: list[int], parents: list[bytes]) -> bytes:
     """Reserves pages of some prompts in one request. Returns their outcomes."""
     space = engine.owner.space(NO_PARENT, "test", 16, 0, 0)
     sizes = np.full(len(keys) // KEY_BYTES, FRAME, np.uint64).tobytes()
@@ -39,7 +39,7 @@ def reserve(engine: Engine, keys: bytes, begins: list[int], parents: list[bytes]
     return reserved.outcomes
 
 
-def hot_prompts(engine: Engine, turn: int) -> None:
+def hot_prompts(engine: LearningIndex, turn: int) -> None:
     """Uses prompts that return again and again and nearly fill the memory, and one that never returns."""
     for prompt in range(6):
         engine.use([prompt, *range(9)])
@@ -48,7 +48,7 @@ def hot_prompts(engine: Engine, turn: int) -> None:
 
 @pytest.mark.parametrize("circle", [[A, B], [A, B, C]])
 def test_pages_that_are_before_each_other_leave(circle: list[bytes]) -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     engine.store(circle, b"")
     engine.store([circle[0]], circle[-1])
@@ -58,7 +58,7 @@ def test_pages_that_are_before_each_other_leave(circle: list[bytes]) -> None:
 
 
 def test_the_page_before_a_store_stays_while_room_is_made() -> None:
-    engine, grown = Engine(64), 0
+    engine, grown = LearningIndex(64), 0
     for turn in range(400):
         hot_prompts(engine, turn)
     for number in range(100):
@@ -77,7 +77,7 @@ def test_the_page_before_a_store_stays_while_room_is_made() -> None:
 
 
 def test_a_tick_from_the_future_keeps_no_page() -> None:
-    engine = Engine(32)
+    engine = LearningIndex(32)
     learn(engine)
     engine.store([A, B], b"")
     with mmap.mmap(engine.memory.descriptors[1], 0) as segment:
@@ -99,7 +99,7 @@ def least_seconds(prepared: Iterable[Callable[[], object]]) -> float:
 
 
 def huge_store(pages: int) -> Callable[[], object]:
-    engine, keys = Engine(512), os.urandom(pages * KEY_BYTES)
+    engine, keys = LearningIndex(512), os.urandom(pages * KEY_BYTES)
     learn(engine)
 
     def run() -> None:
@@ -118,7 +118,7 @@ def test_the_time_of_a_store_grows_with_its_pages() -> None:
 @pytest.mark.wall_clock
 def test_many_prompts_in_one_request_take_no_more_time_than_one() -> None:
     """A walk over all entries for each prompt would take a hundred times as long."""
-    engine = Engine(16384, learns=False)
+    engine = LearningIndex(16384, learns=False)
     reserve(engine, os.urandom(16384 * KEY_BYTES), [0], [NO_PARENT])  # all are being written
 
     def store(begins: list[int]) -> Callable[[], object]:
@@ -130,7 +130,7 @@ def test_many_prompts_in_one_request_take_no_more_time_than_one() -> None:
 
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_request_never_evicts_pages_of_its_own_other_prompts(learns: bool) -> None:
-    engine = Engine(32, learns=learns)
+    engine = LearningIndex(32, learns=learns)
     learn(engine)
     old = [sha256(bytes([number])).digest() for number in range(16)]
     for key in old:
@@ -145,9 +145,9 @@ def test_a_request_never_evicts_pages_of_its_own_other_prompts(learns: bool) -> 
 @pytest.mark.parametrize("begins", [[], [1], [0, 0], [0, 2, 1], [0, 9], [0, 2**32 - 1]])
 def test_prompts_that_do_not_divide_the_pages_are_rejected(begins: list[int]) -> None:
     with pytest.raises(ValueError, match="do not divide"):
-        reserve(Engine(32), bytes(4 * KEY_BYTES), begins, [NO_PARENT] * len(begins))
+        reserve(LearningIndex(32), bytes(4 * KEY_BYTES), begins, [NO_PARENT] * len(begins))
 
 
 def test_each_prompt_has_a_page_before_it() -> None:
     with pytest.raises(ValueError, match="elements"):
-        reserve(Engine(32), bytes(4 * KEY_BYTES), [0, 2], [NO_PARENT])
+        reserve(LearningIndex(32), bytes(4 * KEY_BYTES), [0, 2], [NO_PARENT])

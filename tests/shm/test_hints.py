@@ -8,29 +8,29 @@ from collections.abc import Callable
 import pytest
 
 from anonymous_segments import DAY_NS
-from learning_index import FRAME, Engine, learn
+from learning_index import FRAME, LearningIndex, learn
 from pagetier.shm._core import NO_ENTRY, HintKind, ReserveOutcome, TierFlag
 
 FOREVER_NS = 2**64 - 1
 ME, OTHER = 1000, 2000
 
 
-def keys_of(engine: Engine, *prompts: list[int]) -> bytes:
+def keys_of(engine: LearningIndex, *prompts: list[int]) -> bytes:
     return b"".join(key for prompt in prompts for key in engine.keys(prompt))
 
 
-def keep(engine: Engine, *prompts: list[int], uid: int = ME, most: int = 32, ttl_ns: int = FOREVER_NS) -> int:
+def keep(engine: LearningIndex, *prompts: list[int], uid: int = ME, most: int = 32, ttl_ns: int = FOREVER_NS) -> int:
     return engine.owner.keep(uid, ttl_ns, most, NO_ENTRY, keys_of(engine, *prompts))
 
 
-def pass_through(engine: Engine, pages: int, name: int = -1_000_000) -> None:
+def pass_through(engine: LearningIndex, pages: int, name: int = -1_000_000) -> None:
     for number in range(pages):
         engine.use([name - number])
 
 
 @pytest.mark.parametrize("learned", [True, False], ids=["learned", "in the order of LRU"])
 def test_kept_pages_are_evicted_last(learned: bool) -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     if learned:
         learn(engine)
     prompts = [[number, *range(4)] for number in range(4)]
@@ -45,7 +45,7 @@ def test_kept_pages_are_evicted_last(learned: bool) -> None:
 
 
 def test_pages_that_are_kept_no_longer_leave() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([1, 2, 3])
     assert keep(engine, [1, 2, 3]) == 3
     assert engine.owner.unkeep(OTHER, NO_ENTRY, keys_of(engine, [1, 2, 3])) == 0, "another user keeps them"
@@ -58,7 +58,7 @@ def test_pages_that_are_kept_no_longer_leave() -> None:
 
 
 def test_a_keep_ends_after_its_time() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([1, 2, 3])
     keep(engine, [1, 2, 3], ttl_ns=1)
     assert engine.owner.kept().frames == 0
@@ -68,7 +68,7 @@ def test_a_keep_ends_after_its_time() -> None:
 
 
 def test_the_oldest_keep_ends_where_the_share_is_exceeded() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     prompts = [[number, 1, 2, 3] for number in range(4)]
     for prompt in prompts:
         engine.use(prompt)
@@ -82,7 +82,7 @@ def test_the_oldest_keep_ends_where_the_share_is_exceeded() -> None:
 
 
 def test_one_request_keeps_its_head_within_the_share() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     prompt = list(range(20))
     engine.use(prompt)
     assert keep(engine, prompt, most=8) == 8
@@ -92,7 +92,7 @@ def test_one_request_keeps_its_head_within_the_share() -> None:
 
 
 def test_a_user_who_keeps_much_ends_its_own_keeps_and_not_those_of_others() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([100, 1])
     assert keep(engine, [100, 1], uid=OTHER, most=16) == 2
     for number in range(40):
@@ -105,7 +105,7 @@ def test_a_user_who_keeps_much_ends_its_own_keeps_and_not_those_of_others() -> N
 
 @pytest.mark.parametrize("learned", [True, False], ids=["learned", "in the order of LRU"])
 def test_an_arena_full_of_kept_pages_takes_a_store(learned: bool) -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     if learned:
         learn(engine)
     engine.owner.flush(-1, TierFlag.BOTH)
@@ -120,7 +120,7 @@ def test_an_arena_full_of_kept_pages_takes_a_store(learned: bool) -> None:
 
 
 def test_hints_and_keeps_have_no_effect_with_lru() -> None:
-    engine = Engine(64, learns=False)
+    engine = LearningIndex(64, learns=False)
     engine.use([1, 2, 3])
     assert engine.owner.hint(HintKind.OVER, DAY_NS, keys_of(engine, [1, 2, 3])) == 0
     assert keep(engine, [1, 2, 3]) == 0
@@ -130,7 +130,7 @@ def test_hints_and_keeps_have_no_effect_with_lru() -> None:
 
 
 def test_hints_for_pages_that_do_not_exist_are_not_counted_as_given() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([1, 2])
     assert engine.owner.hint(HintKind.OVER, DAY_NS, keys_of(engine, [1, 2, 3, 4])) == 2
     assert keep(engine, [1, 2, 3, 4]) == 2
@@ -138,7 +138,7 @@ def test_hints_for_pages_that_do_not_exist_are_not_counted_as_given() -> None:
 
 def test_pages_of_a_session_that_is_over_leave_first() -> None:
     """The hints were right for a while: so they are believed, also those that come after the store."""
-    dice, engine = random.Random(1), Engine(128)
+    dice, engine = random.Random(1), LearningIndex(128)
     for turn in range(8000):
         if turn > 100:
             back = turn - 50 - dice.randrange(50)
@@ -156,7 +156,7 @@ def test_pages_of_a_session_that_is_over_leave_first() -> None:
 
 
 def test_a_hint_expires() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([1])
     assert engine.owner.hint(HintKind.OVER, 1, keys_of(engine, [1])) == 1
     assert engine.owner.hint(HintKind.NONE, 1, keys_of(engine, [1])) == 1
@@ -164,13 +164,13 @@ def test_a_hint_expires() -> None:
         engine.owner.hint(HintKind.KEEP, 1, keys_of(engine, [1]))
 
 
-def relearn(engine: Engine) -> bool:
+def relearn(engine: LearningIndex) -> bool:
     engine.owner.forget_returns()
     engine.owner.learn_returns()
     return True
 
 
-def disturb(dice: random.Random, engine: Engine, keys: bytes) -> None:
+def disturb(dice: random.Random, engine: LearningIndex, keys: bytes) -> None:
     """Does something at random that concerns hints and kept pages."""
     kinds, owner = list(HintKind)[: HintKind.KEEP], engine.owner
     acts: list[Callable[[], object]] = [
@@ -188,7 +188,7 @@ def disturb(dice: random.Random, engine: Engine, keys: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_hints_keep_the_index_whole(seed: int) -> None:
-    dice, engine = random.Random(seed), Engine(48)
+    dice, engine = random.Random(seed), LearningIndex(48)
     for step in range(3000):
         prompt = [dice.randrange(40), *range(dice.randrange(5))]
         engine.use(prompt, dice.choice(list(HintKind)[: HintKind.KEEP + 1]))
@@ -200,7 +200,7 @@ def test_random_hints_keep_the_index_whole(seed: int) -> None:
 
 
 def test_more_keeps_than_there_are_numbers() -> None:
-    engine = Engine(1024)
+    engine = LearningIndex(1024)
     for number in range(600):
         engine.use([number])
         assert keep(engine, [number], most=1024) == 1, number
@@ -209,7 +209,7 @@ def test_more_keeps_than_there_are_numbers() -> None:
 
 
 def test_keys_in_memory_are_those_of_the_namespace() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use([1, 2, 3])
     assert engine.owner.keys_in_memory(0) == keys_of(engine, [1, 2, 3])
     with pytest.raises(ValueError, match="does not exist"):
@@ -217,7 +217,7 @@ def test_keys_in_memory_are_those_of_the_namespace() -> None:
 
 
 def test_a_store_that_is_to_be_kept_is_never_left_out() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     outcomes = {HintKind.NONE: b"", HintKind.KEEP: b""}
     for number in range(500):
         for prompt in range(5):
@@ -229,7 +229,7 @@ def test_a_store_that_is_to_be_kept_is_never_left_out() -> None:
 
 
 def test_pages_of_several_frames_count_as_such() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.store(engine.keys([1, 2]), b"", size=3 * FRAME)
     assert keep(engine, [1, 2], most=5) == 1
     assert engine.owner.kept().frames == 3

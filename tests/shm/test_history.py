@@ -15,7 +15,7 @@ import pytest
 from anonymous_segments import DAY_NS, attach
 from core_records import disk_histories, histories
 from index_with_disk import u32, u64
-from learning_index import FRAME, Engine, learn
+from learning_index import FRAME, LearningIndex, learn
 from pagetier.shm._core import (
     HISTORY_BYTES,
     HISTORY_LAYOUT,
@@ -35,19 +35,19 @@ DEPTH_BITS = (1 << 24) - 1
 Rows = npt.NDArray[Any]
 
 
-def copied(engine: Engine) -> Rows:
+def copied(engine: LearningIndex) -> Rows:
     """Returns the histories of all entries."""
     return histories(engine.memory.descriptors[0], engine.owner.header())
 
 
-def adopted_again(engine: Engine, *, learns: bool = True) -> None:
+def adopted_again(engine: LearningIndex, *, learns: bool = True) -> None:
     """Lets a new daemon adopt the segments; their process lives on."""
     engine.owner = engine.memory.adopted(1 << engine.slot)
     if learns:
         engine.owner.learn_returns()
 
 
-def depths(engine: Engine) -> list[int]:
+def depths(engine: LearningIndex) -> list[int]:
     """Returns the numbers of the entries' pages in their prompts, counted from 1, 0: not known."""
     words = copied(engine).view(np.uint32).reshape(-1, HISTORY_LAYOUT.size // 4)
     numbers: list[int] = (words[:, DEPTH_WORD] & DEPTH_BITS).tolist()
@@ -55,7 +55,7 @@ def depths(engine: Engine) -> list[int]:
 
 
 def test_a_new_daemon_knows_what_the_last_one_knew() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     for _ in range(3):
         engine.use(PROMPT)
     before = copied(engine)
@@ -67,7 +67,7 @@ def test_a_new_daemon_knows_what_the_last_one_knew() -> None:
     engine.check()
 
 
-def hot_prompts(engine: Engine, turns: range) -> None:
+def hot_prompts(engine: LearningIndex, turns: range) -> None:
     """Uses prompts that return again and again and nearly fill the memory, and some that never return."""
     for turn in turns:
         for prompt in range(5):
@@ -76,7 +76,7 @@ def hot_prompts(engine: Engine, turns: range) -> None:
 
 
 def test_a_new_daemon_chooses_at_once_if_the_last_one_had_learned() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     hot_prompts(engine, range(400))
     adopted_again(engine)
     hot_prompts(engine, range(400, 402))
@@ -86,7 +86,7 @@ def test_a_new_daemon_chooses_at_once_if_the_last_one_had_learned() -> None:
 
 @pytest.mark.parametrize("at", [0, 8, 16, 4096])
 def test_a_damaged_table_is_learned_again(at: int) -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     hot_prompts(engine, range(400))
     header = engine.owner.header()
     learned_at = header.at_histories + -(-header.entries * 40 // 4096) * 4096
@@ -127,7 +127,7 @@ def out_of_range(dice: random.Random, rows: Rows) -> None:
 def test_no_damage_keeps_a_page_or_harms_the_daemon(
     damage: Callable[[random.Random, Rows], None], learns: bool, seed: int
 ) -> None:
-    dice, engine = random.Random(seed), Engine(64)
+    dice, engine = random.Random(seed), LearningIndex(64)
     learn(engine)
     for number in range(8):
         engine.use([number, *range(7)])
@@ -148,7 +148,7 @@ def test_no_damage_keeps_a_page_or_harms_the_daemon(
 
 @pytest.mark.parametrize("learns", [False, True])
 def test_the_number_of_a_page_is_that_in_its_prompt(learns: bool) -> None:
-    engine = Engine(64, learns=learns)
+    engine = LearningIndex(64, learns=learns)
     keys = engine.keys(PROMPT)
     space = engine.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
     sizes = u64(*[FRAME] * 6)
@@ -173,7 +173,7 @@ def test_the_number_of_a_page_is_that_in_its_prompt(learns: bool) -> None:
 
 
 def test_a_page_that_left_is_forgotten() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use(PROMPT)
     engine.owner.flush(-1, TierFlag.BOTH)
     rows = copied(engine)
@@ -184,20 +184,20 @@ def test_a_page_that_left_is_forgotten() -> None:
 # ---- on disk
 
 
-def written(engine: Engine) -> tuple[bytes, bytes]:
+def written(engine: LearningIndex) -> tuple[bytes, bytes]:
     """Writes all pages to disk. Returns their keys and histories."""
     orders = engine.owner.start_writes(1 << 20, 1000)
     engine.owner.end_writes(orders.entries, bytes([WriteResult.DONE]) * (len(orders.entries) // 4))
     return orders.keys, orders.histories
 
 
-def with_disk(frames: int) -> Engine:
-    engine = Engine(frames)
+def with_disk(frames: int) -> LearningIndex:
+    engine = LearningIndex(frames)
     engine.owner.disk_open(1 << 10, WriteRule.THROUGH)
     return engine
 
 
-def reported(keys: bytes, kept: bytes, frames: int = 64) -> Engine:
+def reported(keys: bytes, kept: bytes, frames: int = 64) -> LearningIndex:
     """Returns an index of which the disk reported these pages."""
     engine, pages = with_disk(frames), len(keys) // KEY_BYTES
     space = engine.owner.space(bytes(KEY_BYTES), "test", 16, 0, 0)
@@ -249,7 +249,7 @@ def test_a_damaged_history_on_disk_does_no_harm(seed: int) -> None:
 
 
 def test_an_attached_process_lives_through_it() -> None:
-    engine = Engine(64)
+    engine = LearningIndex(64)
     engine.use(PROMPT)
     adopted_again(engine)
     assert engine.has(PROMPT) == [True] * 6 and attach(engine.owner, 1) == engine.slot

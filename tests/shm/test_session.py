@@ -12,10 +12,10 @@ import pytest
 from child_process import in_child
 from pagetier.shm._core import Pins, WriteRule
 from refused_system_call import MADV_DONTFORK, MADVISE, refuse_system_call
-from session_world import FRAME, KEYS, World, copying, first_of, load, page, pinned
+from session_world import FRAME, KEYS, SessionWorld, copying, first_of, load, page, pinned
 
 
-def test_a_session_reports_its_slot_and_segments(world: World) -> None:
+def test_a_session_reports_its_slot_and_segments(world: SessionWorld) -> None:
     session = world.session
     assert session.usable and not session.closed
     assert (session.slot, session.frame_bytes, session.arena_bytes) == (0, FRAME, 16 * FRAME)
@@ -28,7 +28,7 @@ def test_a_session_reports_its_slot_and_segments(world: World) -> None:
     assert session.closed
 
 
-def test_a_retired_session_has_released_everything(world: World) -> None:
+def test_a_retired_session_has_released_everything(world: SessionWorld) -> None:
     session = world.join()
     pins = session.match(Pins, None, b"".join(KEYS[:2]))
     more = session.match(Pins, None, KEYS[0])
@@ -45,7 +45,7 @@ def test_a_retired_session_has_released_everything(world: World) -> None:
     assert session.retire(), "a second retire() failed"
 
 
-def test_a_forked_child_has_no_session_and_releases_nothing(world: World) -> None:
+def test_a_forked_child_has_no_session_and_releases_nothing(world: SessionWorld) -> None:
     session = world.session
     entry, serial = world.reserve(session, 5, FRAME)
     pins = session.match(Pins, None, KEYS[0])
@@ -66,7 +66,7 @@ def test_a_forked_child_has_no_session_and_releases_nothing(world: World) -> Non
     assert session.publish(entry, serial, 0) == b"\1"
 
 
-def test_a_session_that_a_forked_child_would_inherit_is_refused(world: World) -> None:
+def test_a_session_that_a_forked_child_would_inherit_is_refused(world: SessionWorld) -> None:
     """The kernel refuses MADV_DONTFORK. A child with the mapping would keep the lock of its parent's slot."""
 
     def child() -> None:
@@ -85,7 +85,7 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:pagetier-test-")
 
 
-def test_a_dropped_session_releases_its_memory(world: World) -> None:
+def test_a_dropped_session_releases_its_memory(world: SessionWorld) -> None:
     """A session dropped without retire() is unmapped. Its pins are released when its process or its slot ends."""
     session = world.join()
     slot = session.slot
@@ -97,8 +97,8 @@ def test_a_dropped_session_releases_its_memory(world: World) -> None:
     assert pinned(world) == 0
 
 
-def test_a_session_that_copies_is_not_retired(world: World) -> None:
-    big = World(frame=1 << 20, frames=64)
+def test_a_session_that_copies_is_not_retired(world: SessionWorld) -> None:
+    big = SessionWorld(frame=1 << 20, frames=64)
     big.store(big.session, 0, page(1, 64 << 20))
     pins, out, copied = big.session.match(Pins, None, KEYS[0]), page(0, 64 << 20), list[int]()
     refused = 0
@@ -110,7 +110,7 @@ def test_a_session_that_copies_is_not_retired(world: World) -> None:
     big.memory.close()
 
 
-def test_a_retained_arena_stays_mapped(world: World) -> None:
+def test_a_retained_arena_stays_mapped(world: SessionWorld) -> None:
     session = world.session
     address, size = session.arena_address, session.arena_bytes
     session.retain_arena()
@@ -127,7 +127,7 @@ def test_a_retained_arena_stays_mapped(world: World) -> None:
 
 
 def test_a_hold_keeps_an_otherwise_unused_session() -> None:
-    session = World().session
+    session = SessionWorld().session
     known = sys.getrefcount(session)
     session.retain_arena()
     assert sys.getrefcount(session) == known + 1

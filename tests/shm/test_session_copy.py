@@ -13,13 +13,13 @@ from anonymous_segments import DAY_NS
 from child_process import in_child
 from copy_oracle import Bytes
 from pagetier.shm._core import KEY_BYTES, Observer, Pins, Session, TierFlag, miss
-from session_world import KEYS, World
+from session_world import KEYS, SessionWorld
 from strided_tables import FRAME, Shape, Tables
 
 AT_ENTRIES, AT_FRAMES = 144, 152  # offsets in the header, see core/common/layout.h
 
 
-class StridedWorld(World):
+class StridedWorld(SessionWorld):
     """An owner, a session, and a cache of that session."""
 
     def __init__(self, shape: Shape, frame: int = FRAME, frames: int = 64) -> None:

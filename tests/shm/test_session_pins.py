@@ -10,10 +10,10 @@ import pytest
 
 from pagetier.shm._core import Pins, ShmError, TierFlag, miss
 from seeded_random import chance
-from session_world import FRAME, KEYS, World, address_and_size, copying, first_of, load, page, pinned
+from session_world import FRAME, KEYS, SessionWorld, address_and_size, copying, first_of, load, page, pinned
 
 
-def test_pins_are_counted(world: World) -> None:
+def test_pins_are_counted(world: SessionWorld) -> None:
     """A page stays until the last of the process's matches has released it."""
     first = world.session.match(Pins, None, b"".join(KEYS[:2]))
     second = world.session.match(Pins, None, KEYS[0])
@@ -26,7 +26,7 @@ def test_pins_are_counted(world: World) -> None:
     assert pinned(world) == 0
 
 
-def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
+def test_a_session_pins_no_more_frames_than_its_limit(world: SessionWorld) -> None:
     """Each of the three pages has two frames."""
     other = world.join()
     world.owner.set_pin_quota(5)
@@ -47,7 +47,7 @@ def test_a_session_pins_no_more_frames_than_its_limit(world: World) -> None:
     assert len(world.session.match(Pins, None, b"".join(KEYS[:3]))) == 3
 
 
-def test_pins_end_with_their_object(world: World) -> None:
+def test_pins_end_with_their_object(world: SessionWorld) -> None:
     pins = world.session.match(Pins, None, KEYS[0])
     assert pins.pinned
     del pins
@@ -55,7 +55,7 @@ def test_pins_end_with_their_object(world: World) -> None:
     assert pinned(world) == 0
 
 
-def test_pins_keep_their_session(world: World) -> None:
+def test_pins_keep_their_session(world: SessionWorld) -> None:
     session = world.join()
     pins = session.match(Pins, "what was asked", KEYS[0] + KEYS[7])
     del session
@@ -66,14 +66,14 @@ def test_pins_keep_their_session(world: World) -> None:
     assert (pins.asked, len(pins), pins.context) == (2, 1, "what was asked")
 
 
-def test_pages_of_another_session_are_a_miss(world: World) -> None:
+def test_pages_of_another_session_are_a_miss(world: SessionWorld) -> None:
     other = world.join()
     pins = world.session.match(Pins, None, KEYS[0])
     assert load(other, pins) is None
     assert load(world.session, pins) is not None
 
 
-def test_a_miss_without_a_session(world: World) -> None:
+def test_a_miss_without_a_session(world: SessionWorld) -> None:
     pins = miss(Pins, "context", 7)
     assert (len(pins), pins.asked, pins.session, pins.pinned) == (0, 7, None, False)
     assert (pins.entries, pins.serials, pins.sizes) == (b"", b"", b"")
@@ -81,7 +81,7 @@ def test_a_miss_without_a_session(world: World) -> None:
     pins.release()
 
 
-def test_a_replaced_page_is_not_pinned_again(world: World) -> None:
+def test_a_replaced_page_is_not_pinned_again(world: SessionWorld) -> None:
     """The serial distinguishes the pages that were stored in the same entry, even with the same key."""
     entries, serials = first_of(world)
     assert len(world.session.repin(Pins, None, entries, serials)) == 1
@@ -96,7 +96,7 @@ def test_a_replaced_page_is_not_pinned_again(world: World) -> None:
 def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
     """One thread releases the page that another one copies."""
     size = 64 << 20
-    world = World(frame=1 << 20, frames=64)
+    world = SessionWorld(frame=1 << 20, frames=64)
     random = chance()
     kept = tries = 0
     longest = 0.01
@@ -121,7 +121,7 @@ def test_a_copy_of_released_pins_is_exact_or_a_miss() -> None:
     world.memory.close()
 
 
-def test_a_session_cannot_use_pages_granted_to_another(world: World) -> None:
+def test_a_session_cannot_use_pages_granted_to_another(world: SessionWorld) -> None:
     """A process that knows the numbers of another's page can neither write, publish nor abandon it."""
     other = world.join()
     entry, serial = world.reserve(world.session, 5, FRAME)
@@ -137,7 +137,7 @@ def test_a_session_cannot_use_pages_granted_to_another(world: World) -> None:
     assert other.copy_in(entry, *address_and_size(page(9, FRAME)), 0, 1) == 0, "a published page was written to"
 
 
-def test_invalid_arguments_are_rejected(world: World) -> None:
+def test_invalid_arguments_are_rejected(world: SessionWorld) -> None:
     session = world.session
     pins = session.match(Pins, None, KEYS[0])
     with pytest.raises(ValueError, match="keys: 33 bytes are no whole number of 32-byte elements"):
@@ -158,7 +158,7 @@ def test_invalid_arguments_are_rejected(world: World) -> None:
     session.abandon(b"\xff" * 4, bytes(8), 99)
 
 
-def test_bytes_that_do_not_fit_are_not_copied(world: World) -> None:
+def test_bytes_that_do_not_fit_are_not_copied(world: SessionWorld) -> None:
     entry, serial = world.reserve(world.session, 5, FRAME + 1)
     for size, offset, fits in [
         (FRAME + 1, 0, 1),

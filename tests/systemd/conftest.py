@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service_world import World
+from service_world import ServiceWorld
 from systemd_machine import Machine, skip_reason
 
 
@@ -24,15 +24,15 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.fixture(scope="session")
-def installed(machine: Machine) -> World:
+def installed(machine: Machine) -> ServiceWorld:
     """Returns the service, installed by `pagetier unit install`."""
-    world = World(machine)
+    world = ServiceWorld(machine)
     world.install()
     return world
 
 
 @pytest.fixture
-def world(installed: World) -> Iterator[World]:
+def world(installed: ServiceWorld) -> Iterator[ServiceWorld]:
     """Yields the service, stopped and with its initial configuration. Asserts at the end that nothing of it is left."""
     installed.begin()
     yield installed

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service_world import CONFIG, SMALL, WHERE_TESTS_ARE, World
+from service_world import CONFIG, SMALL, WHERE_TESTS_ARE, ServiceWorld
 
 REMOTE = "pagetierd-remote"
 FLEET = '[remote]\nurl = "file:///srv/pages"\nworker = "service"\n'
@@ -14,7 +14,7 @@ LOG = "/var/log/remote.log"
 
 
 @pytest.fixture
-def remote(world: World) -> Iterator[World]:
+def remote(world: ServiceWorld) -> Iterator[ServiceWorld]:
     """Returns the service with a fleet in a folder, and the service of its worker."""
     do = world.machine.do
     assert f"enable --now pagetierd {REMOTE}" in do("pagetier", "unit", "install", "--remote=localhost")
@@ -28,15 +28,15 @@ def remote(world: World) -> Iterator[World]:
     do("rm", "-rf", "/srv/pages")
 
 
-def standing(world: World) -> str:
+def standing(world: ServiceWorld) -> str:
     return str(world.stats()["fleet"]["standing"])
 
 
-def is_open(world: World) -> None:
+def is_open(world: ServiceWorld) -> None:
     world.soon(lambda: standing(world) == "open", f"the fleet is not open: {world.machine.read(LOG)}")
 
 
-def test_the_worker_has_the_network_and_the_daemon_has_none(remote: World) -> None:
+def test_the_worker_has_the_network_and_the_daemon_has_none(remote: ServiceWorld) -> None:
     remote.start()
     is_open(remote)
     assert (remote.show("PrivateNetwork"), remote.show("PrivateNetwork", REMOTE)) == ("yes", "no")
@@ -54,7 +54,7 @@ def test_the_worker_has_the_network_and_the_daemon_has_none(remote: World) -> No
     assert report == "pagetier 600\n"
 
 
-def test_a_worker_that_dies_comes_again_and_engines_do_not_notice(remote: World) -> None:
+def test_a_worker_that_dies_comes_again_and_engines_do_not_notice(remote: ServiceWorld) -> None:
     remote.start()
     is_open(remote)
     with remote.full_engine() as engine:
@@ -65,7 +65,7 @@ def test_a_worker_that_dies_comes_again_and_engines_do_not_notice(remote: World)
         assert engine.now().wrong == 0
 
 
-def test_it_stops_and_restarts_with_the_daemon(remote: World) -> None:
+def test_it_stops_and_restarts_with_the_daemon(remote: ServiceWorld) -> None:
     remote.start()
     is_open(remote)
     remote.systemctl("restart")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, World
+from service_world import CONFIG, DISK, LOG, PAGES, SMALL, SOCKET, WHERE_TESTS_ARE, ServiceWorld
 
 WATCHDOG_S = 4  # systemd knows no other clock; a busy machine may keep the daemon a while
 
 
-def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None:
+def test_the_service_serves_when_systemd_reports_it_active(world: ServiceWorld) -> None:
     world.machine.write(CONFIG, SMALL.replace("16MiB", "256MiB"))
     world.start()
     assert world.show("ActiveState") == "active"
@@ -28,7 +28,7 @@ def test_the_service_serves_when_systemd_reports_it_active(world: World) -> None
     assert "Permission denied" in denied.stderr
 
 
-def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
+def test_a_restart_keeps_the_pages_and_the_engine(world: ServiceWorld) -> None:
     world.start()
     with world.full_engine() as engine:
         before, stored = world.stats()["daemon"], engine.now().stored
@@ -41,7 +41,7 @@ def test_a_restart_keeps_the_pages_and_the_engine(world: World) -> None:
     assert "the pages stay in memory for the next daemon" in world.log()
 
 
-def test_restarts_during_stores_and_evictions_lose_no_page(world: World) -> None:
+def test_restarts_during_stores_and_evictions_lose_no_page(world: ServiceWorld) -> None:
     world.machine.write(
         CONFIG, SMALL + '[evict]\npolicy = "lru"\n'
     )  # leaves out no page, and so evicts with each store
@@ -57,7 +57,7 @@ def test_restarts_during_stores_and_evictions_lose_no_page(world: World) -> None
     assert "all pages, frames and lists are consistent" in report
 
 
-def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
+def test_a_crash_keeps_the_pages_and_the_engine(world: ServiceWorld) -> None:
     world.start()
     with world.full_engine() as engine:
         stored = engine.now().stored
@@ -68,13 +68,13 @@ def test_a_crash_keeps_the_pages_and_the_engine(world: World) -> None:
     world.memory_is_kept()
 
 
-def notified(world: World) -> float:
+def notified(world: ServiceWorld) -> float:
     """Returns when the daemon has notified the watchdog last, in seconds of systemd's clock."""
     return int(world.show("WatchdogTimestampMonotonic")) / 1e6
 
 
 @pytest.mark.wall_clock
-def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
+def test_a_daemon_that_hangs_is_replaced(world: ServiceWorld) -> None:
     world.drop_in(f"[Service]\nWatchdogSec={WATCHDOG_S}s\nTimeoutAbortSec=1s\n")
     world.start()
     with world.full_engine() as engine:
@@ -88,7 +88,7 @@ def test_a_daemon_that_hangs_is_replaced(world: World) -> None:
         assert (report.hits, report.stored) == (PAGES, stored)
 
 
-def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World) -> None:
+def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: ServiceWorld) -> None:
     world.machine.write(CONFIG, DISK)
     world.start()
     with world.full_engine() as engine:
@@ -103,7 +103,7 @@ def test_a_stop_writes_to_disk_informs_engines_and_releases_memory(world: World)
     world.soon(lambda: world.stats()["tiers"]["disk"]["pages"] == PAGES, "the pages are not on disk")
 
 
-def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
+def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: ServiceWorld) -> None:
     # The daemon ignores this signal. The timeout also limits the command that releases the memory.
     world.drop_in("[Service]\nTimeoutStopSec=5s\nKillSignal=SIGWINCH\n")
     world.start()
@@ -115,7 +115,9 @@ def test_a_stop_of_a_hanging_daemon_releases_its_memory(world: World) -> None:
 
 
 @pytest.mark.parametrize(("signal", "state"), [("KILL", "failed"), ("TERM", "inactive")])
-def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(world: World, signal: str, state: str) -> None:
+def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(
+    world: ServiceWorld, signal: str, state: str
+) -> None:
     world.drop_in("[Service]\nRestart=no\n")
     world.start()
     world.signal(signal)
@@ -126,7 +128,7 @@ def test_memory_of_an_ended_daemon_is_kept_until_the_service_stops(world: World,
     assert world.segments() == []
 
 
-def test_another_arena_size_needs_only_a_stop_and_a_start(world: World) -> None:
+def test_another_arena_size_needs_only_a_stop_and_a_start(world: ServiceWorld) -> None:
     world.start()
     with world.full_engine():
         world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
@@ -141,7 +143,7 @@ def test_another_arena_size_needs_only_a_stop_and_a_start(world: World) -> None:
     assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
 
 
-def test_another_arena_size_needs_no_stop_without_pages(world: World) -> None:
+def test_another_arena_size_needs_no_stop_without_pages(world: ServiceWorld) -> None:
     world.start()
     world.machine.write(CONFIG, SMALL.replace("16MiB", "32MiB"))
     world.systemctl("restart")
@@ -149,7 +151,7 @@ def test_another_arena_size_needs_no_stop_without_pages(world: World) -> None:
     assert world.stats()["tiers"]["memory"]["cap"] == 32 << 20
 
 
-def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: World) -> None:
+def test_a_tenant_has_a_daemon_a_user_and_memory_of_its_own(world: ServiceWorld) -> None:
     do, unit = world.machine.do, "pagetierd@acme"
     do("pagetier", "unit", "install", "--tenant", "acme")
     do("systemd-sysusers", "/etc/sysusers.d/pagetier-acme.conf")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from service_world import CONFIG, DISK, PAGES, SMALL, World
+from service_world import CONFIG, DISK, PAGES, SMALL, ServiceWorld
 
 BAD = SMALL + '[evict]\nhigh = "lots"\n'
 
 
-def test_a_reload_applies_the_settings_that_can_change(world: World) -> None:
+def test_a_reload_applies_the_settings_that_can_change(world: ServiceWorld) -> None:
     world.machine.write(CONFIG, DISK)
     world.start()
     with world.full_engine() as engine:
@@ -24,7 +24,7 @@ def test_a_reload_applies_the_settings_that_can_change(world: World) -> None:
         assert engine.now().hits == PAGES
 
 
-def test_a_reload_of_an_invalid_file_changes_nothing_and_names_the_key(world: World) -> None:
+def test_a_reload_of_an_invalid_file_changes_nothing_and_names_the_key(world: ServiceWorld) -> None:
     world.start()
     world.machine.write(CONFIG, BAD)
     report = world.machine.run("systemctl", "reload", "pagetierd")
@@ -37,7 +37,7 @@ def test_a_reload_of_an_invalid_file_changes_nothing_and_names_the_key(world: Wo
     assert world.stats()["tiers"]["memory"]["cap"] == 16 << 20
 
 
-def test_a_configuration_that_does_not_parse_is_rejected_with_its_line(world: World) -> None:
+def test_a_configuration_that_does_not_parse_is_rejected_with_its_line(world: ServiceWorld) -> None:
     world.machine.write(CONFIG, "[arena\n")
     assert world.machine.run("systemctl", "start", "pagetierd").returncode != 0
     assert world.show("ExecMainStatus") == "2"
@@ -46,7 +46,7 @@ def test_a_configuration_that_does_not_parse_is_rejected_with_its_line(world: Wo
     assert "line 1" in world.log()
 
 
-def test_a_restart_with_an_invalid_file_loses_no_page(world: World) -> None:
+def test_a_restart_with_an_invalid_file_loses_no_page(world: ServiceWorld) -> None:
     world.start()
     with world.full_engine() as engine:
         stored = engine.now().stored
@@ -59,7 +59,7 @@ def test_a_restart_with_an_invalid_file_loses_no_page(world: World) -> None:
         assert (report.hits, report.stored) == (PAGES, stored)
 
 
-def test_a_full_disk_affects_only_the_disk_tier(world: World) -> None:
+def test_a_full_disk_affects_only_the_disk_tier(world: ServiceWorld) -> None:
     world.machine.do("mkdir", "-p", "/var/lib/pagetier")
     world.machine.do("mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", "/var/lib/pagetier")
     world.machine.do("chown", "pagetier:pagetier", "/var/lib/pagetier")

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from copying_engine import LAYERS, LONG_S, Engine, release_arena, slots_of
+from copying_engine import LAYERS, LONG_S, CopyingEngine, release_arena, slots_of
 from eventually import eventually
 from pagetier.client import Client
 from running_daemon import RunningDaemon
@@ -18,10 +18,10 @@ ARENA = "32MiB"
 
 
 @pytest.fixture
-def engine(daemon: RunningDaemon) -> Iterator[Engine]:
+def engine(daemon: RunningDaemon) -> Iterator[CopyingEngine]:
     """Returns an engine whose prompt 1 is stored, with four pages."""
     with daemon.client() as client:
-        made = Engine(client, 1)
+        made = CopyingEngine(client, 1)
         made.number(1)
         assert made.copier.store(made.keys(1, 4), slots_of(4)).wait(LONG_S).refused == 0
         made.number(9)
@@ -60,7 +60,7 @@ Failing = Callable[[], tuple[object, Callable[[], object]]]
 
 
 @FAILING
-def test_only_the_load_that_waits_for_a_failed_event_fails(engine: Engine, failing: Failing) -> None:
+def test_only_the_load_that_waits_for_a_failed_event_fails(engine: CopyingEngine, failing: Failing) -> None:
     after, fails = failing()
     load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
     other = engine.load(engine.keys(1, 4), slots_of(4, 2))
@@ -76,7 +76,7 @@ def test_only_the_load_that_waits_for_a_failed_event_fails(engine: Engine, faili
     assert later.pages == 4 and later.wait(LAYERS - 1, LONG_S)
 
 
-def test_a_load_that_fails_writes_nothing(engine: Engine) -> None:
+def test_a_load_that_fails_writes_nothing(engine: CopyingEngine) -> None:
     after = Future[None]()
     load = engine.load(engine.keys(1, 4), slots_of(4), after=after)
     assert not load.wait(0, 0.02)
@@ -86,7 +86,7 @@ def test_a_load_that_fails_writes_nothing(engine: Engine) -> None:
 
 @FAILING
 def test_only_the_store_that_waits_for_a_failed_event_is_cancelled(
-    engine: Engine, failing: Failing, daemon: RunningDaemon
+    engine: CopyingEngine, failing: Failing, daemon: RunningDaemon
 ) -> None:
     after, fails = failing()
     prompt = 10 + [cancelled, failed, raised].index(failing)
@@ -109,7 +109,7 @@ class Exiting:
 
 def test_any_exception_of_an_event_ends_the_load_and_the_store(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
-        engine = Engine(client, 1)
+        engine = CopyingEngine(client, 1)
         keys, slots = engine.keys(50, 4), slots_of(4)
         store = engine.copier.store(keys, slots, Exiting())
         assert store.wait(LONG_S).refused + store.wait(LONG_S).stored == 4 and "SystemExit" in store.wait(0).reason
@@ -117,7 +117,7 @@ def test_any_exception_of_an_event_ends_the_load_and_the_store(daemon: RunningDa
 
 
 @pytest.mark.parametrize("wrong", ["event", 3, asyncio.Event(), Client])
-def test_an_object_that_is_not_an_event_raises_at_once(engine: Engine, wrong: object) -> None:
+def test_an_object_that_is_not_an_event_raises_at_once(engine: CopyingEngine, wrong: object) -> None:
     keys, slots = engine.keys(1, 4), slots_of(4)
     for begins in (lambda: engine.copier.store(keys, slots, wrong), lambda: engine.load(keys, slots, after=wrong)):
         with pytest.raises(ValueError, match=r"has no wait|cannot wait for it"):

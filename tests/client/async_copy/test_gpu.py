@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from copying_engine import Engine, slots_of
+from copying_engine import CopyingEngine, slots_of
 from eventually import eventually
 from pagetier.client import Client, Keys, Namespace
 from pagetier.client.async_copy import AsyncCopier, open_copier
@@ -93,7 +93,7 @@ for prompt in range(1000, 100000):
 
 def test_an_engine_that_is_killed_in_the_middle_of_transfers_does_not_disturb_others() -> None:
     with RunningDaemon("256MiB", "1MiB") as daemon, daemon.client() as client:
-        mine, slots = Engine(client, 1), slots_of(24)
+        mine, slots = CopyingEngine(client, 1), slots_of(24)
         for turn in range(5):
             path = [str(place) for place in (*sys.path, __file__.rpartition("/")[0])]
             command = [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{_ENGINE}", str(daemon.socket)]

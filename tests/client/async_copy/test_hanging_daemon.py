@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, Engine, release_arena, slots_of
+from copying_engine import BLOCK, LAYERS, LONG_S, TOKENS, CopyingEngine, release_arena, slots_of
 from eventually import eventually
 from pagetier.client import AsyncCopier, Client, Keys, Outcome, Part, PendingReservation, StoreHandle
 from pagetier.client.async_copy import stream_queue
@@ -34,11 +34,11 @@ def daemon() -> Iterator[RunningDaemon]:
         yield running
 
 
-def chains_of(engine: Engine, first: int, count: int) -> list[Keys]:
+def chains_of(engine: CopyingEngine, first: int, count: int) -> list[Keys]:
     return [engine.keys(first + at, PAGES) for at in range(count)]
 
 
-def many_stores(engine: Engine, chains: list[Keys]) -> list[StoreHandle]:
+def many_stores(engine: CopyingEngine, chains: list[Keys]) -> list[StoreHandle]:
     slots = slots_of(PAGES)
     return [engine.copier.store(keys, slots) for keys in chains]
 
@@ -53,7 +53,7 @@ def reasons(stores: list[StoreHandle]) -> set[str]:
     return {result.reason for result in results}
 
 
-def stored_again(engine: Engine, prompt: int) -> bool:
+def stored_again(engine: CopyingEngine, prompt: int) -> bool:
     return engine.copier.store(engine.keys(prompt, 2), slots_of(2)).wait(LONG_S).stored == 2
 
 
@@ -63,7 +63,7 @@ def stored_again(engine: Engine, prompt: int) -> bool:
 def test_stores_are_rejected_in_time_and_delay_no_load(
     daemon: RunningDaemon, client: Client, standing_clock: VirtualClock
 ) -> None:
-    engine, gate, short = Engine(client, 1, COPYING), threading.Event(), slots_of(4)
+    engine, gate, short = CopyingEngine(client, 1, COPYING), threading.Event(), slots_of(4)
     known = engine.keys(1, 4)
     assert engine.copier.store(known, short).wait(LONG_S).stored == 4
     copied = engine.copier.store(engine.keys(2, 4), short, after=gate)
@@ -91,7 +91,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(
     assert client.attached and engine.copier.close(LONG_S)
 
     daemon.signal(signal.SIGCONT)
-    other = Engine(client, 1, COPYING)
+    other = CopyingEngine(client, 1, COPYING)
     assert eventually(lambda: stored_again(other, 3), LONG_S)
     assert eventually(lambda: daemon.header().open_entries == 0, LONG_S), "pages that are granted late are released"
     assert daemon.findings() == [] and other.copier.close(LONG_S)
@@ -99,7 +99,7 @@ def test_stores_are_rejected_in_time_and_delay_no_load(
 
 def test_a_daemon_that_hangs_for_a_moment_rejects_nothing(daemon: RunningDaemon, client: Client) -> None:
     """Requests that the socket does not take at once are sent later."""
-    engine = Engine(client, 1, CopySettings(chunk=1 << 20, reserve_timeout=LONG_S))
+    engine = CopyingEngine(client, 1, CopySettings(chunk=1 << 20, reserve_timeout=LONG_S))
     daemon.signal(signal.SIGSTOP)
     chains = [engine.keys(at, 1) for at in range(400)]
     slots = slots_of(1)
@@ -128,7 +128,7 @@ class Watched:
 
 
 def test_sending_waits_only_for_a_chain_that_exceeds_the_socket_buffer(client: Client) -> None:
-    engine, watched, pages = Engine(client, 1), Watched(client), 2000
+    engine, watched, pages = CopyingEngine(client, 1), Watched(client), 2000
     copier = AsyncCopier(watched, engine.paged, HostDevice(), COPYING)
     assert copier.store(engine.keys(1, 2), slots_of(2)).wait(LONG_S).stored == 2
     long = copier.store(engine.keys(2, pages), slot_map([0, 1] * pages, pages, TOKENS, BLOCK))
@@ -147,7 +147,7 @@ class UnexpectedError(Exception):
 
 
 def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, slots = Engine(client, 1, COPYING), slots_of(2)
+    engine, slots = CopyingEngine(client, 1, COPYING), slots_of(2)
     assert stored_again(engine, 1)
     seen: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(str(args.exc_value)))
@@ -173,7 +173,7 @@ def test_an_unexpected_error_ends_all_jobs_and_is_logged(client: Client, monkeyp
 def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(stream_queue, "_abandoned", kept := list[StreamQueue]())
-    engine, gate = Engine(client, 1, COPYING), threading.Event()
+    engine, gate = CopyingEngine(client, 1, COPYING), threading.Event()
     stream = weakref.ref(engine.copier._stores._stream)
     store = engine.copier.store(engine.keys(1, 2), slots_of(2), after=gate)
     assert eventually(partial(_in_flight, engine))
@@ -192,7 +192,7 @@ def test_a_stream_outlives_the_copier_while_it_may_copy(client: Client, monkeypa
     release_arena(client)
 
 
-def _in_flight(engine: Engine) -> bool:
+def _in_flight(engine: CopyingEngine) -> bool:
     return engine.copier._stores._pieces_in_flight == 1
 
 

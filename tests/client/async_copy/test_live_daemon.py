@@ -11,7 +11,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, Engine, slots_of
+from copying_engine import BLOCK, BLOCKS, LAYERS, LONG_S, TOKENS, CopyingEngine, slots_of
 from eventually import eventually
 from interrupted_calls import each_interrupt
 from pagetier.client import AsyncCopier, Client, Namespace, Outcome, StoreHandle
@@ -31,7 +31,7 @@ def empty(daemon: RunningDaemon) -> bool:
 
 
 def test_pages_come_back_in_other_blocks_of_another_engine(client: Client) -> None:
-    one, other = Engine(client, 1), Engine(client, 2)
+    one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     keys, there, here = one.keys(1, 20), slots_of(20), slots_of(20, 2)
     assert one.copier.store(keys, there).wait(LONG_S).outcomes == [Outcome.STORED] * 20
     assert one.copier.store(keys, there).wait(LONG_S).outcomes == [Outcome.PRESENT] * 20
@@ -43,7 +43,7 @@ def test_pages_come_back_in_other_blocks_of_another_engine(client: Client) -> No
 
 
 def test_layers_are_waited_for_one_by_one(client: Client) -> None:
-    one, other = Engine(client, 1), Engine(client, 2)
+    one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     keys, slots, gate = one.keys(2, 8), slots_of(8), threading.Event()
     one.copier.store(keys, slots).wait(LONG_S)
     load = other.load(keys, slots, after=gate)
@@ -56,7 +56,7 @@ def test_layers_are_waited_for_one_by_one(client: Client) -> None:
 
 def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon, standing_clock: VirtualClock) -> None:
     """Calls wait neither for an engine's event that does not come, nor for a daemon that is stopped."""
-    engine, gate = Engine(client, 1), threading.Event()
+    engine, gate = CopyingEngine(client, 1), threading.Event()
     keys = engine.keys(3, 4)
     engine.copier.store(keys, slots_of(4)).wait(LONG_S)
     daemon.signal(signal.SIGSTOP)
@@ -77,7 +77,7 @@ def test_calls_of_an_engine_never_wait(client: Client, daemon: RunningDaemon, st
 
 
 def test_dropping_a_handle_does_not_cancel_its_copies(client: Client) -> None:
-    one, gate = Engine(client, 1), threading.Event()
+    one, gate = CopyingEngine(client, 1), threading.Event()
     keys, slots = one.keys(5, 6), slots_of(6)
     one.copier.store(keys, slots, gate)
     gc.collect()
@@ -96,7 +96,7 @@ def copying_threads() -> set[threading.Thread]:
 
 def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
     before = copying_threads()
-    engine = Engine(client, 1)
+    engine = CopyingEngine(client, 1)
     threads = copying_threads() - before
     assert len(threads) == 4
     store = engine.copier.store(engine.keys(6, 6), slots_of(6))
@@ -110,7 +110,7 @@ def test_a_copier_that_is_dropped_leaves_no_thread(client: Client) -> None:
 
 def test_without_a_daemon_stores_are_rejected_and_loads_miss() -> None:
     with Client("/nowhere/pagetier.sock", timeout=0.1) as client:
-        engine = Engine(client, 1)
+        engine = CopyingEngine(client, 1)
         store = engine.copier.store(engine.keys(1, 2), slots_of(2))
         assert store.wait(LONG_S).refused == 2 and "no daemon" in store.wait(0).reason
         load = engine.load(engine.keys(1, 2), slots_of(2))
@@ -118,7 +118,7 @@ def test_without_a_daemon_stores_are_rejected_and_loads_miss() -> None:
 
 
 def test_threads_share_a_copier(client: Client) -> None:
-    one, other = Engine(client, 1), Engine(client, 2)
+    one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     failures: list[str] = []
 
     def work(number: int) -> None:
@@ -172,7 +172,7 @@ def test_ranks_with_the_same_head_share_the_tokens_of_a_page(client: Client) -> 
 def test_an_interrupt_in_a_call_of_a_store_ends_no_later_one(
     client: Client, daemon: RunningDaemon, wait: Callable[..., object]
 ) -> None:
-    engine = Engine(client, 1)
+    engine = CopyingEngine(client, 1)
 
     def call() -> None:
         store = engine.copier.store(engine.keys(next(numbers), 1), slots_of(1))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from copying_engine import COPYING, LAYERS, Engine, slots_of
+from copying_engine import COPYING, LAYERS, CopyingEngine, slots_of
 from eventually import eventually
 from fake_pinning_driver import WAIT_S, PinningDriver
 from pagetier.client import Client, Namespace
@@ -90,7 +90,7 @@ class AskingDevice(HostDevice):
         return AskingStream(direction, self._pinned)
 
 
-class PinningEngine(Engine):
+class PinningEngine(CopyingEngine):
     """An engine whose copier pins the arena with a fake driver."""
 
     def __init__(self, client: Client, driver: PinningDriver) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from child_process import in_child, kill, spawn
-from copying_engine import LAYERS, LONG_S, Engine, slots_of
+from copying_engine import LAYERS, LONG_S, CopyingEngine, slots_of
 from eventually import eventually
 from pagetier.client import Client
 from running_daemon import RunningDaemon
@@ -33,7 +33,7 @@ def granted(client: Client) -> int:
 
 def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon, standing_clock: VirtualClock) -> None:
     with daemon.client() as client:
-        engine, gate = Engine(client, 1), threading.Event()
+        engine, gate = CopyingEngine(client, 1), threading.Event()
         keys, slots = engine.keys(7, 6), slots_of(6)
         store = engine.copier.store(keys, slots, gate)
         assert eventually(lambda: not empty(daemon))
@@ -51,7 +51,7 @@ def test_closing_the_client_waits_for_copies_in_flight(daemon: RunningDaemon, st
 def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: RunningDaemon) -> None:
     """Another process stores and loads in the same arena, again and again."""
     with daemon.client() as client:
-        mine, slots = Engine(client, 1), slots_of(24)
+        mine, slots = CopyingEngine(client, 1), slots_of(24)
         for turn in range(6):
             child = spawn(partial(_store_and_load_forever, daemon.socket, turn))
             for _ in range(3 * (turn + 1)):
@@ -68,7 +68,7 @@ def test_an_engine_that_is_killed_during_copies_does_not_disturb_others(daemon: 
 def _store_and_load_forever(socket: Path, seed: int) -> None:
     with Client(socket) as client:
         assert client.wait_attached(LONG_S)
-        engine, slots = Engine(client, seed), slots_of(24)
+        engine, slots = CopyingEngine(client, seed), slots_of(24)
         while True:
             prompt = 600 + int(np.random.default_rng().integers(40))
             engine.number(prompt)
@@ -91,7 +91,7 @@ class _Ended:
 def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
     """Pages that it granted are published while no daemon runs, and found by the next daemon; loads continue."""
     with RunningDaemon("32MiB") as daemon, daemon.client() as client:
-        one, other, gate = Engine(client, 1), Engine(client, 2), threading.Event()
+        one, other, gate = CopyingEngine(client, 1), CopyingEngine(client, 2), threading.Event()
         there, slots = one.keys(1, 8), slots_of(8)
         one.copier.store(there, slots).wait(LONG_S)
         keys = one.keys(2, 20)
@@ -114,7 +114,7 @@ def test_a_daemon_that_is_killed_in_the_middle_loses_nothing() -> None:
 
 def test_a_restarted_daemon_keeps_granted_pages_of_copies_in_flight() -> None:
     with RunningDaemon("32MiB") as daemon, daemon.client() as client:
-        one, gate = Engine(client, 1), threading.Event()
+        one, gate = CopyingEngine(client, 1), threading.Event()
         keys = one.keys(2, 20)
         store = one.copier.store(keys, slots_of(20), gate)
         assert eventually(lambda: granted(client) == 20)
@@ -127,7 +127,7 @@ def test_a_restarted_daemon_keeps_granted_pages_of_copies_in_flight() -> None:
 
 
 def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) -> None:
-    engine, gate = Engine(client, 1), threading.Event()
+    engine, gate = CopyingEngine(client, 1), threading.Event()
     keys, slots = engine.keys(8, 4), slots_of(4)
     engine.copier.store(keys, slots).wait(LONG_S)
     store = engine.copier.store(engine.keys(9, 4), slots, gate)
@@ -150,7 +150,7 @@ def test_a_forked_child_does_not_use_the_copies_of_its_parent(client: Client) ->
 
 
 def test_a_fork_during_copies_does_not_hang(client: Client) -> None:
-    engine, slots, leave = Engine(client, 1), slots_of(16), threading.Event()
+    engine, slots, leave = CopyingEngine(client, 1), slots_of(16), threading.Event()
 
     def busy() -> None:
         while not leave.is_set():

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from copying_world import LAYERS, PAGE_BLOCKS, Process, World, keys_of
+from copying_world import LAYERS, PAGE_BLOCKS, CopyingWorld, Process, keys_of
 from eventually import eventually
 from fake_device import EngineEvent, FakeStream
 from keyed_pages import assert_exact, pages_of
@@ -23,15 +23,15 @@ COPYING = CopySettings(chunk=2 * PAGE, depth=2, reserve_timeout=1.0)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+def world() -> Iterator[CopyingWorld]:
+    made = CopyingWorld()
     yield made
     assert made.owner.check_integrity() == []
     made.memory.close()
 
 
 @pytest.fixture
-def process(world: World) -> Process:
+def process(world: CopyingWorld) -> Process:
     return Process(world, COPYING)
 
 
@@ -77,7 +77,7 @@ def numbers_of(copy: Copy) -> list[int]:
 # ---- stores
 
 
-def test_chunks_are_published_as_their_events_come(world: World, process: Process) -> None:
+def test_chunks_are_published_as_their_events_come(world: CopyingWorld, process: Process) -> None:
     store = granted(process, 1, 5)
     stream = process.device.streams[0]
     assert [numbers_of(copy) for copy in copies(stream)] == [[0, 1], [2, 3]], (
@@ -94,7 +94,7 @@ def test_chunks_are_published_as_their_events_come(world: World, process: Proces
     assert store.wait(0).reason == ""
 
 
-def test_the_last_pages_of_a_store_are_dropped_when_the_backlog_is_full(world: World) -> None:
+def test_the_last_pages_of_a_store_are_dropped_when_the_backlog_is_full(world: CopyingWorld) -> None:
     process = Process(world, msgspec.structs.replace(COPYING, queue_limit=3.5 * PAGE / 2**31))
     store = granted(process, 1, 5)
     assert process.copier.dropped == 2 and world.owner.settle() == 3
@@ -107,7 +107,7 @@ def test_the_last_pages_of_a_store_are_dropped_when_the_backlog_is_full(world: W
     assert granted(process, 2, 2).wait(0).pending == 2, "there is room again"
 
 
-def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
+def test_a_bandwidth_cap_holds_chunks_back(world: CopyingWorld) -> None:
     process = Process(world, msgspec.structs.replace(COPYING, depth=8, queue_limit=10.0, store_bandwidth=2 * PAGE))
     granted(process, 1, 5)
     stream = process.device.streams[0]
@@ -118,7 +118,7 @@ def test_a_bandwidth_cap_holds_chunks_back(world: World) -> None:
         assert len(copies(stream)) == enqueued
 
 
-def test_loads_do_not_wait_for_stores(world: World, process: Process) -> None:
+def test_loads_do_not_wait_for_stores(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(2, 3, PAGE)
     granted(process, 1, 5, EngineEvent())
     with process.session.match(Match, None, keys_of(2).data) as match:
@@ -129,7 +129,7 @@ def test_loads_do_not_wait_for_stores(world: World, process: Process) -> None:
     assert load.ready(0) and load.ready(1)
 
 
-def test_layers_become_ready_in_order(world: World, process: Process) -> None:
+def test_layers_become_ready_in_order(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(1, 3, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(4)), start_page=1)
@@ -145,7 +145,7 @@ def test_layers_become_ready_in_order(world: World, process: Process) -> None:
         load.ready(2)
 
 
-def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World, process: Process) -> None:
+def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     with process.session.match(Match, None, keys_of(1).data) as match:
         load = process.copier.load(match, process.cache.slots(blocks_of(2)))
@@ -158,7 +158,7 @@ def test_a_stream_of_the_engine_waits_until_a_layer_is_in_the_cache(world: World
     assert load.make_stream_wait(engine, 1, 0)
 
 
-def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World, process: Process) -> None:
+def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: CopyingWorld, process: Process) -> None:
     rate, after = process.copier._store_resources.backlog._rate, EngineEvent()
     granted(process, 1, 2, after)
     world.now += 100.0
@@ -174,7 +174,7 @@ def test_the_rate_is_measured_from_the_event_of_the_engine_on(world: World, proc
 # ---- requests, and a daemon that does not answer
 
 
-def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: World, process: Process) -> None:
+def test_a_store_is_rejected_when_the_daemon_does_not_answer_in_time(world: CopyingWorld, process: Process) -> None:
     store = stored(process, 1, 2)
     process.step()
     world.now += 0.9
@@ -197,7 +197,7 @@ def delayed(process: Process, prompt: int) -> StoreHandle:
     return store
 
 
-def test_a_delayed_store_asks_the_daemon_after_its_delay(world: World, process: Process) -> None:
+def test_a_delayed_store_asks_the_daemon_after_its_delay(world: CopyingWorld, process: Process) -> None:
     store, queue = delayed(process, 1), process.lanes[0]
     world.now += 0.4
     assert queue.step() == pytest.approx(0.1) and not process.wire.sent
@@ -245,7 +245,7 @@ def test_a_copier_that_closes_finishes_delayed_stores(process: Process) -> None:
     assert store.wait(0).stored == 2 and process.copier.close(0)
 
 
-def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: World, process: Process) -> None:
+def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: CopyingWorld, process: Process) -> None:
     one, other = stored(process, 1, 2), stored(process, 2, 2)
     one.cancel()
     process.step()
@@ -256,7 +256,9 @@ def test_a_store_that_is_cancelled_before_the_response_copies_nothing(world: Wor
     assert other.ready and world.owner.settle() == 0 and not process.device.streams[0].todo
 
 
-def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(world: World, process: Process) -> None:
+def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(
+    world: CopyingWorld, process: Process
+) -> None:
     store = granted(process, 1, 5)
     store.cancel()
     process.step()
@@ -267,7 +269,7 @@ def test_chunks_in_flight_of_a_cancelled_store_are_abandoned_when_they_complete(
     assert world.owner.settle() == 0 and process.copier.counts.cancelled == 5 and world.readable(1, PAGE) == 0
 
 
-def test_only_the_store_with_an_invalid_event_is_rejected(world: World, process: Process) -> None:
+def test_only_the_store_with_an_invalid_event_is_rejected(world: CopyingWorld, process: Process) -> None:
     store = process.copier.store(keys_of(1, 1), process.cache.slots(blocks_of(1)), after="no event")
     hear(process)
     assert store.ready and store.ended and store.wait(0).reason == "not an event of this engine"
@@ -287,7 +289,7 @@ def test_invalid_arguments_raise_at_once(process: Process) -> None:
     assert not process.wire.sent
 
 
-def test_skipped_pages_are_abandoned_at_once(world: World, process: Process) -> None:
+def test_skipped_pages_are_abandoned_at_once(world: CopyingWorld, process: Process) -> None:
     keys, slots = keys_of(1, 3), process.cache.slots(blocks_of(3))
     process.cache.fill(blocks_of(3), pages_of(keys, PAGE))
     store = process.copier.store(keys, slots.without([False, True, False]))
@@ -297,7 +299,7 @@ def test_skipped_pages_are_abandoned_at_once(world: World, process: Process) -> 
     assert world.readable(1, PAGE) == 1
 
 
-def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
+def test_a_load_pins_pages_that_another_process_matched(world: CopyingWorld) -> None:
     process, (_, scheduler), blocks = Process(world, COPYING), world.attached(), blocks_of(3)
     world.store_elsewhere(1, 3, PAGE)
     with scheduler.match(Match, keys_of(1), keys_of(1).data) as match:
@@ -316,7 +318,7 @@ def test_a_load_pins_pages_that_another_process_matched(world: World) -> None:
     assert process.copier.load(handle, process.cache.slots(blocks)).pages == 0
 
 
-def test_a_handle_of_other_segments_is_a_miss(world: World, process: Process) -> None:
+def test_a_handle_of_other_segments_is_a_miss(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(1, 1, PAGE)
     with process.session.match(Match, keys_of(1), keys_of(1).data) as match:
         handle = match.to_handle()
@@ -325,7 +327,7 @@ def test_a_handle_of_other_segments_is_a_miss(world: World, process: Process) ->
         assert process.copier.load(handle, process.cache.slots(blocks_of(1))).pages == 1
 
 
-def test_pages_of_another_size_end_a_load(world: World, process: Process) -> None:
+def test_pages_of_another_size_end_a_load(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(1, 2, PAGE)
     world.store_elsewhere(1, 3, PAGE + 1)
     with process.session.match(Match, None, keys_of(1).data) as match:
@@ -358,7 +360,7 @@ def test_an_event_or_a_response_wakes_a_queue(process: Process) -> None:
     assert queue.step() is None and process.copier.counts.stored == 2 * PAGE
 
 
-def test_pages_that_were_not_started_are_released_when_the_device_fails(world: World, process: Process) -> None:
+def test_pages_that_were_not_started_are_released_when_the_device_fails(world: CopyingWorld, process: Process) -> None:
     store = granted(process, 1, 5)
     process.device.die()
     process.step()

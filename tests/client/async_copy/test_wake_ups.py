@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from copying_engine import LAYERS, LONG_S, Engine, slots_of
-from copying_world import PAGE_BLOCKS, Process, World, keys_of
+from copying_engine import LAYERS, LONG_S, CopyingEngine, slots_of
+from copying_world import PAGE_BLOCKS, CopyingWorld, Process, keys_of
 from fake_device import EngineEvent, FakeStream
 from pagetier.client import Client, LoadHandle, Match, StoreHandle
 from pagetier.client.async_copy import copier
@@ -29,14 +29,14 @@ ROUNDS = 400
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+def world() -> Iterator[CopyingWorld]:
+    made = CopyingWorld()
     yield made
     made.memory.close()
 
 
 @pytest.fixture
-def process(world: World) -> Process:
+def process(world: CopyingWorld) -> Process:
     return Process(world, COPYING)
 
 
@@ -180,7 +180,7 @@ def test_a_response_is_known_when_it_wakes_a_queue(process: Process) -> None:
     assert seen == [True]
 
 
-def test_a_queue_sleeps_until_its_next_time_limit(world: World, process: Process) -> None:
+def test_a_queue_sleeps_until_its_next_time_limit(world: CopyingWorld, process: Process) -> None:
     queue = process.lanes[0]
     assert queue.step() is None
     asked(process)
@@ -193,7 +193,7 @@ def test_a_queue_sleeps_until_its_next_time_limit(world: World, process: Process
     assert queue.step() is None
 
 
-def test_a_queue_sleeps_until_its_bandwidth_allows_the_next_chunk(world: World) -> None:
+def test_a_queue_sleeps_until_its_bandwidth_allows_the_next_chunk(world: CopyingWorld) -> None:
     process = Process(world, msgspec.structs.replace(COPYING, depth=8, queue_limit=10.0, store_bandwidth=2 * PAGE))
     asked(process, 5)
     process.answer()
@@ -205,7 +205,7 @@ def test_a_queue_sleeps_until_its_bandwidth_allows_the_next_chunk(world: World) 
 
 
 def test_a_request_that_the_socket_did_not_take_is_sent_again(
-    world: World, process: Process, monkeypatch: pytest.MonkeyPatch
+    world: CopyingWorld, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(request: object, timeout: float, owner: object) -> None:
         raise LinkError("the socket is full")
@@ -220,7 +220,7 @@ def test_a_request_that_the_socket_did_not_take_is_sent_again(
     assert len(process.wire.sent) == 1 and not store.ready
 
 
-def test_a_stream_that_cannot_call_is_polled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_cannot_call_is_polled(world: CopyingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeStream, "call_after_events", lambda *_: False)
     process = Process(world, COPYING)
     in_flight(process)
@@ -235,7 +235,7 @@ def loading(process: Process) -> LoadHandle:
         return process.copier.load(match, process.cache.slots(list(range(3 * PAGE_BLOCKS))))
 
 
-def test_the_layers_of_a_load_wake_its_queue_once(world: World, process: Process) -> None:
+def test_the_layers_of_a_load_wake_its_queue_once(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(2, 3, PAGE)
     queue, load = process.lanes[1], loading(process)
     assert queue.step() is None and queue._inbox.empty()
@@ -243,7 +243,7 @@ def test_the_layers_of_a_load_wake_its_queue_once(world: World, process: Process
     assert queue.step() is None and load.ended and queue._inbox.empty()
 
 
-def test_the_end_of_each_load_wakes_its_queue(world: World, process: Process) -> None:
+def test_the_end_of_each_load_wakes_its_queue(world: CopyingWorld, process: Process) -> None:
     world.store_elsewhere(2, 3, PAGE)
     queue, (one, other) = process.lanes[1], (loading(process), loading(process))
     queue.step()
@@ -267,7 +267,7 @@ def test_the_event_of_an_engine_wakes_its_queue(process: Process) -> None:
     assert process.device.frames_of(Direction.STORE), "the copies have not begun"
 
 
-def step_if_awake(world: World, queue: StreamQueue, due: float) -> float:
+def step_if_awake(world: CopyingWorld, queue: StreamQueue, due: float) -> float:
     """Steps as the thread of a queue does, and returns when it wakes by itself."""
     if queue._inbox.empty() and world.now < due:
         return due
@@ -276,7 +276,7 @@ def step_if_awake(world: World, queue: StreamQueue, due: float) -> float:
 
 
 @pytest.mark.parametrize("turn", range(20))
-def test_a_queue_that_sleeps_has_no_work(world: World, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+def test_a_queue_that_sleeps_has_no_work(world: CopyingWorld, monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
     """Loads of two layers, with room for one to three of their pieces; a limit leaves cancelled loads half enqueued."""
     rng, due, loads = chance(), -math.inf, []
     monkeypatch.setattr(copier, "_LAYERS_IN_ADVANCE", int(rng.integers(1, 4)))
@@ -311,7 +311,7 @@ def fast_switches() -> Iterator[None]:
 def test_copies_of_real_threads_all_end(client: Client, fast_switches: None) -> None:
     """Threads are switched as often as possible. A lost wake-up would leave a copy unfinished for ever."""
     rng, slots = chance(), slots_of(4)
-    one, other = Engine(client, 1), Engine(client, 2)
+    one, other = CopyingEngine(client, 1), CopyingEngine(client, 2)
     for turn in range(ROUNDS):
         keys = one.keys(turn, 4)
         stores = [engine.copier.store(keys, slots) for engine in (one, other)]

@@ -20,7 +20,7 @@ from pagetier.client.engines.vllm.worker import Finished, WorkerHalf, Zeroing
 from pagetier.client.keys import Keys
 from pagetier.kernels.layout.page_layout import Shard
 from running_daemon import RunningDaemon
-from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, Cache, aliased, heads_first
+from vllm_caches import BLOCKS, CACHES, HEADS, TOKENS, VllmCache, aliased, heads_first
 from vllm_worker_world import ends, keys_of, load_command, same, slow_of, store_command, worker_of
 
 ARENA_FRAME = "4KiB"
@@ -163,14 +163,14 @@ def test_pages_stored_by_two_ranks_are_loaded_by_two_others(name: str, client: C
             assert same(source.page(one), target.page(other))
 
 
-def _half(cache: Cache) -> Cache:
+def _half(cache: VllmCache) -> VllmCache:
     """Returns the cache of one of two ranks: half of the heads, if there are several."""
     shape = cache.layers[0].shape
     axis = 3 if len(shape) == 5 else 1
     if shape[axis] != HEADS:
         return cache
     spec = replace(cache.spec, num_kv_heads=HEADS // 2)
-    return Cache(spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
+    return VllmCache(spec, [layer.narrow(axis, 0, HEADS // 2) for layer in cache.layers], cache.axis, cache.smaller)
 
 
 def test_pages_with_block_0_are_not_stored(client: Client) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from eventually import eventually, pace
-from host_events.engine import PAGES, Engine, Served
+from host_events.engine import PAGES, SeededEngine, Served
 from pagetier.client import Keys
 from running_daemon import namespace
 
@@ -16,7 +16,7 @@ _REST_S: Final = 0.002
 _TRIES: Final = 50
 
 
-class EngineOfNewPrompts(Engine):
+class EngineOfNewPrompts(SeededEngine):
     """An engine that stores a new prompt each time, before it loads it.
 
     Attributes:

@@ -42,7 +42,7 @@ class Served(msgspec.Struct):
     reason: str = ""
 
 
-class Engine:
+class SeededEngine:
     """An engine whose sequence of prompts follows from the seed."""
 
     def __init__(self, socket: Path, seed: int, timeout: float = _TIMEOUT_S) -> None:
@@ -101,7 +101,7 @@ class Engine:
 
 def main() -> None:
     """Runs until standard input ends."""
-    engine = Engine(Path(sys.argv[1]), int(sys.argv[2]))
+    engine = SeededEngine(Path(sys.argv[1]), int(sys.argv[2]))
     while not select.select([sys.stdin], [], [], _REST_S)[0]:
         engine.request()
         sys.stdout.buffer.write(msgspec.json.encode(engine.served) + b"\n")

@@ -11,7 +11,7 @@ from eventually import eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.verdicts import (
     DONE_S,
     SHORT_S,
@@ -43,12 +43,12 @@ class Begun(msgspec.Struct, frozen=True):
     page: int
 
 
-def begun(scene: Scene) -> Begun:
+def begun(scene: InjectionScene) -> Begun:
     """Returns the current state."""
     return Begun(scene.worker(), scene.header(), scene.numbers(1)[0])
 
 
-def run_disk_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
+def run_disk_case(scene: InjectionScene, kind: type[Operation], case: Case) -> bool:
     """Returns whether a call went wrong. Raises AssertionError if a promise is broken."""
     operation = kind.begun(scene)
     since = begun(scene)
@@ -69,7 +69,7 @@ def run_disk_case(scene: Scene, kind: type[Operation], case: Case) -> bool:
     return struck
 
 
-def end_disk_case(scene: Scene, operation: Operation, since: Begun) -> None:
+def end_disk_case(scene: InjectionScene, operation: Operation, since: Begun) -> None:
     """Judges the case, and proves that the disk works again."""
     check_index(scene)
     assert eventually(operation.verify, START_S), scene.state()
@@ -78,7 +78,7 @@ def end_disk_case(scene: Scene, operation: Operation, since: Begun) -> None:
     recover(scene)
 
 
-def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
+def _check_during_fault(scene: InjectionScene, operation: Operation, case: Case) -> None:
     """Checks the engines while the disk is in trouble; a lasting fault continues until the injector is disarmed."""
     if operation.ends_daemon:
         assert eventually(operation.done, 2 * STOP_S + DONE_S), "the stop of the daemon waits for the disk"
@@ -91,7 +91,7 @@ def _check_during_fault(scene: Scene, operation: Operation, case: Case) -> None:
     check_index(scene)
 
 
-def _await_service(scene: Scene, operation: Operation) -> None:
+def _await_service(scene: InjectionScene, operation: Operation) -> None:
     """Waits until the daemon serves, the observing client is attached and the disk is open."""
     if operation.ends_daemon:
         await_end(scene, operation)
@@ -99,11 +99,11 @@ def _await_service(scene: Scene, operation: Operation) -> None:
     scene.until_disk_is_open()
 
 
-def _is_served(scene: Scene, operation: Operation) -> bool:
+def _is_served(scene: InjectionScene, operation: Operation) -> bool:
     return (not operation.starts or scene.served()) and scene.client.attached
 
 
-def store_and_reload(scene: Scene) -> list[int]:
+def store_and_reload(scene: InjectionScene) -> list[int]:
     """Stores pages, saves them to disk, evicts them from memory and loads them again.
 
     Returns:
@@ -115,7 +115,7 @@ def store_and_reload(scene: Scene) -> list[int]:
     return pages
 
 
-def recover(scene: Scene) -> list[int]:
+def recover(scene: InjectionScene) -> list[int]:
     """Returns the same as store_and_reload(), for a disk that may still detect its fault and be rebuilt."""
 
     def come_back() -> list[int]:
@@ -131,7 +131,7 @@ def recover(scene: Scene) -> list[int]:
     return pages
 
 
-def _onto_disk(scene: Scene) -> list[int]:
+def _onto_disk(scene: InjectionScene) -> list[int]:
     """Returns new pages after they were reported as on disk; none if they could not be written."""
     pages = scene.numbers(_FEW)
     assert eventually(lambda: scene.takes(pages), START_S), "stores do not work again"
@@ -139,12 +139,12 @@ def _onto_disk(scene: Scene) -> list[int]:
     return pages if saved.synced and not saved.trouble else []
 
 
-def _come_back(scene: Scene, pages: list[int]) -> bool:
+def _come_back(scene: InjectionScene, pages: list[int]) -> bool:
     assert eventually(lambda: not scene.flush("memory"), START_S), scene.header()
     return eventually(lambda: scene.verify(pages, _READ_S).loaded == _FEW, _READ_S)
 
 
-def settle(scene: Scene, since: Begun) -> None:
+def settle(scene: InjectionScene, since: Begun) -> None:
     """Ends a case: checks that nothing is pinned, all frames can be used, and each page that must be found is found."""
     scene.dismiss()
     full = scene.numbers(PAGES)
@@ -159,7 +159,7 @@ def settle(scene: Scene, since: Begun) -> None:
     assert "Traceback" not in scene.daemon.log.read_text(), scene.daemon.log.read_text()
 
 
-def _may_go(scene: Scene, since: Begun) -> Losses:
+def _may_go(scene: InjectionScene, since: Begun) -> Losses:
     """Returns the pages that may be lost. While no worker runs, pages on disk are missed and evicted pages are lost."""
     now = scene.header()
     gone = left_disk(now, since.header)

@@ -20,7 +20,7 @@ from injection.forked_processes import Stage, stage
 from injection.injector import POINTS, Action, Case, Role
 from injection.instrumented_build import ROOT
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.sweep import EVERYTHING, record
 
 TABLE: Final = Path(__file__).with_name("crossings.txt")
@@ -65,7 +65,7 @@ def certain(kind: type[Operation], action: Action) -> set[Case]:
     return {Case(action, POINTS, point, role=role) for role, names in points for point in names}
 
 
-def process_cases(scene: Scene, kind: type[Operation], action: Action) -> Sequence[Case]:
+def process_cases(scene: InjectionScene, kind: type[Operation], action: Action) -> Sequence[Case]:
     """Returns the cases of the table, and all others that the operation meets if EVERYTHING is swept."""
     found = record(scene, kind).points.items() if EVERYTHING else ()
     met = {Case(action, POINTS, point, role=role) for role, names in found for point in names}
@@ -79,7 +79,7 @@ def recorded(on: Stage, folder: Path) -> Table:
 
 def _record_one(on: Stage, folder: Path, kind: type[Operation]) -> dict[Role, list[str]]:
     folder.mkdir()
-    with Scene(on, folder, kind.flags_in(folder)) as scene:
+    with InjectionScene(on, folder, kind.flags_in(folder)) as scene:
         return {role: sorted(points) for role, points in record(scene, kind).points.items()}
 
 

@@ -68,7 +68,7 @@ class ForkedDaemon(RunningDaemon):
         return self.process is not None and self.process.poll() is None
 
 
-class Engine:
+class ForkedEngine:
     """An engine that the fork server starts.
 
     It executes commands one after another; only result(), do() and end() wait.

@@ -14,14 +14,14 @@ from injection.colliding_pages import PAGES
 from injection.disk_operations import SMALL, WithDisk
 from injection.injector import POINTS, Action, Case, Role
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from running_daemon import START_S
 
 _ROOM: Final = 8
 """Pages that are not stored: all have one home bucket, and so the dictionary has room for 56, on disk or not."""
 
 
-def served_and_attached(scene: Scene) -> bool:
+def served_and_attached(scene: InjectionScene) -> bool:
     """Returns whether the daemon that was started serves and has the observing client attached."""
     return scene.served() and scene.client.attached
 

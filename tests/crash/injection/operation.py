@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from injection.forked_processes import Engine
+from injection.forked_processes import ForkedEngine
 from injection.injector import ANYBODY, Role
-from injection.scene import Scene
+from injection.scene import InjectionScene
 
 KNOWN: Final = 3
 FEW: Final = 4
@@ -31,11 +31,11 @@ class Operation(ABC):
     starts: ClassVar[tuple[Role, ...]] = ()
     ends_daemon: ClassVar[bool] = False
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: InjectionScene) -> None:
         self.scene = scene
         self.known: list[int] = []
-        self.engine: Engine | None = None
-        self.others: list[Engine] = []
+        self.engine: ForkedEngine | None = None
+        self.others: list[ForkedEngine] = []
 
     @classmethod
     def flags_in(cls, folder: Path) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Operation(ABC):
         return cls.flags
 
     @classmethod
-    def begun(cls, scene: Scene) -> Operation:
+    def begun(cls, scene: InjectionScene) -> Operation:
         """Returns a prepared operation in a new case."""
         scene.begin()
         operation = cls(scene)
@@ -62,7 +62,7 @@ class Operation(ABC):
     def act(self) -> None:
         """Starts the operation without waiting for its end."""
 
-    def first(self) -> Engine:
+    def first(self) -> ForkedEngine:
         """Returns the engine that executes the operation."""
         assert self.engine is not None
         return self.engine
@@ -81,7 +81,7 @@ class Operation(ABC):
         """Returns whether all engines have executed their commands."""
         return all(engine.idle for engine in self.engines())
 
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[ForkedEngine]:
         """Returns the engines, without the first one if it has died."""
         first = [self.engine] if self.engine is not None else []
         return first + self.others

@@ -10,7 +10,7 @@ from eventually import Second, eventually
 from injection.colliding_pages import PAGES
 from injection.injector import Action, Case, Role
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.verdicts import (
     DONE_S,
     QUIET_S,
@@ -30,7 +30,7 @@ from running_daemon import START_S
 _STRIKES_S: Final = 8.0
 
 
-def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
+def run_process_case(scene: InjectionScene, kind: type[Operation], case: Case, wait: float = QUIET_S) -> bool:
     """Returns whether the process met the failpoint, at most `wait` seconds after the operation was over.
 
     Raises AssertionError if a promise is broken.
@@ -54,7 +54,7 @@ def run_process_case(scene: Scene, kind: type[Operation], case: Case, wait: floa
     return struck
 
 
-def _after_kill(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+def _after_kill(scene: InjectionScene, operation: Operation, role: Role, pid: int) -> None:
     match role:
         case Role.ENGINE:
             assert operation.first().process.pid == pid
@@ -75,7 +75,7 @@ def _after_kill(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
     _check_recovery(scene, operation)
 
 
-def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> None:
+def _after_stop(scene: InjectionScene, operation: Operation, role: Role, pid: int) -> None:
     assert eventually(lambda: state_of(pid) == "T"), "the process was not stopped"
     if role is Role.DAEMON:
         _check_without_daemon(scene, operation)
@@ -93,14 +93,14 @@ def _after_stop(scene: Scene, operation: Operation, role: Role, pid: int) -> Non
     _check_recovery(scene, operation)
 
 
-def _check_without_daemon(scene: Scene, operation: Operation) -> None:
+def _check_without_daemon(scene: InjectionScene, operation: Operation) -> None:
     """Checks the engines without a daemon: matches and loads work, stores are rejected."""
     if operation.keeps_pages:
         check_known_pages(scene, operation)
     assert scene.store(scene.numbers(1), SHORT_S) == 0, "a store succeeded without a daemon"
 
 
-def _check_recovery(scene: Scene, operation: Operation) -> None:
+def _check_recovery(scene: InjectionScene, operation: Operation) -> None:
     """Checks the cache after a death or a stop; waits until the client has noticed the new daemon or dead link."""
     scene.until_attached()
     fresh = scene.numbers(1)
@@ -113,7 +113,7 @@ def _check_recovery(scene: Scene, operation: Operation) -> None:
     assert operation.verify(), scene.state()
 
 
-def _is_released(scene: Scene, operation: Operation, pid: int) -> bool:
+def _is_released(scene: InjectionScene, operation: Operation, pid: int) -> bool:
     """Returns whether no pin, reservation or slot belongs to a dead process, and no pin to a finished one."""
     living = set(operation.pids_of_engines())
     attached = {slot.pid for slot in scene.daemon.observer().attachments_with_pins()}
@@ -121,7 +121,7 @@ def _is_released(scene: Scene, operation: Operation, pid: int) -> bool:
     return gone and scene.quiet() and not scene.pins(but=living)
 
 
-def end_process_case(scene: Scene, operation: Operation) -> None:
+def end_process_case(scene: InjectionScene, operation: Operation) -> None:
     """Judges the case, and proves that all frames can be used again."""
     scene.dismiss()
     scene.judge(Losses(at_most=max(0, left_memory(scene.header(), scene.before) + operation.lost())))

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from eventually import eventually
 from injection.colliding_pages import FRAME, FRAMES, PAGE, SEED, keys_of
-from injection.forked_processes import Engine, ForkedDaemon, Stage
+from injection.forked_processes import ForkedDaemon, ForkedEngine, Stage
 from oracle.checker import FLEET_NAME, WORKER_NAME, Losses, findings
 from oracle.journal import Journal, Reported, read_journals
 from oracle.witness import Verified, Witness
@@ -23,7 +23,7 @@ from running_daemon import CALL_S, START_S
 QUARANTINE: Final = "50ms"
 
 
-class Scene:
+class InjectionScene:
     """The processes of the cases of an operation, until the end of the context.
 
     `flags` are more flags of the daemon. `folder` is the place for a disk and for the journals of each case. `timeout`
@@ -42,7 +42,7 @@ class Scene:
         self._timeout = timeout
         self._cases = 0
         self._next = 0
-        self._engines: list[Engine] = []
+        self._engines: list[ForkedEngine] = []
 
     def begin(self) -> None:
         """Begins a new case: the cache is empty, and only the observing client is attached."""
@@ -56,15 +56,15 @@ class Scene:
         self.before = self.header()
         self._served_before = self.daemon.times_ready()
 
-    def engine(self) -> Engine:
+    def engine(self) -> ForkedEngine:
         """Starts an engine and waits until it is attached."""
         engine = self.arriving()
         engine.result()
         return engine
 
-    def arriving(self) -> Engine:
+    def arriving(self) -> ForkedEngine:
         """Starts an engine without waiting for it."""
-        self._engines.append(Engine(self._fork_client, self.daemon, self.journals))
+        self._engines.append(ForkedEngine(self._fork_client, self.daemon, self.journals))
         return self._engines[-1]
 
     def numbers(self, count: int) -> list[int]:

@@ -20,7 +20,7 @@ from injection.forked_processes import Stage
 from injection.injector import POINTS, Case, Met, Role, Site
 from injection.operation import Operation
 from injection.process_cases import end_process_case, run_process_case
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.verdicts import DONE_S, QUIET_S
 
 SEED: Final = int(os.environ.setdefault("SWEEP_SEED", str(secrets.randbits(32))))
@@ -56,14 +56,18 @@ class Swept(msgspec.Struct, frozen=True):
 
 
 def sweep(
-    on: Stage, kind: type[Operation], folder: Path, flags: Sequence[str], choose: Callable[[Scene], Sequence[Case]]
+    on: Stage,
+    kind: type[Operation],
+    folder: Path,
+    flags: Sequence[str],
+    choose: Callable[[InjectionScene], Sequence[Case]],
 ) -> Swept:
     """Runs the chosen cases of an operation with a policy that is drawn by SEED.
 
     Raises AssertionError for a case that breaks a promise.
     """
     policy = random.Random(f"{SEED} {kind.__name__}").choice(POLICIES)
-    with Scene(on, folder, (*kind.flags_in(folder), *flags, "--evict-policy", policy)) as scene:
+    with InjectionScene(on, folder, (*kind.flags_in(folder), *flags, "--evict-policy", policy)) as scene:
         cases = choose(scene)
         missed = [case for case in cases if not _met(scene, kind, case, policy)]
     log.warning(
@@ -77,7 +81,7 @@ def sweep(
     return Swept(len(cases), missed, policy)
 
 
-def _met(scene: Scene, kind: type[Operation], case: Case, policy: str) -> bool:
+def _met(scene: InjectionScene, kind: type[Operation], case: Case, policy: str) -> bool:
     """Returns whether a try met the case. Failpoints are tried several times, calls vary too much for that."""
     try:
         if case.sites != POINTS:
@@ -88,7 +92,7 @@ def _met(scene: Scene, kind: type[Operation], case: Case, policy: str) -> bool:
         raise
 
 
-def record(scene: Scene, kind: type[Operation]) -> Recorded:
+def record(scene: InjectionScene, kind: type[Operation]) -> Recorded:
     """Runs an operation without an injection, and returns what it meets."""
     operation = kind.begun(scene)
     of_pid = {operation.pid(role): role for role in kind.roles if role not in kind.starts}
@@ -113,7 +117,7 @@ def record(scene: Scene, kind: type[Operation]) -> Recorded:
     return Recorded(points, calls)
 
 
-def _met_until_rest(scene: Scene) -> Counter[Met]:
+def _met_until_rest(scene: InjectionScene) -> Counter[Met]:
     """Returns the sites that were met when the daemon's turns meet no other one."""
     met: Counter[Met] = Counter()
     while met.keys() != (met := scene.injector.met()).keys():

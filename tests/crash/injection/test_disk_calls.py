@@ -25,7 +25,7 @@ from injection.forked_processes import Stage, stage
 from injection.injector import CALLS, WRITES, Action, Case, Injector, Met, Site
 from injection.instrumented_build import environment
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
 from pagetier.tiers.capacity import Store
@@ -179,7 +179,7 @@ def test_a_call_hangs_until_the_injector_is_disarmed(injector: Injector, start: 
 
 
 def test_the_verdicts_find_broken_promises(on: Stage, tmp_path: Path) -> None:
-    with Scene(on, tmp_path, WriteBehind.flags_in(tmp_path), timeout=4.0) as scene:
+    with InjectionScene(on, tmp_path, WriteBehind.flags_in(tmp_path), timeout=4.0) as scene:
         operation = WriteBehind.begun(scene)
         check_engines(scene, operation)
         scene.daemon.signal(signal.SIGSTOP)

@@ -22,7 +22,7 @@ from injection.instrumented_build import HERE, ROOT, environment
 from injection.memory_operations import Load, Store, StoreByRanks, StorePart
 from injection.operation import Operation
 from injection.process_cases import run_process_case
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.sweep import sweep
 from pagetier.shm.failpoints import point
 
@@ -60,7 +60,7 @@ def test_a_sweep_finds_bugs_in_the_core(
     with (
         stage(tmp_path, mutant) as on,
         pytest.raises(AssertionError, match=what),
-        Scene(on, tmp_path, (*kind.flags, *_SLOW)) as scene,
+        InjectionScene(on, tmp_path, (*kind.flags, *_SLOW)) as scene,
     ):
         run_process_case(scene, kind, Case(Action.DIE, POINTS, point, role=Role.ENGINE))
 

@@ -21,7 +21,7 @@ from injection.file_changes import CHANGES, Change
 from injection.forked_processes import Stage, stage
 from injection.injector import Site
 from injection.loop_mounts import ext4, frozen, small_device
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from injection.strace import calls_in, injected, recorded
 from injection.sweep import EVERYTHING
 from injection.verdicts import SHORT_S, check_engines, check_index
@@ -72,12 +72,12 @@ def on(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def scene(on: Stage, tmp_path: Path) -> Iterator[Scene]:
-    with Scene(on, tmp_path, StoreAndSave.flags_in(tmp_path)) as made:
+def scene(on: Stage, tmp_path: Path) -> Iterator[InjectionScene]:
+    with InjectionScene(on, tmp_path, StoreAndSave.flags_in(tmp_path)) as made:
         yield made
 
 
-def test_the_injector_covers_every_call_of_the_worker(scene: Scene, tmp_path: Path) -> None:
+def test_the_injector_covers_every_call_of_the_worker(scene: InjectionScene, tmp_path: Path) -> None:
     """The sweeps cover all calls of the worker: strace sees no others."""
     operation = StoreAndSave.begun(scene)
     store_and_reload(scene)
@@ -97,7 +97,7 @@ def test_the_injector_covers_every_call_of_the_worker(scene: Scene, tmp_path: Pa
     scene.daemon.start()
 
 
-def run_case(scene: Scene, call: str, what: str) -> bool:
+def run_case(scene: InjectionScene, call: str, what: str) -> bool:
     """Runs a case and returns whether the worker died of the fault. Raises AssertionError if a promise is broken."""
     operation = StoreAndSave.begun(scene)
     since = begun(scene)
@@ -115,18 +115,18 @@ def run_case(scene: Scene, call: str, what: str) -> bool:
 
 
 @pytest.mark.parametrize(("call", "what"), _INJECTED_ALL if EVERYTHING else _INJECTED)
-def test_calls_that_the_kernel_fails_break_no_promise(scene: Scene, call: str, what: str) -> None:
+def test_calls_that_the_kernel_fails_break_no_promise(scene: InjectionScene, call: str, what: str) -> None:
     run_case(scene, call, what)
 
 
-def test_death_at_the_first_write_breaks_no_promise(scene: Scene) -> None:
+def test_death_at_the_first_write_breaks_no_promise(scene: InjectionScene) -> None:
     assert run_case(scene, "pwrite64", "signal=KILL:when=1")
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="takes minutes: make faults")
 @pytest.mark.parametrize("call", _DEADLY)
 def test_death_at_each_call_breaks_no_promise(
-    scene: Scene, call: str, record_property: Callable[[str, object], None]
+    scene: InjectionScene, call: str, record_property: Callable[[str, object], None]
 ) -> None:
     """Kills the worker at the first such call of a thread, its second, and so on, until there is none."""
     number = next(at for at in itertools.count() if not run_case(scene, call, f"signal=KILL:when={at + 1}"))
@@ -137,7 +137,7 @@ def test_death_at_each_call_breaks_no_promise(
 @pytest.mark.parametrize("change", _CHANGED, ids=str)
 def test_changed_files_of_an_open_tier_break_no_promise(on: Stage, change: Change, tmp_path: Path) -> None:
     """Engines continue, and the tier restarts with the pages that can be verified."""
-    with Scene(on, tmp_path, OnDisk.flags_in(tmp_path)) as scene:
+    with InjectionScene(on, tmp_path, OnDisk.flags_in(tmp_path)) as scene:
         operation = OnDisk.begun(scene)
         lines = scene.daemon.log.read_text().count("\n")
         since = begun(scene)
@@ -170,7 +170,7 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: Stage, tmp_path: Pa
     """The worker cannot be killed: the daemon serves and stops without delay, the next one serves without a disk."""
     with (
         ext4(tmp_path / "image", tmp_path / "mount") as mount,
-        Scene(on, tmp_path, WriteBehind.flags_in(mount)) as scene,
+        InjectionScene(on, tmp_path, WriteBehind.flags_in(mount)) as scene,
     ):
         operation = WriteBehind.begun(scene)
         since = begun(scene)
@@ -196,7 +196,7 @@ def test_a_file_system_that_hangs_does_not_delay_engines(on: Stage, tmp_path: Pa
 
 def test_a_file_system_that_loses_data_is_detected(on: Stage, tmp_path: Path) -> None:
     """Writes succeed, then the device has no room: only one fdatasync reports it, and the pages are lost."""
-    with small_device(tmp_path, "40m") as device, Scene(on, tmp_path, OnDisk.flags_in(device.mount)) as scene:
+    with small_device(tmp_path, "40m") as device, InjectionScene(on, tmp_path, OnDisk.flags_in(device.mount)) as scene:
         operation = Tight.begun(scene)
         since = begun(scene)
         device.fill()
@@ -218,7 +218,7 @@ def test_a_file_system_that_loses_data_is_detected(on: Stage, tmp_path: Path) ->
         store_and_reload(scene)
 
 
-def lose(scene: Scene) -> None:
+def lose(scene: InjectionScene) -> None:
     """Stores and saves pages until the daemon reports that the disk failed."""
 
     def reported() -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from eventually import eventually
 from injection.operation import Operation
-from injection.scene import Scene
+from injection.scene import InjectionScene
 from pagetier.shm._core import IndexHeader
 
 SHORT_S: Final = 0.1
@@ -15,7 +15,7 @@ QUIET_S: Final = 0.07
 """A little longer than the interval of the daemon's periodic checks."""
 
 
-def check_engines(scene: Scene, operation: Operation) -> None:
+def check_engines(scene: InjectionScene, operation: Operation) -> None:
     """Checks that pages in memory are found and new pages are stored while the daemon runs and others hang for ever."""
     if operation.keeps_pages:
         check_known_pages(scene, operation)
@@ -24,24 +24,24 @@ def check_engines(scene: Scene, operation: Operation) -> None:
     assert scene.verify(fresh).loaded == len(fresh), "a page that was just stored was not found"
 
 
-def check_known_pages(scene: Scene, operation: Operation) -> None:
+def check_known_pages(scene: InjectionScene, operation: Operation) -> None:
     """Checks that the pages in memory are found without any wait, with or without a daemon."""
     assert scene.verify(operation.known).loaded == len(operation.known), "a page in memory was not found"
 
 
-def check_index(scene: Scene) -> None:
+def check_index(scene: InjectionScene) -> None:
     """Checks that the daemon finds no inconsistency in the index."""
     found = scene.daemon.findings()
     assert found == [], found
 
 
-def strikes(scene: Scene, operation: Operation, seconds: float, wait: float = QUIET_S) -> bool:
+def strikes(scene: InjectionScene, operation: Operation, seconds: float, wait: float = QUIET_S) -> bool:
     """Returns whether the injection strikes before the timeout, and at most `wait` seconds after the operation."""
     eventually(lambda: scene.injector.struck > 0 or operation.done(), seconds)
     return eventually(lambda: scene.injector.struck > 0, wait)
 
 
-def await_end(scene: Scene, operation: Operation) -> None:
+def await_end(scene: InjectionScene, operation: Operation) -> None:
     """Waits for the end of an operation that ends the daemon, and starts the next daemon."""
     assert eventually(operation.done, DONE_S), f"the stop of the daemon does not end: {scene.daemon.log.read_text()}"
     scene.daemon.start()

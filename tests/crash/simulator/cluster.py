@@ -19,7 +19,7 @@ from simulator.engine import EngineContext
 from simulator.engine_pool import EnginePool, seats_of
 from simulator.eviction_accounting import EvictionAccounting
 from simulator.heartbeats import Heartbeats
-from simulator.scenes import Scene
+from simulator.scenes import SimulatedScene
 from simulator.slot_reuse import SlotReuse
 from simulator.tally import Tally
 
@@ -41,7 +41,7 @@ class Cluster:
         tally: The counts to which events are added.
     """
 
-    def __init__(self, scene: Scene, folder: Path, chapters: Chapters, seed: int, tally: Tally) -> None:
+    def __init__(self, scene: SimulatedScene, folder: Path, chapters: Chapters, seed: int, tally: Tally) -> None:
         self.processes = ChildProcesses(folder)
         self.daemon = CacheDaemons(scene, self.processes)
         self.heartbeats = Heartbeats(seats_of(scene) + 1)

@@ -17,7 +17,7 @@ from process_states import workers_of
 from running_daemon import RunningDaemon
 from simulator.children import Child, ChildProcesses
 from simulator.leftovers import prefix_of_this_process
-from simulator.scenes import Scene
+from simulator.scenes import SimulatedScene
 
 _READY: Final = "ready on"
 _DISK_OPEN: Final = "event=disk_open"
@@ -34,7 +34,7 @@ class CacheDaemons(RunningDaemon):
     No method waits but remove() and those whose name says so; poll() finds out which one serves.
     """
 
-    def __init__(self, scene: Scene, processes: ChildProcesses) -> None:
+    def __init__(self, scene: SimulatedScene, processes: ChildProcesses) -> None:
         super().__init__()
         self.name = prefix_of_this_process() + self.name.rpartition("-")[2]
         self.folder.cleanup()

@@ -18,7 +18,7 @@ from pagetier.client import Client, Keys
 from pagetier.client.engines.events.changes import LocationChanges
 from simulator.chapters import Chapters
 from simulator.heartbeats import Heartbeats
-from simulator.scenes import LARGE, SMALL, Chain, Scene, chain_of
+from simulator.scenes import LARGE, SMALL, Chain, SimulatedScene, chain_of
 
 TIMEOUT_S: Final = 0.3
 _ATTACH_S: Final = 1.0
@@ -33,7 +33,7 @@ class EngineContext(msgspec.Struct, frozen=True):
     `folder` is for the durations of calls and for tracebacks.
     """
 
-    scene: Scene
+    scene: SimulatedScene
     socket: Path
     folder: Path
     chapters: Chapters
@@ -42,7 +42,7 @@ class EngineContext(msgspec.Struct, frozen=True):
     seat: int = 0
 
 
-class Engine:
+class SimulatedEngine:
     """An attached process with a journal and a random generator; `chance` is its seed."""
 
     def __init__(self, context: EngineContext, chance: int, client: Client | None = None) -> None:
@@ -92,8 +92,8 @@ def learn(changes: LocationChanges[PromptPage], keys: Keys) -> None:
 def single_process_engine(context: EngineContext, chance: int) -> None:
     """Runs an engine of one process. Never returns; sometimes the process exits by itself."""
     os.nice(context.scene.nice)
-    engine = Engine(context, chance)
-    weighted: list[tuple[Callable[[Engine], None], float]] = [
+    engine = SimulatedEngine(context, chance)
+    weighted: list[tuple[Callable[[SimulatedEngine], None], float]] = [
         (serve, 0.86), (_pin, 0.06), (_cancel_store, 0.04), (_fork, 0.01), (_ask_disk, 0.02), (_leave, 0.01),
     ]  # fmt: skip
     actions, weights = zip(*weighted, strict=True)
@@ -102,7 +102,7 @@ def single_process_engine(context: EngineContext, chance: int) -> None:
         engine.pause()
 
 
-def serve(engine: Engine) -> None:
+def serve(engine: SimulatedEngine) -> None:
     """Serves a request: loads the cached pages, computes and stores the rest, and looks up all of them."""
     chain = engine.next_chain()
     if engine.verify(chain).available_pages < len(chain.keys):
@@ -111,7 +111,7 @@ def serve(engine: Engine) -> None:
     engine.announce(chain)
 
 
-def _pin(engine: Engine) -> None:
+def _pin(engine: SimulatedEngine) -> None:
     """Pins pages and compares them twice: they must not change while they are pinned."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
@@ -123,7 +123,7 @@ def _pin(engine: Engine) -> None:
             pace(engine.rng.uniform(0, _PIN_S))
 
 
-def _cancel_store(engine: Engine) -> None:
+def _cancel_store(engine: SimulatedEngine) -> None:
     """Reserves pages and abandons them: partly written, or before the response of the daemon arrives."""
     chain = engine.next_chain()
     witness = engine.witness(chain)
@@ -135,12 +135,12 @@ def _cancel_store(engine: Engine) -> None:
         witness.fill(reservation, chain.keys)
 
 
-def _ask_disk(engine: Engine) -> None:
+def _ask_disk(engine: SimulatedEngine) -> None:
     """Prefetches pages as a scheduler does, without waiting for them."""
     engine.client.prefetch(engine.next_chain().keys, TIMEOUT_S)
 
 
-def _fork(engine: Engine) -> None:
+def _fork(engine: SimulatedEngine) -> None:
     """Forks the attached process; the child attaches again, serves some requests and exits without detaching."""
     chance = engine.rng.getrandbits(32)
     child = os.fork()
@@ -157,7 +157,7 @@ def _fork(engine: Engine) -> None:
     os._exit(0)
 
 
-def _leave(engine: Engine) -> None:
+def _leave(engine: SimulatedEngine) -> None:
     """Exits, with or without detaching."""
     if engine.rng.random() < 0.5:
         engine.client.close()

@@ -23,7 +23,7 @@ from simulator.children import Child, ChildProcesses, play
 from simulator.engine import EngineContext, single_process_engine
 from simulator.fleet_engine import fleet_engine
 from simulator.ranks import RANKS, rank, scheduler
-from simulator.scenes import Scene
+from simulator.scenes import SimulatedScene
 
 _ALONE: Final = {"engine": single_process_engine, "busy engine": busy_engine, "fleet engine": fleet_engine}
 
@@ -116,7 +116,7 @@ class EnginePool:
         return self._processes.fork(role, live, seat)
 
 
-def seats_of(scene: Scene) -> int:
+def seats_of(scene: SimulatedScene) -> int:
     """Returns the number of seats of all engines of a scene."""
     return scene.engines + scene.rank_engines * (1 + RANKS)
 

@@ -26,7 +26,7 @@ from pagetier.shm.protocol import Save, Saved
 from simulator.chapters import Verdict, responses
 from simulator.cluster import Cluster
 from simulator.engine import learn
-from simulator.scenes import Chain, Scene, chain_of
+from simulator.scenes import Chain, SimulatedScene, chain_of
 
 _COUNTED: Final = ("evicted", "disk_written", "disk_read", "disk_evicted", "disk_lost")
 _ATTACH_S: Final = 10.0
@@ -50,7 +50,7 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
     No engine runs beside it. Its journal is one of those that it reads.
     """
 
-    scene: Scene
+    scene: SimulatedScene
     socket: Path
     journals: Path
     seed: int

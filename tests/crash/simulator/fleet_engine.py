@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable
 
 from oracle.journal import Reported
-from simulator.engine import TIMEOUT_S, Engine, EngineContext
+from simulator.engine import TIMEOUT_S, EngineContext, SimulatedEngine
 from simulator.scenes import Chain
 
 
 def fleet_engine(context: EngineContext, chance: int) -> None:
     """Runs until it is killed or leaves by itself, with or without detaching."""
     os.nice(context.scene.nice)
-    engine = Engine(context, chance)
-    ways: tuple[Callable[[Engine, Chain], int], ...] = (load, bring_and_load)
+    engine = SimulatedEngine(context, chance)
+    ways: tuple[Callable[[SimulatedEngine, Chain], int], ...] = (load, bring_and_load)
     while engine.rng.random() > 0.005:
         chain = engine.next_chain()
         if engine.rng.choice(ways)(engine, chain) < len(chain.keys):
@@ -28,7 +28,7 @@ def fleet_engine(context: EngineContext, chance: int) -> None:
     os._exit(0)
 
 
-def load(engine: Engine, chain: Chain, timeout: float = TIMEOUT_S) -> int:
+def load(engine: SimulatedEngine, chain: Chain, timeout: float = TIMEOUT_S) -> int:
     """Loads a prompt in one call, from wherever its pages are. Returns the number of right pages."""
     witness, since = engine.witness(chain), time.monotonic_ns()
     with engine.client.match(chain.keys) as match:
@@ -38,7 +38,7 @@ def load(engine: Engine, chain: Chain, timeout: float = TIMEOUT_S) -> int:
     return right
 
 
-def bring_and_load(engine: Engine, chain: Chain) -> int:
+def bring_and_load(engine: SimulatedEngine, chain: Chain) -> int:
     """Locates a prompt as a scheduler does, prefetches what the fleet has, and loads it. Returns as load()."""
     client = engine.client
     with client.match(chain.keys) as match:

@@ -23,7 +23,7 @@ from pagetier.daemon.status.fleet_status import FleetStatus
 from simulator.chapters import CARRIED, carry
 from simulator.report import Results
 from simulator.sampling import Vitals, vitals_in
-from simulator.scenes import MIB, Scene
+from simulator.scenes import MIB, SimulatedScene
 from simulator.schedule import Schedule
 from simulator.shared_store import shared_store
 from simulator.simulation import TICK_S, Simulation
@@ -46,7 +46,7 @@ _SHORT_MIB: Final = 8.0
 class HostRound(Simulation):
     """One host. FleetRound calls what a round of one host does by itself."""
 
-    def __init__(self, scene: Scene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
+    def __init__(self, scene: SimulatedScene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
         super().__init__(scene, seconds, seed, show)
         self._last, self.counts = Counter[str](), Counter[str]()
 
@@ -113,7 +113,7 @@ class HostRound(Simulation):
 class FleetRound:
     """A round on two hosts. The arguments are those of Simulation."""
 
-    def __init__(self, scene: Scene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
+    def __init__(self, scene: SimulatedScene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
         self.seconds, self.seed, self._show = seconds, seed, show
         self._rng = random.Random(seed)
         self.tally = Tally(rounds=1)

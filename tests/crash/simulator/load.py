@@ -18,7 +18,7 @@ from pagetier.shm.daemon_link import Link, RefusedError
 from pagetier.shm.protocol import BUILD, Attach
 from simulator.call_times import latencies, read_times
 from simulator.report import Results
-from simulator.scenes import Scene
+from simulator.scenes import SimulatedScene
 from simulator.simulation import Simulation
 from simulator.tally import Tally
 
@@ -49,7 +49,7 @@ class Load(Simulation):
     """A load test. It ends after `seconds`, and when the mean engine has had `requests` requests."""
 
     def __init__(
-        self, scene: Scene, seconds: float, seed: int, show: Callable[[Tally], None], *, requests: int
+        self, scene: SimulatedScene, seconds: float, seed: int, show: Callable[[Tally], None], *, requests: int
     ) -> None:
         super().__init__(scene, seconds, seed, show)
         self._requests = requests

@@ -15,7 +15,7 @@ from eventually import pace
 from pagetier.client import Keys
 from pagetier.shm._core import KEY_BYTES
 from simulator.call_times import Call, CallTimes
-from simulator.engine import Engine, EngineContext, serve
+from simulator.engine import EngineContext, SimulatedEngine, serve
 from simulator.scenes import SMALL, Chain, chain_of
 
 CONTROLS: Final = {Call.MATCH: Call.GATHER, Call.RESERVE: Call.ECHO}
@@ -37,7 +37,7 @@ def probe(context: EngineContext, chance: int) -> None:
     About once a second it also does what an engine does, so that growth caused by that is visible in its memory.
     """
     echo = _echo()  # before this process has threads, and a connection that the child would keep open
-    engine, times = Engine(context, chance), CallTimes(context.folder)
+    engine, times = SimulatedEngine(context, chance), CallTimes(context.folder)
     engine.client.wait_attached(_ATTACH_S)
     table = np.random.default_rng(chance).integers(0, 1 << 60, (_TABLE_ROWS, 8))
     rows = np.random.default_rng(chance).integers(0, _TABLE_ROWS, _ROWS)
@@ -55,7 +55,7 @@ def probe(context: EngineContext, chance: int) -> None:
         pace(_PAUSE_S)
 
 
-def _time_reserve(engine: Engine, times: CallTimes, keys: Keys) -> None:
+def _time_reserve(engine: SimulatedEngine, times: CallTimes, keys: Keys) -> None:
     began = time.perf_counter()
     with engine.client.reserve(keys, SMALL, timeout=_RESERVE_S) as reservation:
         took = time.perf_counter() - began

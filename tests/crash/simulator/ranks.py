@@ -12,7 +12,7 @@ import msgspec
 
 from oracle.journal import Reported
 from pagetier.client import Match, MatchHandle, Part
-from simulator.engine import Engine, EngineContext
+from simulator.engine import EngineContext, SimulatedEngine
 from simulator.scenes import Chain, chain_of
 
 RANKS: Final = 2
@@ -30,7 +30,7 @@ class RankCommand(msgspec.Struct, frozen=True):
 def scheduler(context: EngineContext, chance: int, ranks: list[Connection]) -> None:
     """Serves requests until it is killed. If one rank ends, it continues with the other; without ranks it exits."""
     os.nice(context.scene.nice)
-    engine = Engine(context, chance)
+    engine = SimulatedEngine(context, chance)
     while ranks:
         number = engine.next_number()
         if _load(engine, number, ranks) < len(chain_of(number).keys):
@@ -44,7 +44,7 @@ def scheduler(context: EngineContext, chance: int, ranks: list[Connection]) -> N
 def rank(context: EngineContext, chance: int, index: int, commands: Connection) -> None:
     """Executes the scheduler's commands until the scheduler is gone, then exits with or without detaching."""
     os.nice(context.scene.nice)
-    engine = Engine(context, chance)
+    engine = SimulatedEngine(context, chance)
     with contextlib.suppress(EOFError, OSError):
         while True:
             command = _next(engine, commands)
@@ -54,7 +54,7 @@ def rank(context: EngineContext, chance: int, index: int, commands: Connection) 
     os._exit(0)
 
 
-def _next(engine: Engine, commands: Connection) -> RankCommand:
+def _next(engine: SimulatedEngine, commands: Connection) -> RankCommand:
     while not commands.poll(0.5):
         engine.context.heartbeats.beat(engine.context.seat)
     engine.context.heartbeats.beat(engine.context.seat)
@@ -63,7 +63,7 @@ def _next(engine: Engine, commands: Connection) -> RankCommand:
     return command
 
 
-def _execute(engine: Engine, command: RankCommand, index: int) -> int:
+def _execute(engine: SimulatedEngine, command: RankCommand, index: int) -> int:
     """Returns the number of pages loaded, or adopted if fewer; _AWAY if there are no segments to load from."""
     chain = chain_of(command.number)
     if command.handover is None:
@@ -77,7 +77,7 @@ def _execute(engine: Engine, command: RankCommand, index: int) -> int:
         return len(match)
 
 
-def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
+def _load(engine: SimulatedEngine, number: int, ranks: list[Connection]) -> int:
     """Matches a prompt and has the ranks load it. Returns the number of pages that are cached, in any tier."""
     chain = chain_of(number)
     since = time.monotonic_ns()
@@ -90,7 +90,7 @@ def _load(engine: Engine, number: int, ranks: list[Connection]) -> int:
         return match.available_pages
 
 
-def _check_adopted(engine: Engine, chain: Chain, match: Match, adopted: int) -> None:
+def _check_adopted(engine: SimulatedEngine, chain: Chain, match: Match, adopted: int) -> None:
     """Records an error unless all pages that are pinned here could be adopted."""
     if adopted not in (_AWAY, len(match)):
         note = f"a rank adopted only {adopted} of {len(match)} pages that the scheduler had pinned"

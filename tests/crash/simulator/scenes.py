@@ -40,7 +40,7 @@ class Chain(msgspec.Struct, frozen=True):
     page_bytes: int
 
 
-class Scene(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration of the cache and its events. Deaths and stops are mean intervals in seconds; 0: never.
 
     Attributes:
@@ -120,7 +120,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
             flags += ["--remote-ask-timeout=0.2s", "--remote-buffers=8MiB"]
         return flags
 
-    def drawn(self, seed: int) -> Scene:
+    def drawn(self, seed: int) -> SimulatedScene:
         """Returns the scene with an eviction policy, a store of the disk tier and one to three devices.
 
         Of three consecutive seeds, one draws another policy than the others.
@@ -136,7 +136,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         return (newest - back) % self.prompts
 
 
-_ROOMY_DISK: Final = Scene(
+_ROOMY_DISK: Final = SimulatedScene(
     name="roomy, disk",
     arena=512 * MIB,
     prompts=800,
@@ -148,7 +148,7 @@ _ROOMY_DISK: Final = Scene(
     warm=200,
     pause=0.02,
 )
-_SPAWNED: Final = Scene(
+_SPAWNED: Final = SimulatedScene(
     name="roomy, spawned",
     arena=512 * MIB,
     prompts=400,
@@ -159,7 +159,7 @@ _SPAWNED: Final = Scene(
     steps=15.0,
     hangs=60.0,  # on a busy machine an interpreter spends a long time on its start alone
 )
-_FLEET: Final = Scene(
+_FLEET: Final = SimulatedScene(
     name="fleet",
     arena=24 * MIB,
     prompts=800,
@@ -173,9 +173,9 @@ _FLEET: Final = Scene(
     pause=0.01,
 )
 SCENES: Final = (
-    Scene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
+    SimulatedScene(name="roomy", arena=512 * MIB, prompts=1500, roomy=True),
     _SPAWNED,
-    Scene(name="tight", arena=8 * MIB, prompts=1500),
+    SimulatedScene(name="tight", arena=8 * MIB, prompts=1500),
     _ROOMY_DISK,
     msgspec.structs.replace(
         _ROOMY_DISK, name="tight, disk", arena=8 * MIB, roomy=False, disk=48 * MIB, disk_write="evict"
@@ -185,14 +185,14 @@ SCENES: Final = (
 )
 
 
-def soak_scene(seconds: float) -> Scene:
+def soak_scene(seconds: float) -> SimulatedScene:
     """Returns a scene with more prompts than fit on disk, and a disk larger than memory: pages are always evicted.
 
     In a short run everything is smaller and happens sooner.
     """
     is_long = seconds >= 600
     prompts = 4000 if is_long else 800
-    return Scene(
+    return SimulatedScene(
         name="soak",
         arena=(32 if is_long else 8) * MIB,
         disk=(128 if is_long else 32) * MIB,
@@ -209,9 +209,9 @@ def soak_scene(seconds: float) -> Scene:
     )
 
 
-def load_scene(engines: int = SLOTS, nice: int = 0) -> Scene:
+def load_scene(engines: int = SLOTS, nice: int = 0) -> SimulatedScene:
     """Returns a scene in which that many engines store and load as fast as they can, and none is killed."""
-    return Scene(
+    return SimulatedScene(
         name="load",
         arena=256 * MIB,
         prompts=1 << 16,

@@ -17,7 +17,7 @@ from simulator.chapters import Chapters
 from simulator.cluster import Cluster
 from simulator.final_audit import FinalAudit
 from simulator.leftovers import prefix_of_this_process
-from simulator.scenes import Scene
+from simulator.scenes import SimulatedScene
 from simulator.schedule import Schedule, WorkClock
 from simulator.tally import Tally
 
@@ -36,7 +36,7 @@ class Simulation(ABC):
         show: Takes the counts so far, often.
     """
 
-    def __init__(self, scene: Scene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
+    def __init__(self, scene: SimulatedScene, seconds: float, seed: int, show: Callable[[Tally], None]) -> None:
         self.scene = scene = scene.drawn(seed)
         self.seconds = seconds
         self.seed = seed

@@ -18,7 +18,7 @@ from simulator.engine_pool import seats_of
 from simulator.probe import CONTROLS, probe
 from simulator.report import Results
 from simulator.sampling import Reading, reading_of
-from simulator.scenes import MIB, Scene, soak_scene
+from simulator.scenes import MIB, SimulatedScene, soak_scene
 from simulator.simulation import Simulation
 from simulator.tally import Tally
 from simulator.trends import SHARES, Drift, Growth, Point, drift, growth, thinned
@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     seconds: float
-    scene: Scene
+    scene: SimulatedScene
     part: float
     warm: float
     is_long: bool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from learning_index import Engine
+from learning_index import LearningIndex
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
@@ -34,7 +34,7 @@ def frames_ahead(owner: Owner) -> int:
     return owner.frames_before_unwritten(FRAMES)
 
 
-def filled(engine: Engine, prompts: int) -> Engine:
+def filled(engine: LearningIndex, prompts: int) -> LearningIndex:
     """Returns the engine after it stored so many prompts of one page."""
     for prompt in range(prompts):
         engine.use([prompt])
@@ -42,18 +42,18 @@ def filled(engine: Engine, prompts: int) -> Engine:
 
 
 def test_little_of_memory_is_written_ahead_with_lru() -> None:
-    engine = filled(Engine(FRAMES, learns=False), 2 * ROUND)
+    engine = filled(LearningIndex(FRAMES, learns=False), 2 * ROUND)
     assert 1 <= frames_ahead(engine.owner) < FRAMES // 3
 
 
 def test_a_third_of_memory_is_written_ahead_for_a_policy_that_chooses() -> None:
     """Only a written page may leave, so the policy chooses among those."""
-    engine = filled(Engine(FRAMES), 2 * ROUND)
+    engine = filled(LearningIndex(FRAMES), 2 * ROUND)
     assert engine.owner.eviction().learned and not engine.owner.eviction().follows_lru
     assert frames_ahead(engine.owner) >= FRAMES // 3
 
 
 def test_little_of_memory_is_written_ahead_while_the_policy_learns() -> None:
-    engine = filled(Engine(FRAMES), ROUND // 4)
+    engine = filled(LearningIndex(FRAMES), ROUND // 4)
     assert not engine.owner.eviction().learned
     assert 1 <= frames_ahead(engine.owner) < FRAMES // 3

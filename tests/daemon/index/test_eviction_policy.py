@@ -12,7 +12,7 @@ import pytest
 
 from eventually import eventually
 from keyed_pages import prompt
-from learning_index import Engine
+from learning_index import LearningIndex
 from leaving_out import use
 from metrics_scrape import scrape, value
 from pagetier.daemon.common.log_throttle import MINUTE_S
@@ -46,14 +46,14 @@ def rounds(count: int) -> list[Chain]:
     return [chain for new in once for chain in (*returning, new)]
 
 
-def until_lru_is_followed(loop: OwnTimeLoop) -> tuple[Engine, Evictor]:
+def until_lru_is_followed(loop: OwnTimeLoop) -> tuple[LearningIndex, Evictor]:
     """Returns an index whose guard has just turned to LRU. The policy draws at random, so not every index gets there.
 
     Prompts that fill the memory return in each round, and others never do, so that new pages are left out. Then the
     others return, soon, as LRU likes it.
     """
     for _ in range(60):
-        engine = Engine(1024)
+        engine = LearningIndex(1024)
         evictor = Evictor(engine.owner, EvictOptions(), loop)
         for turn in range(100):
             for number in range(98):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anonymous_segments import DAY_NS
-from learning_index import FRAME, Engine
+from learning_index import FRAME, LearningIndex
 from pagetier.daemon.index.prompts import reserve_prompts, wrong_prompts
 from pagetier.shm._core import KEY_BYTES, HintKind, ReserveOutcome
 from pagetier.shm.message_codec import pack, read_request
@@ -27,7 +27,7 @@ def request(pages: int, chains: Chains) -> Reserve:
     return Reserve(1, SPACE, 0, 1, os.urandom(pages * KEY_BYTES), sizes, 0, chains)
 
 
-def answer(engine: Engine, asked: Reserve, pages: int) -> bytes:
+def answer(engine: LearningIndex, asked: Reserve, pages: int) -> bytes:
     """Reserves the first pages of a request. Returns their outcomes."""
     space = engine.owner.space(SPACE.digest, "test", 16, 0, 0)
     outcomes, entries, serials = reserve_prompts(engine.owner, engine.slot, space, DAY_NS, asked, pages)
@@ -59,16 +59,16 @@ def test_the_reason_of_a_rejection_is_short() -> None:
 def test_the_first_pages_of_a_request_are_reserved(chains: Chains, pages: int) -> None:
     asked = request(4, chains)
     assert not wrong_prompts(asked)
-    assert answer(Engine(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
+    assert answer(LearningIndex(32), asked, pages) == bytes([ReserveOutcome.GRANTED]) * pages
 
 
 def test_a_request_without_pages_is_answered() -> None:
     asked = request(0, (Prompt(0, PARENT),))
-    assert not wrong_prompts(asked) and answer(Engine(32), asked, 0) == b""
+    assert not wrong_prompts(asked) and answer(LearningIndex(32), asked, 0) == b""
 
 
 def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> None:
-    engine = Engine(16384)
+    engine = LearningIndex(16384)
     answer(engine, request(16384, None), 16384)  # all are being written
     asked = request(300_000, tuple(Prompt(page) for page in range(300_000)))
     assert REQUEST_LIMIT * 0.8 < len(pack(asked)) < REQUEST_LIMIT
@@ -80,7 +80,7 @@ def test_the_longest_request_of_prompts_of_one_page_is_answered_at_once() -> Non
 @pytest.mark.parametrize("ttl", [-1.0, -1e308, 1e308, float("-inf"), float("inf"), float("nan")])
 def test_the_time_to_live_of_no_hint_is_any_number(ttl: float) -> None:
     asked = msgspec.structs.replace(request(1, ()), hint=HintKind.NONE, hint_ttl=ttl)
-    assert answer(Engine(32), asked, 1) == bytes([ReserveOutcome.GRANTED])
+    assert answer(LearningIndex(32), asked, 1) == bytes([ReserveOutcome.GRANTED])
 
 
 def test_a_client_of_an_earlier_build_does_not_say_the_number_of_a_page() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from anonymous_segments import DAY_NS
 from in_process_server import SMALL, Peer, serving
-from learning_index import FRAME, Engine
+from learning_index import FRAME, LearningIndex
 from pagetier.client import Client, Namespace
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import LogThrottle
@@ -46,7 +46,7 @@ def request(sizes: Sequence[int] = (FRAME,), space: Space = SPACE, number: int =
     return Reserve(number, space, **{"part": 0, "parts": 1, "chains": (Prompt(0, b"", 0),), **pages, **fields})  # type: ignore[arg-type]
 
 
-def read_directly(engine: Engine, message: bytes, most_frames: int = NO_LIMIT) -> Reserved | None:
+def read_directly(engine: LearningIndex, message: bytes, most_frames: int = NO_LIMIT) -> Reserved | None:
     """Returns the response of the core, None if it leaves the message to the decoder."""
     served = engine.owner.serve_reserve(engine.slot, DAY_NS, most_frames, len(message), message)
     if served is None:
@@ -59,7 +59,7 @@ def read_directly(engine: Engine, message: bytes, most_frames: int = NO_LIMIT) -
     return answer
 
 
-def decoded(engine: Engine, asked: Reserve) -> Reserved:
+def decoded(engine: LearningIndex, asked: Reserve) -> Reserved:
     """Returns the response that the decoder's request gets."""
     space = asked.space
     number = engine.owner.space(space.digest, printable(space.name), space.page_tokens, space.window, space.group)
@@ -67,7 +67,7 @@ def decoded(engine: Engine, asked: Reserve) -> Reserved:
     return Reserved(asked.number, *reserve_prompts(engine.owner, engine.slot, number, DAY_NS, asked, pages))
 
 
-def described(engine: Engine) -> tuple[object, ...]:
+def described(engine: LearningIndex) -> tuple[object, ...]:
     """Returns what the index says of itself, without times."""
     return engine.owner.header(), [space._replace(used_ns=0) for space in engine.owner.spaces()]
 
@@ -98,7 +98,7 @@ def requests() -> st.SearchStrategy[Reserve]:
 @given(requests())
 def test_what_the_core_reads_is_what_the_decoder_reads(asked: Reserve) -> None:
     assert not wrong_request(asked)
-    first, second = Engine(32, learns=False), Engine(32, learns=False)
+    first, second = LearningIndex(32, learns=False), LearningIndex(32, learns=False)
     for _ in range(2):  # the second time the pages are being written
         answer = read_directly(first, pack(asked))
         assert answer in (None, decoded(second, asked))
@@ -131,14 +131,14 @@ def test_what_the_core_reads_is_what_the_decoder_reads(asked: Reserve) -> None:
     ],
 )
 def test_rare_and_invalid_requests_are_left_to_the_decoder(asked: Reserve) -> None:
-    engine = Engine(32, learns=False)
+    engine = LearningIndex(32, learns=False)
     before = described(engine)
     assert read_directly(engine, pack(asked)) is None
     assert described(engine) == before
 
 
 def test_only_a_whole_message_is_read() -> None:
-    engine, message = Engine(32, learns=False), pack(request())
+    engine, message = LearningIndex(32, learns=False), pack(request())
     for end in range(len(message)):
         assert read_directly(engine, message[:end]) is None
         assert read_directly(engine, LENGTH.pack(end) + message[LENGTH.size :][:end]) is None or end == len(message) - 4
@@ -148,7 +148,7 @@ def test_only_a_whole_message_is_read() -> None:
 
 @pytest.mark.parametrize(("sizes", "least"), [((1,), 1), ((FRAME,), 2), ((FRAME, FRAME + 1), 4)])
 def test_pages_that_may_exceed_the_quota_are_left_to_the_decoder(sizes: tuple[int, ...], least: int) -> None:
-    engine = Engine(32, learns=False)
+    engine = LearningIndex(32, learns=False)
     assert read_directly(engine, pack(request(sizes)), least - 1) is None
     assert read_directly(engine, pack(request(sizes)), least) is not None
 
