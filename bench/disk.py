@@ -26,7 +26,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import Store, frames_under
-from pagetier.tiers.disk.tier import tier_of
+from pagetier.tiers.disk.store import tier_of
 from raw_device import BLOCK, clear, read_direct, write_direct
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.loader import ConfigError
-from pagetier.daemon.config.room import room_of_disk
+from pagetier.daemon.config.capacity import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validation import beyond_its_disk

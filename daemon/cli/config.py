@@ -10,7 +10,7 @@ import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
 from pagetier.daemon.config.loader import with_changes
-from pagetier.daemon.config.room import room_notes
+from pagetier.daemon.config.capacity import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description
 

@@ -9,7 +9,7 @@ import msgspec
 
 from pagetier.daemon.config.fields import Field, fields, replaced, value_of
 from pagetier.daemon.config.loader import ConfigError, with_changes
-from pagetier.daemon.config.room import room_notes
+from pagetier.daemon.config.capacity import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validation import wrong_disk_size
 from pagetier.shm.units import parse_size

@@ -13,7 +13,7 @@ import msgspec
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.room import frames_of_device
+from pagetier.daemon.config.capacity import frames_of_device
 from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.disk.device_writes import STALLED_S
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes

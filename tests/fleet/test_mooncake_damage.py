@@ -14,8 +14,8 @@ from mooncake_peer import MooncakePeer, listening_endpoints
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.fleet.objects import HEADER_BYTES
 from pagetier.tiers.worker_protocol import FleetOptions
+from store_pages import content_of, outgoings
 from store_servers import MooncakeServers
-from tier_pages import content_of, outgoings
 
 SIZE = 100_000
 SAMPLE = 16

@@ -14,8 +14,8 @@ from fleet_pages import OpenedFleet, opened_fleet, with_key
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.fleet.objects import HEADER_BYTES
 from pagetier.tiers.worker_protocol import FleetOptions
+from store_pages import FRAME, outgoings
 from store_servers import mooncake_servers
-from tier_pages import FRAME, outgoings
 
 PAGES = outgoings(range(len(FIELDS) + 5), 3 * FRAME)
 LONG_S = 60.0

@@ -16,7 +16,7 @@ from hanging_s3 import HangingS3, hanging_s3
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import StoreSettings
 from pagetier.tiers.fleet.objects import HEADER_BYTES
-from pagetier.tiers.fleet.s3_store import S3Store
+from pagetier.tiers.fleet.s3_object_store import S3Store
 
 SIZE = 50_000
 NAMES = [f"space/{number}" for number in range(64)]

@@ -17,6 +17,7 @@ from file_changes import write_at
 from fleet_pages import OpenedFleet, names_of, opened_fleet, read_from
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.worker_protocol import FleetOptions
+from store_pages import content_of, outgoing, outgoings
 from store_servers import (
     ACCESS_KEY,
     SECRET_KEY,
@@ -26,7 +27,6 @@ from store_servers import (
     mooncake_servers,
     s3_server,
 )
-from tier_pages import content_of, outgoing, outgoings
 
 TIMEOUT_S = 1.0
 PAGES = outgoings(range(8), 100_000)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from eventually import eventually
-from pagetier.tiers.fleet.folder_store import FolderStore
+from pagetier.tiers.fleet.folder_object_store import FolderStore
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
 

@@ -14,7 +14,7 @@ from fleet_pages import OpenedFleet, names_of, opened_fleet, with_key
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.fleet.objects import HEADER_BYTES
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import FRAME, OTHER, outgoing, outgoings
+from store_pages import FRAME, OTHER, outgoing, outgoings
 
 SIZES = [1, 127, 128, FRAME - 1, FRAME, FRAME + 1, 3 * FRAME - 7, (2 << 20) + 5, 60 << 20]
 # Where each field of the header begins.

@@ -14,7 +14,7 @@ from pagetier.tiers.fleet.object_store import ObjectStore
 from pagetier.tiers.fleet.objects import HEADER_BYTES, object_name
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import FRAME, SPACE, aligned, content_of
+from store_pages import FRAME, SPACE, aligned, content_of
 
 BUFFERS = 160 << 20
 

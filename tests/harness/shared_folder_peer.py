@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pagetier.tiers.fleet.folder_store  # noqa: F401  another user may not be able to import it
+import pagetier.tiers.fleet.folder_object_store  # noqa: F401  another user may not be able to import it
 from fleet_pages import opened_fleet
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import outgoings
+from store_pages import outgoings
 
 
 def store_and_read(folder: Path, stores: str, reads: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from eventually import eventually
-from pagetier.tiers.fleet.folder_store import FolderStore
+from pagetier.tiers.fleet.folder_object_store import FolderStore
 from pagetier.tiers.fleet.object_store import StoreSettings
 
 

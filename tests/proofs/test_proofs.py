@@ -75,7 +75,7 @@ def test_a_digest_follows_contents_names_and_declaration(tmp_path: Path) -> None
 
 def test_inputs_are_files_folders_without_exceptions_and_helpers() -> None:
     found = inputs_of(["shm/core/common/", "!shm/core/common/layout.h", "setup.py"], ["tests/crash/power_loss"])
-    assert {"setup.py", "tests/harness/tier_pages.py", "tests/crash/power_loss/runs.py"} <= set(found)
+    assert {"setup.py", "tests/harness/store_pages.py", "tests/crash/power_loss/runs.py"} <= set(found)
     assert any(name.startswith("shm/core/common/") for name in found) and "shm/core/common/layout.h" not in found
     assert "tests/harness/running_daemon.py" in helpers_of(["tests/crash/power_loss/test_power_loss.py"])
 

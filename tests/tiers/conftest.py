@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from files_tier import opened
+from files_store import opened
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.disk.store import LocalTier
 from pagetier.tiers.frame_files import FilesTier
 from small_file_systems import small_file_system
-from tier_pages import MEMORY, Default, small_tier
+from store_pages import MEMORY, Default, small_tier
 
 
 @pytest.fixture(params=["lmdb", "files"])

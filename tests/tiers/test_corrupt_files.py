@@ -21,8 +21,8 @@ import pytest
 from disk_corruption.file_anatomy import Anatomy, Part
 from file_changes import flip_bit, write_at
 from pagetier.tiers.base import DoubtError, Outgoing, ReadOutcome, TierError
-from pagetier.tiers.disk.records import FORMAT
-from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
+from pagetier.tiers.disk.file_format import FORMAT
+from store_pages import CAP, keys_in, outcome_of, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
 FLIPS = 60

@@ -16,10 +16,10 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk import doubt
 from pagetier.tiers.disk.read_priority import Patience, Turns
-from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.disk.store import LocalTier
 from pagetier.tiers.lmdb import values
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
-from tier_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
+from store_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 from virtual_clock import VirtualClock
 
 SEEN = 20

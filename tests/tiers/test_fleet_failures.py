@@ -19,7 +19,7 @@ from pagetier.tiers.fleet import open_fleet
 from pagetier.tiers.fleet.store_calls import LATE_READ_S, MOST_CALLS, StoreCalls
 from pagetier.tiers.worker.fleet_worker import _WATCH_S, SILENT_S, FleetWorker
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import FRAME, aligned, outgoing, outgoings
+from store_pages import FRAME, aligned, outgoing, outgoings
 from virtual_clock import VirtualClock
 
 TIMEOUT_S, HOUR_S = 1.0, 3600.0

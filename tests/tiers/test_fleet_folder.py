@@ -13,7 +13,7 @@ from pagetier.tiers.base import PageName, TierError
 from pagetier.tiers.fleet.object_store import length_and_bytes
 from pagetier.tiers.fleet.objects import object_name, object_names
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import OTHER, SPACE, outgoing, outgoings
+from store_pages import OTHER, SPACE, outgoing, outgoings
 
 
 class TestFolder(StoreConformance):

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from files_tier import fill, only, opened, slots_of
+from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.capacity import frames_under
 from pagetier.tiers.disk.recovery import read_state
 from pagetier.tiers.frame_files import FilesTier, direct_files
 from pagetier.tiers.lmdb import LmdbTier
-from tier_pages import CAP, FRAME, bytes_in, keys_in, outcome_of, outcomes, outgoing, outgoings
+from store_pages import CAP, FRAME, bytes_in, keys_in, outcome_of, outcomes, outgoing, outgoings
 
 GIB = 1 << 30
 

@@ -11,11 +11,11 @@ import pytest
 
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.disk import blocks as disk_blocks
-from pagetier.tiers.disk import files
+from pagetier.tiers.disk import file_system
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.recovery import shortened
-from pagetier.tiers.disk.tier import LocalTier
-from tier_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
+from pagetier.tiers.disk.store import LocalTier
+from store_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
 
 CALLS = ("mdb_txn_commit", "pwritev")
 
@@ -185,7 +185,7 @@ def test_a_clean_tier_can_be_changed_where_no_block_is_left(tmpfs: Callable[...,
 def test_a_state_file_is_written_where_names_can_not_be_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    monkeypatch.setattr(file_system, "_exchange", lambda *_: False)
     tier = small_tier(tmp_path)
     assert stored(tier, outgoings(range(5)))
     tier.close()

@@ -18,7 +18,7 @@ from pagetier.shm import clock
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.fleet.open_fleet import check_options, open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import outgoing, outgoings
+from store_pages import outgoing, outgoings
 
 HOURS_AGO = clock.date() - 7200
 OWN = "0" * 32  # the name of a file that a host was writing

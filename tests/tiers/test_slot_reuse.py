@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from child_process import DIED, in_child
-from files_tier import fill, only, opened, slots_of
+from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.disk import environment as disk_environment
 from pagetier.tiers.frame_files import FilesTier, direct_files, files_environment
-from tier_pages import keys_in, outcome_of, outcomes, outgoing, outgoings
+from store_pages import keys_in, outcome_of, outcomes, outgoing, outgoings
 
 
 def raising_at(name: str) -> Callable[[str], None]:

@@ -13,11 +13,11 @@ import pytest
 from child_process import kill, spawn
 from eventually import eventually
 from pagetier.shm.process import Process
-from pagetier.tiers.disk import files
+from pagetier.tiers.disk import file_system
 from pagetier.tiers.disk.recovery import State, prove, read_state
 from process_states import arguments_of, children_of
 from running_daemon import START_S
-from tier_pages import outgoings, small_tier
+from store_pages import outgoings, small_tier
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def test_a_state_file_of_unknown_content_is_written_again(tmp_path: Path, monkey
             if name == "state.exchanged":
                 stack.enter_context(no_descriptors())
 
-        patch.setattr(files, "point", fail)
+        patch.setattr(file_system, "point", fail)
         tier.sync()
     assert said(tmp_path).clean
     assert all(tier.write([], outgoings(range(100, 110))).stored)

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from file_changes import write_at
-from files_tier import fill, only, opened, slots_of
+from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.disk import doubt
 from pagetier.tiers.frame_files import FilesTier
-from pagetier.tiers.frame_files.page_record import pack_record
-from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings
+from pagetier.tiers.frame_files.records import pack_record
+from store_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings
 
 
 @pytest.mark.parametrize("harm", ["misplaced", "stale", "torn"])

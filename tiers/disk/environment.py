@@ -21,10 +21,10 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing, TierError
 from pagetier.tiers.capacity import PAGE, Shape, Store
-from pagetier.tiers.disk import files, records
+from pagetier.tiers.disk import file_format, file_system
 from pagetier.tiers.disk.blocks import PreallocatedBlocks
+from pagetier.tiers.disk.file_format import About, Header
 from pagetier.tiers.disk.read_priority import Turns
-from pagetier.tiers.disk.records import About, Header
 from pagetier.tiers.disk.reports import Listing, ReadReport, Tally, Transaction
 
 _ABOUT: Final = b"about"
@@ -56,7 +56,7 @@ class Environment(ABC):
             self._env = _open(folder, map_bytes)
             undo.callback(self._env.close)
             self._file = os.open(
-                folder / files.DATA, os.O_RDWR | os.O_CLOEXEC
+                folder / file_system.DATA, os.O_RDWR | os.O_CLOEXEC
             )  # a descriptor for reading gets no blocks
             undo.callback(os.close, self._file)
             self._open_databases(about)
@@ -77,7 +77,7 @@ class Environment(ABC):
             self.about = msgspec.msgpack.decode(txn.get(_ABOUT, b"", db=self._notes), type=About)
             self.entries = txn.stat(self.counted)["entries"]
             for number, name in txn.cursor(self._names):
-                self._spaces[msgspec.msgpack.decode(name, type=Space)] = records.unpack_number(number)
+                self._spaces[msgspec.msgpack.decode(name, type=Space)] = file_format.unpack_number(number)
 
     @abstractmethod
     def _open_frames(self, undo: contextlib.ExitStack) -> None:
@@ -146,7 +146,7 @@ class Environment(ABC):
     @property
     def file_bytes(self) -> int:
         """The length of its files."""
-        return sum((self.folder / name).stat().st_size for name in (files.DATA, files.LOCK))
+        return sum((self.folder / name).stat().st_size for name in (file_system.DATA, file_system.LOCK))
 
     @property
     def file_pages(self) -> int:
@@ -232,14 +232,14 @@ class Environment(ABC):
         """
         if self._deleted:
             return self._deleted
-        return files.changed(self._file, self.folder / files.DATA, self._length)
+        return file_system.changed(self._file, self.folder / file_system.DATA, self._length)
 
     def number_of(self, txn: Transaction, space: Space) -> int:
         """Returns the namespace's number in this environment, assigning one if it is new."""
         number = self._spaces.get(space, self._new_spaces.get(space))
         if number is None:
             number = max((*self._spaces.values(), *self._new_spaces.values()), default=-1) + 1
-            txn.put(records.pack_number(number), msgspec.msgpack.encode(space), db=self._names)
+            txn.put(file_format.pack_number(number), msgspec.msgpack.encode(space), db=self._names)
             self._new_spaces[space] = number
         return number
 
@@ -264,7 +264,7 @@ class Environment(ABC):
             return f"{self.folder} is damaged ({error}): the next disk worker verifies it"
         self._deleted = f"{self.folder} is damaged ({error}), which verification does not detect: it is rebuilt empty"
         with contextlib.suppress(OSError):
-            (self.folder / files.DATA).unlink()
+            (self.folder / file_system.DATA).unlink()
         return self._deleted
 
     def close(self) -> None:
@@ -281,14 +281,14 @@ def _insist_on_flags(*databases: lmdb._Database) -> None:
 def _map_bytes(folder: Path, share: int) -> int:
     """Returns the size of the map: the share of the cap, or more for an oversized file, to drop pages from it."""
     try:
-        there = (folder / files.DATA).stat().st_size
+        there = (folder / file_system.DATA).stat().st_size
     except FileNotFoundError:
         return share
     return share if there <= share else -(-there // PAGE) * PAGE + _FOR_DROPPING
 
 
 def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
-    files.allocate_lock(folder)
+    file_system.allocate_lock(folder)
     return lmdb.open(
         str(folder), map_size=map_bytes, sync=False, metasync=False, readahead=False, mode=0o600, max_dbs=4
     )

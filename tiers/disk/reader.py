@@ -12,10 +12,9 @@ import numpy as np
 
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
-from pagetier.tiers.disk import records
+from pagetier.tiers.disk import file_format
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.files import DAMAGE
-from pagetier.tiers.disk.records import (
+from pagetier.tiers.disk.file_format import (
     FORMAT,
     HEADER_BYTES,
     NO_HISTORY,
@@ -24,6 +23,7 @@ from pagetier.tiers.disk.records import (
     Header,
     RecordError,
 )
+from pagetier.tiers.disk.file_system import DAMAGE
 from pagetier.tiers.disk.reports import ReadReport, Tally, Transaction
 from pagetier.tiers.page_checksum import page_checksum
 
@@ -127,13 +127,13 @@ def rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple
 
 def _stored_pages(environment: Environment, rows: list[tuple[bytes, bytes]]) -> StoredPages:
     """Drops the invalid rows: the receiver would reject the whole message otherwise."""
-    spaces = {number: space for number, space in environment.spaces.items() if records.makes_sense(space)}
+    spaces = {number: space for number, space in environment.spaces.items() if file_format.makes_sense(space)}
     rows = [row for row in rows if len(row[0]) == KEY_BYTES and len(row[1]) >= OLD_HEADER_BYTES]
     fixed = np.array([value for _, value in rows], f"S{HEADER_BYTES}").view(_FIXED)  # longer values are cut
     lengths = np.array([len(value) for _, value in rows], np.int64)
     old, new = fixed["format"] == OLD_FORMAT, (fixed["format"] == FORMAT) & (lengths >= HEADER_BYTES)
     numbers = np.array(sorted(spaces), np.uint32)
-    good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == records.PLAIN)
+    good = np.isin(fixed["space"], numbers) & (old | new) & (fixed["codec"] == file_format.PLAIN)
     good &= (fixed["size"] > 0) & (fixed["size"] <= environment.largest_page)
     fixed["history"][old] = np.void(NO_HISTORY)
     keys = np.frombuffer(b"".join([key for key, _ in rows]), f"V{KEY_BYTES}")

@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 
 from pagetier.shm.clock import Deadline
-from pagetier.tiers.disk import files
-from pagetier.tiers.disk.records import FORMAT
+from pagetier.tiers.disk import file_system
+from pagetier.tiers.disk.file_format import FORMAT
 
 _STATE: Final = "state"
 _NO_BOOT: Final = "distrusted"  # treated like another boot
@@ -41,7 +41,7 @@ except (VerifyError, OSError) as error:
     found = [str(error)]
 if found:
     sys.exit(found[0])
-from pagetier.tiers.lmdb.frame_count import miscounted
+from pagetier.tiers.lmdb.count import miscounted
 sys.exit(miscounted(sys.argv[1]) or 0)
 """
 
@@ -80,7 +80,7 @@ def read_state(folder: Path) -> State | None:
     Raises OSError, and MsgspecError or UnicodeDecodeError if it is invalid.
     """
     try:
-        return msgspec.json.decode(files.read_file(folder / _STATE), type=State)
+        return msgspec.json.decode(file_system.read_file(folder / _STATE), type=State)
     except FileNotFoundError:
         return None
 
@@ -122,7 +122,7 @@ class Journal:
 
     def _write(self, state: State) -> None:
         self._written = False
-        files.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
+        file_system.write_atomically(self._folder / _STATE, msgspec.json.encode(state))
         self.state, self._written = state, True
 
 
@@ -146,16 +146,16 @@ def give_up(folder: Path) -> None:
     Raises TierError, also if a process has the folder open.
     """
     with _owned(folder):
-        for path in list(files.numbered_folders(folder)):
-            files.remove_environment(path)
+        for path in list(file_system.numbered_folders(folder)):
+            file_system.remove_environment(path)
 
 
 @contextlib.contextmanager
 def _owned(folder: Path) -> Iterator[None]:
     """Locks the folder, creating it if it is missing, since it is about to be opened."""
-    with files.converted_errors(folder):
+    with file_system.converted_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = files.own(folder)
+        descriptor = file_system.own(folder)
         try:
             yield
         finally:
@@ -164,9 +164,9 @@ def _owned(folder: Path) -> Iterator[None]:
 
 def shortened(folder: Path) -> str:
     """Returns why the environment's file must not be mapped, or "". Touching missing pages would kill the process."""
-    data = folder / files.DATA
+    data = folder / file_system.DATA
     try:
-        there, expected = data.stat().st_size, files.expected_bytes(data)
+        there, expected = data.stat().st_size, file_system.expected_bytes(data)
     except FileNotFoundError:
         return f"{data} is missing"
     if not expected:
@@ -186,8 +186,8 @@ def lengthened(folder: Path, most: int) -> bool:
     Returns:
         False if the meta pages name a larger length, or none.
     """
-    data = folder / files.DATA
-    expected = files.expected_bytes(data) if data.exists() else 0
+    data = folder / file_system.DATA
+    expected = file_system.expected_bytes(data) if data.exists() else 0
     if not 0 < expected <= most:
         return False
     if data.stat().st_size < expected:
@@ -204,7 +204,7 @@ def prove(folders: Sequence[Path], seconds: float) -> list[str]:
 
 @contextlib.contextmanager
 def _proof(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _PROOF, str(folder / files.DATA), str(os.getpid())]
+    command = [sys.executable, "-c", _PROOF, str(folder / file_system.DATA), str(os.getpid())]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     with process:
         try:

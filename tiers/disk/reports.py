@@ -9,7 +9,7 @@ import lmdb
 import msgspec
 
 from pagetier.tiers.base import ReadResult
-from pagetier.tiers.disk.records import Header
+from pagetier.tiers.disk.file_format import Header
 
 Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 Listing: TypeAlias = "lmdb.Transaction[bytes]"

@@ -13,7 +13,7 @@ from typing import Final
 
 from pagetier.shm.log_format import event
 from pagetier.shm.units import format_size
-from pagetier.tiers.disk import files
+from pagetier.tiers.disk import file_system
 
 log = logging.getLogger("pagetier.tier")
 
@@ -37,7 +37,7 @@ def save(folder: Path, data: bytes, cap: int) -> None:
             return
         _write(folder / BESIDE, data)
         (folder / BESIDE).rename(folder / NAME)
-        files.sync_folder(folder)
+        file_system.sync_folder(folder)
     except OSError as error:
         _report(folder, error.strerror or str(error))
 

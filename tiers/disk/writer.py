@@ -17,11 +17,11 @@ import msgspec
 
 from pagetier.tiers.base import Outgoing, TierError
 from pagetier.tiers.capacity import DROPS
-from pagetier.tiers.disk import files, reader
+from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.files import DAMAGE
+from pagetier.tiers.disk.file_format import Header, frames_of
+from pagetier.tiers.disk.file_system import DAMAGE
 from pagetier.tiers.disk.read_priority import Turns
-from pagetier.tiers.disk.records import Header, frames_of
 
 
 class FullError(lmdb.DiskError):
@@ -41,12 +41,12 @@ class Applied(msgspec.Struct, frozen=True):
 
 def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outgoing], turns: Turns) -> Applied:
     """Drops pages, then stores pages. Raises TierError if the environment cannot be used any more."""
-    before = files.bytes_written()
+    before = file_system.bytes_written()
     undropped = _drop_all(environment, drops)
     reasons: list[str] = []
     for batch in _batches(environment, pages):
         reasons += _store(environment, batch, turns)
-    return Applied(tuple(reasons), undropped, files.bytes_written() - before)
+    return Applied(tuple(reasons), undropped, file_system.bytes_written() - before)
 
 
 def drop_if(environment: Environment, key: bytes, damaged: Header | None) -> None:

@@ -151,15 +151,15 @@ def _ask_once(fleet: ObjectFleet, store: ObjectStore, options: FleetOptions) -> 
 def _kind(parts: SplitResult) -> Callable[[StoreSettings], ObjectStore]:
     match parts.scheme:
         case "file":
-            from pagetier.tiers.fleet.folder_store import FolderStore
+            from pagetier.tiers.fleet.folder_object_store import FolderStore
 
             return FolderStore
         case "s3":
-            from pagetier.tiers.fleet.s3_store import S3Store
+            from pagetier.tiers.fleet.s3_object_store import S3Store
 
             return S3Store
         case "mooncake":
-            from pagetier.tiers.fleet.mooncake_store import MooncakeStore
+            from pagetier.tiers.fleet.mooncake_object_store import MooncakeStore
 
             return MooncakeStore
     return _imported(parts.netloc)

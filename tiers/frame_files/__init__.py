@@ -7,7 +7,7 @@ committed, then reuse of its slots, once their last reader has ended. Which slot
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.disk.store import LocalTier
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 __all__ = ["FilesTier"]

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 
 from pagetier.shm.failpoints import point
 from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.disk import blocks, files
-from pagetier.tiers.disk.records import FrameRun
+from pagetier.tiers.disk import blocks, file_system
+from pagetier.tiers.disk.file_format import FrameRun
 
 FILE_BYTES: Final = 64 << 30
 _STEP: Final = 1 << 30
@@ -69,7 +69,7 @@ class DirectFiles:
         return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{files.FRAMES}{number}"
+        return self._folder / f"{file_system.FRAMES}{number}"
 
     def _open(self, number: int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,7 +95,7 @@ class DirectFiles:
         while (there := self.slots) < end:
             if there == len(self._lengths) * self._slots_per_file:
                 self._open(len(self._lengths))
-                files.sync_folder(self._folder)
+                file_system.sync_folder(self._folder)
             last = len(self._lengths) - 1
             if not self._lengthen(last, min(end - last * self._slots_per_file, self._slots_per_file)):
                 return False
@@ -125,7 +125,7 @@ class DirectFiles:
             os.ftruncate(self._descriptors[last], length)
             self._lengths[last] = length
             self._unsynced.add(last)
-        files.sync_folder(self._folder)
+        file_system.sync_folder(self._folder)
 
     def write(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], between: Callable[[], None]) -> None:
         """Writes frames to slots, and calls `between` before each call to the system. Raises OSError."""
@@ -172,7 +172,7 @@ class DirectFiles:
             if not done:
                 return False
             at += done
-            pieces = files.remaining(pieces, done)
+            pieces = file_system.remaining(pieces, done)
         return True
 
     def _stop_direct(self, number: int) -> bool:
@@ -196,7 +196,9 @@ class DirectFiles:
     def changed(self) -> str:
         """Returns how a file was changed by something else since it was opened, or "". Raises OSError if it is gone."""
         there = list(zip(self._descriptors, self._lengths, strict=False))
-        whys = (files.changed(descriptor, self._path(at), length) for at, (descriptor, length) in enumerate(there))
+        whys = (
+            file_system.changed(descriptor, self._path(at), length) for at, (descriptor, length) in enumerate(there)
+        )
         return next(filter(None, whys), "")
 
     def close(self) -> None:
@@ -209,5 +211,5 @@ class DirectFiles:
 
 def _count(folder: Path) -> int:
     """Returns one more than the largest number of a file: a missing one in between is created empty."""
-    paths = files.frame_files(folder)
-    return int(paths[-1].name.removeprefix(files.FRAMES)) + 1 if paths else 0
+    paths = file_system.frame_files(folder)
+    return int(paths[-1].name.removeprefix(file_system.FRAMES)) + 1 if paths else 0

@@ -17,14 +17,14 @@ from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import FilesShape, Store
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.file_format import FrameRun, Header, RecordError, frames_of, runs_of
 from pagetier.tiers.disk.read_priority import Patience, Turns
-from pagetier.tiers.disk.records import FrameRun, Header, RecordError, frames_of, runs_of
 from pagetier.tiers.disk.reports import ReadReport, Transaction
 from pagetier.tiers.disk.writer import FullError
-from pagetier.tiers.frame_files import fitting
+from pagetier.tiers.frame_files import resize
+from pagetier.tiers.frame_files.count import RecordCount
 from pagetier.tiers.frame_files.direct_files import DirectFiles
-from pagetier.tiers.frame_files.page_record import pack_record, unpack_record
-from pagetier.tiers.frame_files.record_count import RecordCount
+from pagetier.tiers.frame_files.records import pack_record, unpack_record
 from pagetier.tiers.frame_files.slot_owners import find_owners
 from pagetier.tiers.frame_files.slot_table import SlotTable
 from pagetier.tiers.page_checksum import page_checksum
@@ -238,11 +238,11 @@ class FilesEnvironment(Environment):
 
     def needs_fitting(self) -> bool:
         """Returns whether records must be dropped, more is stored than fits, or files are too long."""
-        return fitting.is_needed(self)
+        return resize.is_needed(self)
 
     def fit(self) -> str:
         """Drops records, moves pages and shortens the files. Raises lmdb.Error, OSError."""
-        fitting.fit(self)
+        resize.fit(self)
         return ""
 
     def compact_records(self, folder: Path) -> None:

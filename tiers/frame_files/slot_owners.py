@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.tiers.disk import reader
-from pagetier.tiers.disk.records import HEADER_BYTES
-from pagetier.tiers.frame_files.page_record import CHECK_BYTES, check_of
-from pagetier.tiers.frame_files.record_count import RecordCount
+from pagetier.tiers.disk.file_format import HEADER_BYTES
+from pagetier.tiers.frame_files.count import RecordCount
+from pagetier.tiers.frame_files.records import CHECK_BYTES, check_of
 
 if TYPE_CHECKING:
     from pagetier.tiers.frame_files.files_environment import FilesEnvironment

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.shm.safe_event import SafeCondition
-from pagetier.tiers.disk.records import FrameRun
+from pagetier.tiers.disk.file_format import FrameRun
 
 _WINDOW: Final = 1 << 14  # slots examined at once
 _MARKS: Final = (1 << 32) - 1

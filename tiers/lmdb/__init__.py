@@ -7,7 +7,7 @@ MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.disk.store import LocalTier
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 __all__ = ["LmdbTier"]

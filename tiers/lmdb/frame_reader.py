@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from pagetier.tiers.capacity import PAGE, VALUE_HEAD
-from pagetier.tiers.disk import files
-from pagetier.tiers.disk.records import FrameRun
+from pagetier.tiers.disk import file_system
+from pagetier.tiers.disk.file_format import FrameRun
 
 _IOVEC: Final = 512  # frames in one call, each with the gap after it: the kernel takes 1024 pieces
 
@@ -64,7 +64,7 @@ class Reader:
             if not done:
                 return False
             at += done
-            pieces = files.remaining(pieces, done)
+            pieces = file_system.remaining(pieces, done)
         return True
 
     def heads(self, runs: Sequence[FrameRun]) -> Iterator[int]:

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.capacity import PAGE, LmdbShape, Store
-from pagetier.tiers.disk import files, reader, records
+from pagetier.tiers.disk import file_format, file_system, reader
 from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.file_format import Header, RecordError
 from pagetier.tiers.disk.read_priority import Turns
-from pagetier.tiers.disk.records import Header, RecordError
 from pagetier.tiers.disk.reports import ReadReport, Transaction
-from pagetier.tiers.lmdb import compaction, free_space, values
-from pagetier.tiers.lmdb.frame_count import FrameCount
+from pagetier.tiers.lmdb import free_space, resize, values
+from pagetier.tiers.lmdb.count import FrameCount
 from pagetier.tiers.lmdb.frame_reader import Reader
 from pagetier.tiers.lmdb.page_cache import Writeback
 
@@ -52,8 +52,8 @@ class LmdbEnvironment(Environment):
     def unpack(self, key: bytes, value: memoryview) -> Header:
         """Decodes a header. Raises RecordError also if it names frames past the end of the file."""
         del key
-        header = records.unpack_header(value)
-        if not records.fits(header, self.shape.stride, self.file_pages):
+        header = file_format.unpack_header(value)
+        if not file_format.fits(header, self.shape.stride, self.file_pages):
             raise RecordError("a header names frames past the end of the file")
         return header
 
@@ -88,16 +88,16 @@ class LmdbEnvironment(Environment):
 
     def needs_fitting(self) -> bool:
         """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
-        return compaction.is_needed(self)
+        return resize.is_needed(self)
 
     def fit(self) -> str:
         """Drops the coldest pages, then copies the file. Returns why it is still too long, or ""."""
-        return compaction.shrink(self)
+        return resize.shrink(self)
 
     def fetch_heads(self, header: Header) -> None:
         """Starts reading the first pages of the frames, which freeing them will touch."""
         for offset in self.reader.heads(header.runs):
-            files.prefetch(self._file, offset, PAGE)
+            file_system.prefetch(self._file, offset, PAGE)
 
     def _committed(self) -> None:
         self.writeback.committed()

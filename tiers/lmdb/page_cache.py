@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.disk.records import FrameRun
+from pagetier.tiers.disk.file_format import FrameRun
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]

@@ -9,9 +9,9 @@ import lmdb
 import msgspec
 
 from pagetier.tiers.base import Outgoing
-from pagetier.tiers.disk import reader, records
+from pagetier.tiers.disk import file_format, reader
+from pagetier.tiers.disk.file_format import Header
 from pagetier.tiers.disk.read_priority import Patience, Turns
-from pagetier.tiers.disk.records import Header
 from pagetier.tiers.disk.reports import Transaction
 from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.lmdb import free_space
@@ -40,12 +40,12 @@ def put(environment: LmdbEnvironment, txn: Transaction, page: Outgoing, header: 
     cursor = txn.cursor(environment.frames)
     places = []
     for number, frame in enumerate(page.frames):
-        cursor.put(records.frame_key(page.key, number), frame)
+        cursor.put(file_format.frame_key(page.key, number), frame)
         places.append(page_after(cursor.key()))
         patience.give_way()
-    runs = records.runs_of(places, environment.shape.stride)
+    runs = file_format.runs_of(places, environment.shape.stride)
     environment.writeback.wrote(runs)
-    txn.put(page.key, records.pack_header(msgspec.structs.replace(header, runs=runs)), db=environment.pages)
+    txn.put(page.key, file_format.pack_header(msgspec.structs.replace(header, runs=runs)), db=environment.pages)
 
 
 def delete(environment: LmdbEnvironment, txn: Transaction, key: bytes) -> None:

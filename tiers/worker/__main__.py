@@ -130,7 +130,7 @@ def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
     """Opens the requested tier. Raises TierError."""
     # Load the store's libraries only where there is a disk.
     from pagetier.tiers.disk import doubt, give_up
-    from pagetier.tiers.disk.tier import tier_of
+    from pagetier.tiers.disk.store import tier_of
 
     folder = Path(command.folder)
     if command.trust is Trust.PROVEN:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.tables import synced
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.room import room_of_device
+from pagetier.daemon.config.capacity import room_of_device
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of

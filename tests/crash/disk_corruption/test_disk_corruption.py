@@ -19,12 +19,12 @@ from file_changes import flip_bit, write_at
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk import records
-from pagetier.tiers.lmdb.frame_count import miscounted
+from pagetier.tiers.disk import file_format
+from pagetier.tiers.lmdb.count import miscounted
 from power_loss.trials import Tally, Wanted, results
 from power_loss.workload import Terms
 from seeded_random import chance
-from tier_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
+from store_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 
 ALL = "all" in (os.environ.get("POWER"), os.environ.get("SWEEP"))
 DAMAGES = len(Harm) * len(PARTS["lmdb"]) * (50 if ALL else 1)
@@ -92,16 +92,16 @@ def test_all_kinds_of_pages_are_known(tmp_path: Path) -> None:
         assert len(patient.harmed(Damage(0, Part.VALUE, harm), Random(1))) == len(data)
 
 
-def spoil_headers(file: Path, spoil: Callable[[records.Header], records.Header]) -> int:
+def spoil_headers(file: Path, spoil: Callable[[file_format.Header], file_format.Header]) -> int:
     """Changes all headers in the file, also older versions, and returns how many were changed."""
     data, changed = file.read_bytes(), 0
     for page in PAGES[:3]:
         packed = page.size.to_bytes(8, "little") + page.stamp.to_bytes(8, "little")
         at = data.find(packed)
         while at >= 0:
-            end = at - 8 + records.HEADER_BYTES + records.RUN_BYTES
-            header = records.unpack_header(data[at - 8 : end])
-            data = data[: at - 8] + records.pack_header(spoil(header)) + data[end:]
+            end = at - 8 + file_format.HEADER_BYTES + file_format.RUN_BYTES
+            header = file_format.unpack_header(data[at - 8 : end])
+            data = data[: at - 8] + file_format.pack_header(spoil(header)) + data[end:]
             changed += 1
             at = data.find(packed, at + 1)
     file.write_bytes(data)
@@ -121,7 +121,7 @@ def test_a_page_with_an_invalid_size_is_not_reported(tmp_path: Path, size: int) 
 
 def test_frames_beyond_the_end_of_the_file_are_not_read(tmp_path: Path) -> None:
     """Dropping such a page would have requested four billion frames from the disk."""
-    far = (records.FrameRun(2, (1 << 32) - 1),)
+    far = (file_format.FrameRun(2, (1 << 32) - 1),)
     assert spoil_headers(left(tmp_path), lambda header: msgspec.structs.replace(header, runs=far)) >= 3
     tier = small_tier(tmp_path, environments=1)
     assert outcome_of(tier, PAGES[0]) is ReadOutcome.DAMAGED
@@ -176,7 +176,7 @@ def test_a_tree_of_another_kind_is_not_opened(tmp_path: Path, tree: int, bit: in
 def test_an_unreadable_note_is_reported_in_one_line(tmp_path: Path) -> None:
     file = left(tmp_path)
     data = file.read_bytes()
-    about = msgspec.msgpack.encode(records.About(records.FORMAT, FRAME, BUILD))
+    about = msgspec.msgpack.encode(file_format.About(file_format.FORMAT, FRAME, BUILD))
     assert about in data
     file.write_bytes(data.replace(about, bytes(len(about))))
     assert miscounted(str(file)).startswith("its own description cannot be read (")
@@ -242,9 +242,9 @@ def test_damage_that_no_verification_detects_is_rebuilt(tmp_path: Path) -> None:
     assert all(tier.write([], PAGES).stored)
     tier.close()
     key = PAGES[7].key
-    file = next(file for file in tmp_path.glob("?/data.mdb") if records.frame_key(key, 0) in file.read_bytes())
+    file = next(file for file in tmp_path.glob("?/data.mdb") if file_format.frame_key(key, 0) in file.read_bytes())
     data = bytearray(file.read_bytes())
-    for node in re.finditer(re.escape(records.frame_key(key, 0)), bytes(data)):  # also its older versions
+    for node in re.finditer(re.escape(file_format.frame_key(key, 0)), bytes(data)):  # also its older versions
         data[node.start() - NODE_FLAGS_BEFORE] ^= F_SUBDATA
     file.write_bytes(data)
     assert life_that_drops(tmp_path, key).endswith("the next disk worker verifies it")

@@ -16,8 +16,8 @@ from file_changes import write_at
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.disk import doubt, give_up
-from pagetier.tiers.disk.tier import LocalTier
-from tier_pages import keys_in, outgoings, small_tier
+from pagetier.tiers.disk.store import LocalTier
+from store_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
 FRAMES = 32

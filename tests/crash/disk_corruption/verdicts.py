@@ -10,7 +10,7 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError, Written
-from pagetier.tiers.disk.tier import LocalTier
+from pagetier.tiers.disk.store import LocalTier
 from power_loss.reopening import NEWCOMERS, PageReader, after_a_restart, prove_here
 from power_loss.workload import Terms, outgoing
 

@@ -12,8 +12,8 @@ from lmdb.verify import verify
 from child_process import in_child
 from injection.loop_mounts import SmallDevice, small_device
 from pagetier.tiers.base import DoubtError, ReadOutcome
-from pagetier.tiers.disk.tier import LocalTier
-from tier_pages import keys_in, outcomes, outgoings, small_tier
+from pagetier.tiers.disk.store import LocalTier
+from store_pages import keys_in, outcomes, outgoings, small_tier
 
 KEPT = outgoings(range(60))
 LOST = outgoings(range(1000, 1300))

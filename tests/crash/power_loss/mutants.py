@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pagetier.tiers.disk import environment, files, reader, recovery, tier_folder
+from pagetier.tiers.disk import environment, file_system, reader, recovery, store_folder
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
@@ -22,7 +22,7 @@ def _writes_state_without_sync() -> None:
         beside.write_bytes(content.ljust(512))
         beside.rename(path)
 
-    files.write_atomically = write
+    file_system.write_atomically = write
 
 
 def _believes() -> None:
@@ -30,7 +30,7 @@ def _believes() -> None:
 
 
 def _gives_up_late() -> None:
-    tier_folder._remove = lambda folders: None
+    store_folder._remove = lambda folders: None
 
 
 def _compares_nothing() -> None:

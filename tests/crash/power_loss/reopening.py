@@ -16,7 +16,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import Catalogue, Incoming, ReadOutcome, TierError
 from pagetier.tiers.disk import recovery
 from power_loss.workload import FRAME, SEED, Terms, key_of, outgoing
-from tier_pages import aligned
+from store_pages import aligned
 
 NEWCOMERS = range(900_000, 900_006)
 _MOST_BYTES = 1 << 30  # a page that claims to be larger is not read

@@ -26,7 +26,7 @@ from power_loss import mutants
 from power_loss.losses import Way
 from power_loss.recording import plain
 from power_loss.workload import TERMS, Terms
-from tier_pages import MEMORY
+from store_pages import MEMORY
 
 _CHUNK: Final = 1 << 20
 _NOTHING: Final = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -20,9 +20,9 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.tier import LocalTier, tier_of
+from pagetier.tiers.disk.store import LocalTier, tier_of
 from power_loss import mutants
-from tier_pages import aligned
+from store_pages import aligned
 
 FRAME: Final = 4096
 SEED: Final = 8

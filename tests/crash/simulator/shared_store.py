@@ -26,7 +26,7 @@ _FIRST_OBJECTS: Final = """
 import sys
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
-from tier_pages import outgoings
+from store_pages import outgoings
 fleet = open_fleet(FleetOptions(url=sys.argv[1], prefix="allocated", timeout_s=30.0, buffers=1 << 20))
 fleet.write([], outgoings(range(20), 1000))
 """

@@ -14,9 +14,9 @@ from eventually import eventually
 from keyed_pages import PAGE, found, prompt, store
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, NO_ENTRY
 from pagetier.tiers.base import Outgoing, StoredPages
-from pagetier.tiers.disk.records import NO_HISTORY
+from pagetier.tiers.disk.file_format import NO_HISTORY
 from running_daemon import START_S, RunningDaemon
-from tier_pages import outgoings, small_tier
+from store_pages import outgoings, small_tier
 
 KEYS = prompt(1, pages=6)
 USES = 3

@@ -16,7 +16,7 @@ from keyed_pages import found, in_memory, prompt, store
 from named_segments import SHM
 from pagetier.shm._core import FORMAT
 from pagetier.shm.exit_codes import Exit
-from pagetier.tiers.disk.records import FORMAT as DISK_FORMAT
+from pagetier.tiers.disk.file_format import FORMAT as DISK_FORMAT
 from pagetier.tiers.disk.recovery import read_state
 from recorded_leftovers import FRAME, KEYS, daemon_with_disk, place_segments, unpack
 from refused_starts import pagetierd, shared_memory

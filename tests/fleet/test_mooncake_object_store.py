@@ -16,8 +16,8 @@ from fleet_pages import BUFFERS, opened_fleet
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
+from store_pages import outgoings
 from store_servers import MooncakeServers
-from tier_pages import outgoings
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_half_of_the_cores_wait_for_bytes_unless_a_call_hangs(
     options: FleetOptions, turn_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mooncake's calls keep a core busy while they wait. A get that finds no turn begins after a moment."""
-    monkeypatch.setattr("pagetier.tiers.fleet.mooncake_store._TURN_S", turn_s)
+    monkeypatch.setattr("pagetier.tiers.fleet.mooncake_object_store._TURN_S", turn_s)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
     pages = outgoings(range(5), 100_000)
     with opened_fleet(structs.replace(options, timeout_s=1000)) as opened, ThreadPoolExecutor(len(pages)) as readers:

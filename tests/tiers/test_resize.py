@@ -9,14 +9,14 @@ import pytest
 
 from child_process import DIED, in_child
 from pagetier.tiers.base import ReadOutcome
-from pagetier.tiers.lmdb import compaction
-from tier_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
+from pagetier.tiers.lmdb import resize
+from store_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
 
 
 def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = filled_tier(tmp_path)
     before = bytes_in(tmp_path)
-    monkeypatch.setattr(compaction, "_lacking", lambda environment: 12345)
+    monkeypatch.setattr(resize, "_lacking", lambda environment: 12345)
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert f"the cap is {CAP // 2}: free " in tier.state().note
     assert tier.state().used_frames <= tier.room
@@ -39,7 +39,7 @@ def test_a_crash_while_shrinking_leaves_no_copy_behind(tmp_path: Path) -> None:
             os._exit(DIED)
 
     def shrink() -> None:
-        compaction.point = die  # type: ignore[attr-defined]
+        resize.point = die  # type: ignore[attr-defined]
         small_tier(tmp_path, cap=CAP // 2)
 
     assert in_child(shrink) == DIED

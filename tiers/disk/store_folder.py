@@ -17,9 +17,9 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import BUILD
 from pagetier.tiers.base import TierError
 from pagetier.tiers.capacity import TRANSACTION_BYTES, Shape, shape_of
-from pagetier.tiers.disk import files, recovery, saved_lookups
+from pagetier.tiers.disk import file_system, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.records import FORMAT, READABLE, About
+from pagetier.tiers.disk.file_format import FORMAT, READABLE, About
 from pagetier.tiers.disk.recovery import Journal, State
 
 _NEW: Final = "new"
@@ -65,14 +65,14 @@ def prepare(options: Options) -> int:
         raise TierError(
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
         )
-    with files.converted_errors(options.folder):
+    with file_system.converted_errors(options.folder):
         options.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return files.own(options.folder)
+        return file_system.own(options.folder)
 
 
 def open_folder(options: Options) -> OpenedFolder:
     """Opens the folder, which the caller has locked with prepare(). Raises TierError."""
-    with files.converted_errors(options.folder):
+    with file_system.converted_errors(options.folder):
         state, why = _read_valid_state(options)
         if state is None or why:
             return _rebuild_empty(options, f"rebuilt empty: {why}" if why else "new")
@@ -96,7 +96,7 @@ def _read_valid_state(options: Options) -> tuple[State | None, str]:
 
 
 def _environments_there(folder: Path) -> bool:
-    there = {path.name for path in files.numbered_folders(folder)}
+    there = {path.name for path in file_system.numbered_folders(folder)}
     foreign = sorted({path.name for path in folder.iterdir()} - there - _OURS)
     if foreign:
         raise TierError(f"{folder} contains other files ({foreign[0]}): give the disk tier a folder of its own")
@@ -104,8 +104,8 @@ def _environments_there(folder: Path) -> bool:
 
 
 def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
-    for path in list(files.numbered_folders(options.folder)):
-        files.remove_environment(path)
+    for path in list(file_system.numbered_folders(options.folder)):
+        file_system.remove_environment(path)
     point("opening.emptied")
     journal = Journal(options.folder, _state(options))
     journal.mark_dirty()
@@ -115,7 +115,7 @@ def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
 
 def _reopen(options: Options, state: State) -> OpenedFolder:
     began = clock.now()
-    files.remove_copies(options.folder)
+    file_system.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
     short = {folder: recovery.shortened(folder) for folder in folders}
     how, doubted = state.as_left, [folder for folder in folders if short[folder]]
@@ -142,13 +142,13 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
 def _forget(folders: Sequence[Path]) -> None:
     """Drops the files from the page cache, so that verifying them reads the disk."""
     for folder in folders:
-        files.forget(folder / files.DATA)
+        file_system.forget(folder / file_system.DATA)
 
 
 def _remove(folders: Sequence[Path]) -> None:
     """Removes corrupt environments before the journal marks the folder as trusted: this process may be killed."""
     for folder in folders:
-        files.remove_environment(folder)
+        file_system.remove_environment(folder)
 
 
 def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
@@ -159,7 +159,7 @@ def _proofs(folders: Sequence[Path], options: Options) -> dict[Path, str]:
 
 def _most_bytes(folder: Path, options: Options) -> int:
     """Returns the most bytes that a sound file can have; its share of the capacity may have been larger before."""
-    data = folder / files.DATA
+    data = folder / file_system.DATA
     there = data.stat().st_size if data.exists() else 0
     return 2 * max(there, options.shape.map_bytes)
 
@@ -214,7 +214,7 @@ class _Opening:
                     raise  # the error says nothing about the content of the files
                 self._doubts[number] = f"LMDB rejects it ({error})"
                 self._journal.mark_dirty()
-        files.remove_environment(folder)
+        file_system.remove_environment(folder)
         return self._environment(folder)
 
     def _environment(self, folder: Path) -> Environment:
@@ -224,7 +224,7 @@ class _Opening:
             environment.close()
             raise lmdb.InvalidError(f"it is of format {environment.about.format}")
         environment.reserve()
-        files.sync_folder(folder)  # a new, synced file could still lose its name
+        file_system.sync_folder(folder)  # a new, synced file could still lose its name
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:

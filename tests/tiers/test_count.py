@@ -11,7 +11,7 @@ from disk_corruption.file_anatomy import Anatomy
 from file_changes import flip_bit
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk import reader
-from tier_pages import keys_in, outcomes, outgoings, small_tier
+from store_pages import keys_in, outcomes, outgoings, small_tier
 
 PAGES = outgoings(range(40))
 

@@ -9,15 +9,15 @@ from typing import Final
 
 import xxhash
 
-from pagetier.tiers.disk import records
-from pagetier.tiers.disk.records import Header, RecordError
+from pagetier.tiers.disk import file_format
+from pagetier.tiers.disk.file_format import Header, RecordError
 
 CHECK_BYTES: Final = 8
 
 
 def pack_record(key: bytes, header: Header) -> bytes:
     """Encodes a record."""
-    body = records.pack_header(header)
+    body = file_format.pack_header(header)
     return body + check_of(key, body)
 
 
@@ -25,7 +25,7 @@ def unpack_record(key: bytes, value: bytes | memoryview) -> Header:
     """Decodes a record. Raises RecordError if it is not what was written under this key."""
     if check_of(key, value[:-CHECK_BYTES]) != value[-CHECK_BYTES:]:
         raise RecordError("the checksum of a record does not match")
-    return records.unpack_header(value[:-CHECK_BYTES])
+    return file_format.unpack_header(value[:-CHECK_BYTES])
 
 
 def check_of(key: bytes, body: bytes | memoryview) -> bytes:

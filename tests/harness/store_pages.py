@@ -12,7 +12,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Catalogue, Incoming, Outgoing, ReadOutcome, ReadResult, Tier
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.tier import LocalTier, tier_of
+from pagetier.tiers.disk.store import LocalTier, tier_of
 
 FRAME = 4096
 CAP = 8 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.frame_files import FilesTier
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
-from tier_pages import CAP, FRAME, outgoings
+from store_pages import CAP, FRAME, outgoings
 
 
 def opened(folder: Path, cap: int = CAP) -> FilesTier:

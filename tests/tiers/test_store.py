@@ -9,8 +9,8 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk.tier import LocalTier
-from tier_pages import (
+from pagetier.tiers.disk.store import LocalTier
+from store_pages import (
     CAP,
     FRAME,
     OTHER,

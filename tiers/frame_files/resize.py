@@ -11,10 +11,10 @@ import msgspec
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
-from pagetier.tiers.disk import files, reader
-from pagetier.tiers.disk.coldest import drop_coldest
+from pagetier.tiers.disk import file_system, reader
+from pagetier.tiers.disk.file_format import Header
 from pagetier.tiers.disk.read_priority import Turns
-from pagetier.tiers.disk.records import Header
+from pagetier.tiers.disk.resize import drop_coldest
 
 if TYPE_CHECKING:
     from pagetier.tiers.frame_files.files_environment import FilesEnvironment
@@ -41,7 +41,7 @@ def fit(environment: FilesEnvironment) -> None:
 
 
 def _has_long_records(environment: FilesEnvironment) -> bool:
-    return (environment.folder / files.DATA).stat().st_size > environment.shape.map_bytes
+    return (environment.folder / file_system.DATA).stat().st_size > environment.shape.map_bytes
 
 
 def _drop_wrong(environment: FilesEnvironment) -> None:
@@ -90,18 +90,18 @@ def _moved(environment: FilesEnvironment, header: Header) -> Header | None:
 
 
 def _compact(environment: FilesEnvironment) -> None:
-    beside = environment.folder.with_name(environment.folder.name + files.COPY)
-    files.remove_environment(beside)
+    beside = environment.folder.with_name(environment.folder.name + file_system.COPY)
+    file_system.remove_environment(beside)
     beside.mkdir(mode=0o700)
     try:
         environment.compact_records(beside)
-        _sync(beside / files.DATA)
+        _sync(beside / file_system.DATA)
         point("shrinking.copied")
-        (beside / files.DATA).rename(environment.folder / files.DATA)
+        (beside / file_system.DATA).rename(environment.folder / file_system.DATA)
         point("shrinking.renamed")
-        files.sync_folder(environment.folder)
+        file_system.sync_folder(environment.folder)
     finally:
-        files.remove_environment(beside)
+        file_system.remove_environment(beside)
 
 
 def _sync(path: os.PathLike[str]) -> None:

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.tier import tier_of
-from tier_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
+from pagetier.tiers.disk.store import tier_of
+from store_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
 
 NUMBERS = st.integers(0, 30)
 SIZES = st.one_of(st.integers(1, 4 * FRAME), st.sampled_from([FRAME, 2 * FRAME, 100 * FRAME]))

@@ -13,10 +13,10 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import PAGE
-from pagetier.tiers.disk import files, reader
-from pagetier.tiers.disk.coldest import drop_coldest
+from pagetier.tiers.disk import file_system, reader
+from pagetier.tiers.disk.file_format import frames_of
 from pagetier.tiers.disk.read_priority import Patience, Turns
-from pagetier.tiers.disk.records import frames_of
+from pagetier.tiers.disk.resize import drop_coldest
 from pagetier.tiers.lmdb import values
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def shrink(environment: LmdbEnvironment) -> str:
 
 
 def _is_too_long(environment: LmdbEnvironment) -> bool:
-    return (environment.folder / files.DATA).stat().st_size > environment.shape.map_bytes
+    return (environment.folder / file_system.DATA).stat().st_size > environment.shape.map_bytes
 
 
 def _lacking(environment: LmdbEnvironment) -> int:
@@ -56,19 +56,19 @@ def _lacking(environment: LmdbEnvironment) -> int:
 
 
 def _copy(environment: LmdbEnvironment) -> None:
-    beside = environment.folder.with_name(environment.folder.name + files.COPY)
-    files.remove_environment(beside)
+    beside = environment.folder.with_name(environment.folder.name + file_system.COPY)
+    file_system.remove_environment(beside)
     try:
         with contextlib.closing(type(environment)(beside, environment.shape, environment.about)) as fresh:
             _copy_pages(environment, fresh)
             fresh.sync()
         point("shrinking.copied")
-        (beside / files.DATA).rename(environment.folder / files.DATA)
+        (beside / file_system.DATA).rename(environment.folder / file_system.DATA)
         point("shrinking.renamed")
-        files.sync_folder(environment.folder)
+        file_system.sync_folder(environment.folder)
         environment.close()
     finally:
-        files.remove_environment(beside)
+        file_system.remove_environment(beside)
 
 
 def _copy_pages(source: LmdbEnvironment, target: LmdbEnvironment) -> None:

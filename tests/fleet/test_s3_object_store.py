@@ -10,10 +10,10 @@ from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, names_of, opened_fleet
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
-from pagetier.tiers.fleet.s3_store import S3Store
+from pagetier.tiers.fleet.s3_object_store import S3Store
 from pagetier.tiers.worker_protocol import FleetOptions
+from store_pages import outgoings
 from store_servers import S3Server
-from tier_pages import outgoings
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 
 from file_changes import write_at
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk import files
-from pagetier.tiers.disk.records import FORMAT
-from tier_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
+from pagetier.tiers.disk import file_system
+from pagetier.tiers.disk.file_format import FORMAT
+from store_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings, small_tier
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -236,7 +236,7 @@ def test_a_link_in_place_of_an_environment_is_not_followed(tmp_path: Path) -> No
     folder, target = tmp_path / "tier", tmp_path / "target"
     leave(folder)
     target.mkdir()
-    files.remove_environment(folder / "0")
+    file_system.remove_environment(folder / "0")
     (folder / "0").symlink_to(target)
     with contextlib.closing(small_tier(folder)) as tier:
         assert "rebuilt empty in 1 of 2 parts" in tier.state().opened

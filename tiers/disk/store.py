@@ -29,12 +29,12 @@ from pagetier.tiers.base import (
     Written,
 )
 from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk import files, reader, saved_lookups, writer
+from pagetier.tiers.disk import file_system, reader, saved_lookups, writer
 from pagetier.tiers.disk import writer as placement
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.read_priority import Turns
 from pagetier.tiers.disk.reports import ReadReport
-from pagetier.tiers.disk.tier_folder import Options, open_folder, prepare
+from pagetier.tiers.disk.store_folder import Options, open_folder, prepare
 from pagetier.tiers.disk.writer import Applied, Share
 
 _T = TypeVar("_T")
@@ -195,7 +195,7 @@ class LocalTier:
 
     def _check_files(self) -> None:
         """Raises TierError if the files are not those that were opened, OSError if one is gone."""
-        owned = files.is_still(self._owner, self._options.folder / files.OWNER)
+        owned = file_system.is_still(self._owner, self._options.folder / file_system.OWNER)
         changes = [f"{self._options.folder} was replaced by another folder"] if not owned else []
         changes += [environment.changed() for environment in self._environments]
         why = next(filter(None, changes), "")
@@ -206,7 +206,7 @@ class LocalTier:
     def _doubting(self) -> Iterator[None]:
         """Turns any failure inside the block into DoubtError."""
         try:
-            with files.converted_errors(self._options.folder):
+            with file_system.converted_errors(self._options.folder):
                 yield
         except Exception as error:
             self.distrust()
@@ -232,7 +232,7 @@ class LocalTier:
         """
         with self._doubting():
             self._check_files()
-        with files.converted_errors(self._options.folder):
+        with file_system.converted_errors(self._options.folder):
             disk = shutil.disk_usage(self._options.folder)
             file_bytes = sum(environment.file_bytes for environment in self._environments)
         return TierState(

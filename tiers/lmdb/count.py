@@ -14,8 +14,8 @@ import lmdb
 import msgspec
 import numpy as np
 
+from pagetier.tiers.disk.file_format import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
 from pagetier.tiers.disk.reader import BATCH
-from pagetier.tiers.disk.records import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
 
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
 _OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // RUN_BYTES
