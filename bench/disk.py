@@ -25,8 +25,8 @@ from pagetier.client import Client, Keys, Namespace
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
-from pagetier.tiers.capacity import Store, frames_under
-from pagetier.tiers.disk.store import tier_of
+from pagetier.tiers.capacity import StoreName, frames_under
+from pagetier.tiers.worker.open_store import open_store
 from raw_device import BLOCK, clear, read_direct, write_direct
 
 MIB = 1 << 20
@@ -35,8 +35,8 @@ PAGE = 8 * MIB
 TOTAL = int(os.environ.get("BENCH_DISK_MIB", "4096")) * MIB
 FRAME = int(os.environ.get("BENCH_FRAME_KIB", "1024")) << 10
 PARTS = os.environ.get("BENCH_DISK_PARTS", "sizing,moving,matching,starting,devices").split(",")
-STORES: tuple[Store, ...] = tuple(
-    store for store in get_args(Store) if store in os.environ.get("BENCH_STORES", "lmdb,files").split(",")
+STORES: tuple[StoreName, ...] = tuple(
+    store for store in get_args(StoreName) if store in os.environ.get("BENCH_STORES", "lmdb,files").split(",")
 )
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 ARENA = TOTAL + TOTAL // 8
@@ -48,14 +48,14 @@ OF_DEVICE = 0.85 if FRAME >= MIB else 0.7
 SPACE = Namespace(model="bench", dtype="none", page_tokens=16)
 
 
-def sizing(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]:
+def sizing(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Result]:
     """Computes what frames of 4 KiB cost."""
     del folder, content
     cost = 20 * GIB / (4096 * frames_under(store, 20 * GIB, 4, 4096))
     yield Result(f"{store}_cost_of_4k_frames", cost, "x", "their size, at a cap of 20 GiB", at_most(1.3))
 
 
-def moved_by(folder: Path, store: Store, cap: int, *more: str) -> Scene:
+def moved_by(folder: Path, store: StoreName, cap: int, *more: str) -> Scene:
     """Returns a daemon with room for TOTAL bytes in memory and `cap` bytes on disk."""
     arena = ("--arena-size", str(ARENA), "--arena-frame-size", str(FRAME), "--arena-threads", "2")
     return Scene(folder, *arena, "--disk-store", store, "--disk-size", str(cap), *more)
@@ -80,7 +80,7 @@ def read_back(client: Client, keys: Keys) -> None:
         assert client.prefetch(some, 60).wait(60) == len(some)
 
 
-def moving(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]:
+def moving(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Result]:
     """Measures writing, replacing and reading, each in turn with the bare device."""
     times: dict[str, list[float]] = {name: [] for name in ("write", "replace", "bare_write", "bare_replace")}
     times |= {name: [] for name in ("cold", "warm", "bare_read", "bare_read_4", "memcpy", "cpu")}
@@ -105,7 +105,7 @@ def moving(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]:
     yield Result(f"{store}_page_cache_mib", cached / MIB, "MiB", what, at_most(64))
 
 
-def _one_round(folder: Path, content: mmap.mmap, store: Store, times: dict[str, list[float]]) -> int:
+def _one_round(folder: Path, content: mmap.mmap, store: StoreName, times: dict[str, list[float]]) -> int:
     """Returns how many bytes of frames were in the page cache after writing."""
     shutil.rmtree(folder / "tier", ignore_errors=True)
     bare = folder / "bare"
@@ -139,7 +139,7 @@ def _one_round(folder: Path, content: mmap.mmap, store: Store, times: dict[str, 
     return cached
 
 
-def _cached(disk: Path, store: Store) -> int:
+def _cached(disk: Path, store: StoreName) -> int:
     """Returns how much of the files is in the page cache, without those of the files store that have records alone."""
     return sum(cached_bytes(path) for path in data_files(disk) if store == "lmdb" or path.name != "data.mdb")
 
@@ -171,7 +171,7 @@ def _against(ours: float, theirs: str) -> str:
     return f"{theirs}; ours: {ours:.2f} GB/s"
 
 
-def matching(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]:
+def matching(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Result]:
     """Measures matches of 512 keys beside a saturated disk worker, and beside an idle one."""
     shutil.rmtree(folder / "tier", ignore_errors=True)
     with moved_by(folder, store, TOTAL // 2, "--disk-write", "through") as scene, scene.client() as client:
@@ -226,7 +226,7 @@ def _store_all_the_time(socket: Path, content: mmap.mmap, halt: threading.Event)
             time.sleep(0.01)
 
 
-def starting(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]:
+def starting(folder: Path, content: mmap.mmap, store: StoreName) -> Iterator[Result]:
     """Measures the start of a daemon with a million pages on disk."""
     del content
     frame = 4096
@@ -242,7 +242,7 @@ def starting(folder: Path, content: mmap.mmap, store: Store) -> Iterator[Result]
     yield Result(f"{store}_start_1m_pages_s", statistics.median(taken), "s", what, at_most(3))
 
 
-def _start_once(folder: Path, store: Store, cap: int, frame: int) -> float:
+def _start_once(folder: Path, store: StoreName, cap: int, frame: int) -> float:
     index = ("--arena-size", "64MiB", "--arena-frame-size", str(frame), "--index-entries", "1100000")
     scene = Scene(folder, *index, "--disk-store", store, "--disk-size", str(cap))
     began = time.perf_counter()
@@ -252,13 +252,13 @@ def _start_once(folder: Path, store: Store, cap: int, frame: int) -> float:
         return time.perf_counter() - began
 
 
-def _list_all(disk: Path, store: Store, cap: int, frame: int) -> None:
-    with closing(tier_of(store)(disk, cap, frame, 4)) as tier:
+def _list_all(disk: Path, store: StoreName, cap: int, frame: int) -> None:
+    with closing(open_store(store, disk, cap, frame, 4)) as tier:
         assert sum(len(some) for some in tier.contents()) == MILLION
 
 
-def _make_a_million(disk: Path, store: Store, cap: int, frame: int) -> None:
-    tier = tier_of(store)(disk, cap, frame, 4)
+def _make_a_million(disk: Path, store: StoreName, cap: int, frame: int) -> None:
+    tier = open_store(store, disk, cap, frame, 4)
     space = Space(SPACE.digest, SPACE.name, SPACE.page_tokens)
     content = memoryview(mmap.mmap(-1, frame))
     rows = np.random.default_rng(4).bytes(KEY_BYTES * MILLION)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pagetier.daemon.config.capacity import disk_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.loader import ConfigError
-from pagetier.daemon.config.capacity import room_of_disk
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.token import read_token
 from pagetier.daemon.config.validation import beyond_its_disk
@@ -27,7 +27,7 @@ def check_config(config: Config, host: Host) -> Iterator[str]:
     arena, disk = config.arena, config.disk
     yield f"memory: {format_size(arena.whole_size)} in {arena.frames:,} frames of {spell_size(arena.frame_size)}"
     if disk.size:
-        yield f"disk: {room_of_disk(config)} under a cap of {format_size(disk.total_size)}"
+        yield f"disk: {disk_capacity_text(config)} under a cap of {format_size(disk.total_size)}"
         for device in disk.devices:
             yield from _disk_warnings(device, host)
     if config.remote.url:

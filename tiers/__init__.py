@@ -1,5 +1,9 @@
-"""Stores pages beyond the arena: one small interface, and each store behind it in a worker process.
+"""Keeps pages beyond the arena, in tiers behind one small interface: the disk of this host, and a fleet of hosts.
 
-A tier's worker attaches like an engine: it pins pages to write them out and fills frames to read them in. This package
-imports only ``pagetier.shm``. The disk tier is in ``pagetier.tiers.lmdb``.
+A worker process attaches like an engine: it pins pages to write them out and fills frames to read them in. This package
+imports only ``pagetier.shm``. ``worker`` is on top; ``fleet``, ``disk`` and the two stores of the disk tier, ``lmdb``
+and ``frame_files``, do not know it.
+
+A *store* is a layout of files in a folder; an *object store* is the program that keeps a fleet's objects. *Capacity*
+counts the frames that fit; a *cap* limits the bytes of files.
 """

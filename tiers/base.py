@@ -141,7 +141,7 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
         file_bytes: The size of the files.
         cap_bytes: The limit of their size.
         used_frames: The frames in use.
-        room: The frames that fit within the cap.
+        capacity: The frames that fit within the cap.
         disk_free, disk_total: The free and total bytes of the file system.
         last_sync: Nanoseconds of the realtime clock, 0 if there was none.
         clean: Nothing was written since the last sync.
@@ -153,7 +153,7 @@ class TierState(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     cap_bytes: int
     used_frames: int
-    room: int
+    capacity: int
     disk_free: int
     disk_total: int
     last_sync: int
@@ -218,7 +218,7 @@ class Catalogue(Tier, Protocol):
     """
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of frames that fit within the cap. Pages beyond it are rejected one by one.
 
         A page is stored in one environment as a whole: near the limit a large page may be rejected while smaller ones

@@ -38,8 +38,8 @@ _RECORDS_PER_TRANSACTION: Final = 256
 _COPIED_PER_RECORD: Final = 2 * PAGE
 
 
-Store: TypeAlias = Literal["lmdb", "files"]
-"""The stores behind the disk tier's interface: where the bytes of the frames lie."""
+StoreName: TypeAlias = Literal["lmdb", "files"]
+"""The stores of the disk tier, by their names in `disk.store`: where the bytes of the frames lie."""
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of frames that certainly fit, 0 if the environment is too small for any."""
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class LmdbShape(Shape, frozen=True, kw_only=True):
         return pages_of_value(self.frame_bytes)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of frames that certainly fit, 0 if the environment is too small for any."""
         pages = self.share_bytes // PAGE * (1 - _FRAGMENTS) - _FIXED_PAGES
         spare = _TRANSACTIONS_ON_THEIR_WAY * self.frames_per_transaction
@@ -108,10 +108,10 @@ class FilesShape(Shape, frozen=True, kw_only=True):
     @property
     def map_bytes(self) -> int:
         """What the frames leave."""
-        return max(0, self.share_bytes - self.room * self.frame_bytes)
+        return max(0, self.share_bytes - self.capacity * self.frame_bytes)
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of frames that certainly fit, 0 if the environment is too small for any.
 
         Copies of records are at most as large as the tree, and at most what the transactions on their way change.
@@ -123,7 +123,7 @@ class FilesShape(Shape, frozen=True, kw_only=True):
         return max(0, small, (bytes_left - changed) // (self.frame_bytes + _RECORD_BYTES))
 
 
-_SHAPES: Final[dict[Store, type[Shape]]] = {"lmdb": LmdbShape, "files": FilesShape}
+_SHAPES: Final[dict[StoreName, type[Shape]]] = {"lmdb": LmdbShape, "files": FilesShape}
 
 
 def pages_of_value(frame_bytes: int) -> int:
@@ -131,32 +131,32 @@ def pages_of_value(frame_bytes: int) -> int:
     return -(-(frame_bytes + VALUE_HEAD) // PAGE)
 
 
-def least_cap(store: Store, environments: int, frame_bytes: int) -> int:
-    """Returns the smallest cap, in whole MiB, with which each environment has room for a frame."""
+def least_cap(store: StoreName, environments: int, frame_bytes: int) -> int:
+    """Returns the smallest cap, in whole MiB, with which a frame fits into each environment."""
     low, high = 0, 1
-    while not has_room(store, high << 20, environments, frame_bytes):
+    while not fits_a_frame(store, high << 20, environments, frame_bytes):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if has_room(store, middle << 20, environments, frame_bytes) else (middle, high)
+        low, high = (low, middle) if fits_a_frame(store, middle << 20, environments, frame_bytes) else (middle, high)
     return high << 20
 
 
-def frames_under(store: Store, cap_bytes: int, environments: int, frame_bytes: int) -> int:
+def frames_under(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int) -> int:
     """Returns the number of frames that certainly fit into the files under a cap.
 
     In LMDB small frames waste much of it: a frame takes whole pages of the file with its header, one of 4 KiB takes
     8 KiB. In files a frame takes its own size, and a record beside it.
     """
-    return environments * shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room
+    return environments * shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).capacity
 
 
-def has_room(store: Store, cap_bytes: int, environments: int, frame_bytes: int) -> bool:
-    """Returns whether each environment has room for a frame."""
-    return shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).room > 0
+def fits_a_frame(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int) -> bool:
+    """Returns whether a frame fits into each environment."""
+    return shape_of(store, cap_bytes, environments, frame_bytes, TRANSACTION_BYTES).capacity > 0
 
 
-def shape_of(store: Store, cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
+def shape_of(store: StoreName, cap_bytes: int, environments: int, frame_bytes: int, transaction_bytes: int) -> Shape:
     """Returns the shape of each of several environments whose files together never exceed the cap."""
     beside = _BESIDE + (_LOOKUPS // environments if store == "files" and cap_bytes >= _LARGE else 0)
     share = max(0, cap_bytes // environments - beside) // PAGE * PAGE

@@ -20,7 +20,7 @@ import msgspec
 
 from pagetier.shm.protocol import ProtocolError, Space
 from pagetier.tiers.base import FleetState, TierState
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 
 
 class _WorkerMessage(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -53,7 +53,7 @@ class Serve(_WorkerMessage, frozen=True):
     cap: int
     environments: int
     populated: bool = False
-    store: Store = "lmdb"
+    store: StoreName = "lmdb"
     trust: Trust = Trust.AS_LEFT
 
 
@@ -145,9 +145,9 @@ class Leave(_WorkerMessage, frozen=True):
 
 
 class Opened(_WorkerMessage, frozen=True):
-    """Reports that the tier is open. `room` is the number of frames that fit."""
+    """Reports that the tier is open. `capacity` is the number of frames that fit."""
 
-    room: int
+    capacity: int
     state: TierState
 
 

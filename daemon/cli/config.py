@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from pagetier.daemon.cli.daemon_connection import Daemon, daemon_at, socket_option
+from pagetier.daemon.config.capacity import capacity_notes
 from pagetier.daemon.config.loader import with_changes
-from pagetier.daemon.config.capacity import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.shm.protocol import Describe, Description
 
@@ -33,7 +33,7 @@ def config(socket: Path, show: str | None) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(values), indent=2))
         return
     widest = max(len(f"{name} = {value}") for name, value, _ in settings)
-    notes = room_notes(_config_from(settings))
+    notes = capacity_notes(_config_from(settings))
     for name, value, source in settings:
         room = f"; {notes[name]}" if name in notes else ""
         click.echo(f"{f'{name} = {value}':<{widest}}  # {source}{room}")

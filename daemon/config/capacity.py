@@ -18,19 +18,19 @@ def frames_of_device(device: DeviceOptions, frame: int) -> int:
     return frames_under(device.store, device.size, device.environments, frame)
 
 
-def room_of_device(device: DeviceOptions, frame: int) -> str:
+def device_capacity_text(device: DeviceOptions, frame: int) -> str:
     """Returns "room for 74.9 MiB in 19,180 frames" for one device."""
     frames = frames_of_device(device, frame)
     return f"room for {format_size(frames * frame)} in {frames:,} frames"
 
 
-def room_of_disk(config: Config) -> str:
+def disk_capacity_text(config: Config) -> str:
     """Returns "room for 74.9 MiB in 19,180 frames" for the disk tier."""
     frames = frames_of_disk(config)
     return f"room for {format_size(frames * config.arena.frame_size)} in {frames:,} frames"
 
 
-def room_notes(config: Config) -> dict[str, str]:
+def capacity_notes(config: Config) -> dict[str, str]:
     """Returns what fits under each cap, by the path of its setting."""
     arena = {"arena.size": f"room for {config.arena.frames:,} frames"}
-    return arena | ({"disk.size": room_of_disk(config)} if config.disk.size else {})
+    return arena | ({"disk.size": disk_capacity_text(config)} if config.disk.size else {})

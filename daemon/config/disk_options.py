@@ -17,7 +17,7 @@ from pagetier.daemon.config.value_types import (
     size_setting,
     sizes_setting,
 )
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 
 
 class DeviceOptions(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class DeviceOptions(msgspec.Struct, frozen=True):
     path: Path
     size: int
     environments: int
-    store: Store
+    store: StoreName
 
 
 class DiskOptions(Section, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class DiskOptions(Section, frozen=True, kw_only=True):
         ),
     ] = 0.005
     store: Annotated[
-        Store,
+        StoreName,
         choice_setting(
             "Where the bytes of pages lie: in files beside LMDB, past the page cache (files), or in LMDB (lmdb)."
             " A change empties the tier.",

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
+from pagetier.daemon.config.capacity import capacity_notes
 from pagetier.daemon.config.fields import Field, fields, replaced, value_of
 from pagetier.daemon.config.loader import ConfigError, with_changes
-from pagetier.daemon.config.capacity import room_notes
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.config.validation import wrong_disk_size
 from pagetier.shm.units import parse_size
@@ -145,7 +145,7 @@ class LiveSettings:
 
 def _as_changed(field: Field, config: Config, notes: Mapping[str, str]) -> str:
     """Returns a setting with its value in force, with the frames that fit if it is a cap, and with its note."""
-    note = room_notes(config).get(field.path) or notes.get(field.path)
+    note = capacity_notes(config).get(field.path) or notes.get(field.path)
     value = field.setting.show(value_of(config, field)) or "(none)"
     return f"{field.path} = {value}" + (f" ({note})" if note else "")
 

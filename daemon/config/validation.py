@@ -14,7 +14,7 @@ from pagetier.daemon.config.remote_options import RemoteOptions
 from pagetier.daemon.config.schema import MOST_FRAMES, Config
 from pagetier.shm._core import DISK_DEVICES
 from pagetier.shm.units import counted, format_size, spell_duration, spell_size
-from pagetier.tiers.capacity import has_room, least_cap
+from pagetier.tiers.capacity import fits_a_frame, least_cap
 
 # The tier's files are mapped by several processes, beside the arena: this is half of a process's addresses.
 MOST_MAPPED: Final = 1 << 46
@@ -29,7 +29,7 @@ def wrong_disk_size(config: Config) -> str:
         return f"has {len(disk.size)} sizes, and disk.path has {counted(len(disk.path), 'folder')}"
     if disk.total_size > MOST_MAPPED:
         return f"is more than can be mapped: at most {spell_size(MOST_MAPPED)}"
-    if not has_room(disk.store, min(disk.size), disk.environments, frame):
+    if not fits_a_frame(disk.store, min(disk.size), disk.environments, frame):
         least = least_cap(disk.store, disk.environments, frame)
         detail = f"{disk.environments} environments of frames of {spell_size(frame)}"
         return f"has no room for a page in each environment: at least {spell_size(least)} for {detail}"
@@ -97,7 +97,7 @@ def _check_disk(config: Config, describe: Describe) -> Iterator[str]:
 def wrong_fleet(remote: RemoteOptions) -> str:
     """Returns why a fleet cannot be opened with these settings; or ""."""
     from pagetier.tiers.base import TierError
-    from pagetier.tiers.fleet.open_fleet import check_options
+    from pagetier.tiers.fleet.fleet_options import check_options
 
     try:
         check_options(remote.fleet)

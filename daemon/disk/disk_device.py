@@ -12,8 +12,8 @@ import msgspec
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.common.log_throttle import FaultLog
-from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.capacity import frames_of_device
+from pagetier.daemon.config.disk_options import DeviceOptions
 from pagetier.daemon.config.validation import beyond_its_disk
 from pagetier.daemon.disk.device_writes import STALLED_S
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
@@ -197,7 +197,7 @@ class DiskDevice:
         match report, self._stage:
             case Opened(), _Stage.STARTED:
                 self._stage = _Stage.OPENED
-                self._owner.disk_open(report.room, self._tier.rule, self.number)
+                self._owner.disk_open(report.capacity, self._tier.rule, self.number)
                 point("disk.opened")
                 self.report = with_state(self.report, report.state)
             case SavedLookups(), _Stage.OPENED:

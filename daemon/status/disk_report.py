@@ -160,7 +160,7 @@ def with_state(report: DeviceReport, state: TierState) -> DeviceReport:
         opened=state.opened,
         note=state.note,
         cap=state.cap_bytes,
-        room_frames=state.room,
+        room_frames=state.capacity,
         file_bytes=state.file_bytes,
         disk_free=state.disk_free,
         disk_total=state.disk_total,

@@ -48,8 +48,8 @@ def check(report: Report) -> None:
 
 def _wrong(report: Report) -> str:
     match report:
-        case Opened() if not 0 <= report.room <= _MOST_FRAMES:
-            return f"room for {report.room} frames"
+        case Opened() if not 0 <= report.capacity <= _MOST_FRAMES:
+            return f"room for {report.capacity} frames"
         case InventoryPart():
             return _wrong_pages(report) or next(filter(None, map(wrong_space, report.table)), "")
         case Wrote() if not set(report.stored) <= _RESULTS:

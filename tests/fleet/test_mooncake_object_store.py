@@ -64,12 +64,12 @@ class Gate:
         return getattr(self._client, name)
 
 
-@pytest.mark.parametrize(("turn_s", "is_late"), [(60.0, False), (0.05, True)])
+@pytest.mark.parametrize(("permit_s", "is_late"), [(60.0, False), (0.05, True)])
 def test_half_of_the_cores_wait_for_bytes_unless_a_call_hangs(
-    options: FleetOptions, turn_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
+    options: FleetOptions, permit_s: float, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mooncake's calls keep a core busy while they wait. A get that finds no turn begins after a moment."""
-    monkeypatch.setattr("pagetier.tiers.fleet.mooncake_object_store._TURN_S", turn_s)
+    """Mooncake's calls keep a core busy while they wait. A get that finds no permit begins after a moment."""
+    monkeypatch.setattr("pagetier.tiers.fleet.mooncake_object_store._PERMIT_S", permit_s)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
     pages = outgoings(range(5), 100_000)
     with opened_fleet(structs.replace(options, timeout_s=1000)) as opened, ThreadPoolExecutor(len(pages)) as readers:

@@ -10,7 +10,7 @@ from fleet_conformance import StoreConformance
 from fleet_pages import BUFFERS, names_of, opened_fleet
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.open_fleet import open_fleet
-from pagetier.tiers.fleet.s3_object_store import S3Store
+from pagetier.tiers.fleet.s3_object_store import S3ObjectStore
 from pagetier.tiers.worker_protocol import FleetOptions
 from store_pages import outgoings
 from store_servers import S3Server
@@ -30,13 +30,13 @@ def test_a_long_chain_takes_few_requests(options: FleetOptions, monkeypatch: pyt
     pages = outgoings(range(1024), 50)
     with opened_fleet(options) as opened:
         store = opened.store
-        assert isinstance(store, S3Store)
+        assert isinstance(store, S3ObjectStore)
         asked: list[str] = []
         length = store._length
 
-        async def counted(name: str, turns: asyncio.Semaphore) -> int:
+        async def counted(name: str, permits: asyncio.Semaphore) -> int:
             asked.append(name)
-            return await length(name, turns)
+            return await length(name, permits)
 
         opened.store_all(*pages[:stored])
         monkeypatch.setattr(store, "_length", counted)

@@ -16,7 +16,7 @@ from hanging_s3 import HangingS3, hanging_s3
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet.object_store import StoreSettings
 from pagetier.tiers.fleet.objects import HEADER_BYTES
-from pagetier.tiers.fleet.s3_object_store import S3Store
+from pagetier.tiers.fleet.s3_object_store import S3ObjectStore
 
 SIZE = 50_000
 NAMES = [f"space/{number}" for number in range(64)]
@@ -28,10 +28,12 @@ def server(credentials: None) -> Iterator[HangingS3]:
         yield server
 
 
-def opened(server: HangingS3) -> S3Store:
+def opened(server: HangingS3) -> S3ObjectStore:
     parameters = {"endpoint": server.url.partition("endpoint=")[2]}
     memory = memoryview(bytearray(1))
-    return S3Store(StoreSettings(netloc="pages", path="hosts", parameters=parameters, memory=memory, timeout_s=OPEN_S))
+    return S3ObjectStore(
+        StoreSettings(netloc="pages", path="hosts", parameters=parameters, memory=memory, timeout_s=OPEN_S)
+    )
 
 
 def test_a_failed_question_leaves_the_loop_open_into_which_other_requests_answer(

@@ -13,7 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from eventually import eventually
-from pagetier.tiers.fleet.folder_object_store import FolderStore
+from pagetier.tiers.fleet.folder_object_store import FolderObjectStore
 from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 
 
@@ -119,7 +119,7 @@ class FailsToOpen(DictStore):
         raise RuntimeError("no such thing\nas a store")
 
 
-class HangingFolder(FolderStore):
+class HangingFolder(FolderObjectStore):
     """A folder whose get() and sizes() hang while there is a file `hang` in it: for the worker's process."""
 
     def get(self, name: str, into: memoryview) -> int:
@@ -134,7 +134,7 @@ class HangingFolder(FolderStore):
         eventually(lambda: not (self._folder / "hang").exists(), math.inf)
 
 
-class UnreadableFolder(FolderStore):
+class UnreadableFolder(FolderObjectStore):
     """A folder whose get() fails while there is a file `unreadable` in it, and put() while there is `unwritable`."""
 
     def get(self, name: str, into: memoryview) -> int:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from pagetier.tiers.base import Outgoing
-from pagetier.tiers.frame_files import FilesTier
+from pagetier.tiers.frame_files import FilesStore
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 from store_pages import CAP, FRAME, outgoings
 
 
-def opened(folder: Path, cap: int = CAP) -> FilesTier:
-    return FilesTier(folder / "tier", cap, FRAME, 1)
+def opened(folder: Path, cap: int = CAP) -> FilesStore:
+    return FilesStore(folder / "tier", cap, FRAME, 1)
 
 
-def only(tier: FilesTier) -> FilesEnvironment:
+def only(tier: FilesStore) -> FilesEnvironment:
     (environment,) = tier._environments
     assert isinstance(environment, FilesEnvironment)
     return environment
 
 
-def slots_of(tier: FilesTier, page: Outgoing) -> list[int]:
+def slots_of(tier: FilesStore, page: Outgoing) -> list[int]:
     """Returns the slots that the page's record names."""
     environment = only(tier)
     with environment.reading() as txn:
@@ -28,7 +28,7 @@ def slots_of(tier: FilesTier, page: Outgoing) -> list[int]:
     return [slot for run in header.runs for slot in range(run.page, run.page + run.frames)]
 
 
-def fill(tier: FilesTier, first: int) -> list[Outgoing]:
+def fill(tier: FilesStore, first: int) -> list[Outgoing]:
     """Stores pages until there is no room."""
-    pages = outgoings(range(first, first + tier.room // 3 + 5))
+    pages = outgoings(range(first, first + tier.capacity // 3 + 5))
     return [page for page, stored in zip(pages, tier.write([], pages).stored, strict=True) if stored]

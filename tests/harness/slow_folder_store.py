@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from eventually import eventually
-from pagetier.tiers.fleet.folder_object_store import FolderStore
+from pagetier.tiers.fleet.folder_object_store import FolderObjectStore
 from pagetier.tiers.fleet.object_store import StoreSettings
 
 
-class SlowFolder(FolderStore):
+class SlowFolder(FolderObjectStore):
     """A folder; each call takes as many seconds more as the file `delay` in the folder says at its begin.
 
     The file `delay-get` says it of get() alone.

@@ -11,8 +11,9 @@ from numbered_pages import key_of
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Catalogue, Incoming, Outgoing, ReadOutcome, ReadResult, Tier
-from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.store import LocalTier, tier_of
+from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.disk.store import DiskStore
+from pagetier.tiers.worker.open_store import open_store
 
 FRAME = 4096
 CAP = 8 << 20
@@ -25,12 +26,12 @@ OTHER = Space(b"o" * KEY_BYTES, "other", 64, 1, 512)
 class Default:
     """The store of small_tier(), which the fixture each_store changes."""
 
-    store: Store = "lmdb"
+    store: StoreName = "lmdb"
 
 
-def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> LocalTier:
+def small_tier(folder: Path, cap: int = CAP, environments: int = 2, **more: float) -> DiskStore:
     """Returns a tier with small frames."""
-    return tier_of(Default.store)(folder, cap, FRAME, environments, **more)
+    return open_store(Default.store, folder, cap, FRAME, environments, **more)
 
 
 def aligned(nbytes: int, content: bytes = b"") -> memoryview:
@@ -90,7 +91,7 @@ def bytes_in(folder: Path) -> int:
 def filled_tier(folder: Path) -> list[bytes]:
     """Returns the keys of a full tier, from the coldest to the hottest."""
     tier = small_tier(folder)
-    pages = outgoings(range(tier.room // 3 - 4))
+    pages = outgoings(range(tier.capacity // 3 - 4))
     assert all(tier.write([], pages).stored)
     tier.close()
     return [page.key for page in pages]

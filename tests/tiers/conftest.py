@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from files_store import opened
-from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.store import LocalTier
-from pagetier.tiers.frame_files import FilesTier
+from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.disk.store import DiskStore
+from pagetier.tiers.frame_files import FilesStore
 from small_file_systems import small_file_system
 from store_pages import MEMORY, Default, small_tier
 
 
 @pytest.fixture(params=["lmdb", "files"])
-def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> StoreName:
     """Runs a test with each store of the disk tier. Returns the name of the store."""
-    store: Store = request.param
+    store: StoreName = request.param
     monkeypatch.setattr(Default, "store", store)
     return store
 
@@ -33,7 +33,7 @@ def in_memory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def tier(tmp_path: Path) -> Iterator[LocalTier]:
+def tier(tmp_path: Path) -> Iterator[DiskStore]:
     """Yields an empty tier in a folder that contains nothing else."""
     with closing(small_tier(tmp_path / "tier")) as tier:
         yield tier
@@ -47,7 +47,7 @@ def tmpfs() -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[FilesTier]:
+def files(tmp_path: Path) -> Iterator[FilesStore]:
     """Yields an empty tier of one environment."""
     with closing(opened(tmp_path)) as tier:
         yield tier

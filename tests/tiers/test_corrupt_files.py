@@ -149,7 +149,7 @@ def spoil_value(folder: Path, frame: int) -> None:
 def test_a_damaged_value_that_blocks_shrinking_costs_only_its_environment(tmp_path: Path, frame: int) -> None:
     """Its page is among the coldest, and LMDB fails to drop it at each opening, as long as the page exists."""
     tier = small_tier(tmp_path)
-    pages = outgoings(range(tier.room // 3 - 4))
+    pages = outgoings(range(tier.capacity // 3 - 4))
     assert all(tier.write([], pages).stored)
     tier.close()
     spoil_value(tmp_path, frame)

@@ -15,8 +15,8 @@ import pytest
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk import doubt
-from pagetier.tiers.disk.read_priority import Patience, Turns
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.read_priority import Patience, ReaderCount
+from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.lmdb import values
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from store_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
@@ -75,7 +75,7 @@ def failing(number: int) -> Callable[..., Any]:
     return raising(error)
 
 
-def proven_tier(folder: Path) -> LocalTier:
+def proven_tier(folder: Path) -> DiskStore:
     """Returns a tier that was verified when it was opened, with its pages."""
     doubt(folder)
     tier = small_tier(folder)
@@ -105,7 +105,7 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
 
 
-def test_a_failed_drop_is_retried(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_drop_is_retried(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the page would take room until the next worker, after each trouble of the disk."""
     pages = outgoings(range(10))
     tier.write([], pages)
@@ -121,7 +121,7 @@ def test_a_failed_drop_is_retried(tier: LocalTier, monkeypatch: pytest.MonkeyPat
     assert keys_in(tier) == {page.key for page in [*pages[3:], outgoing(100)]}
 
 
-def test_a_page_that_is_stored_again_is_not_dropped(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_stored_again_is_not_dropped(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     delete = values.delete
@@ -144,7 +144,7 @@ def test_a_page_that_is_stored_again_is_not_dropped(tier: LocalTier, monkeypatch
 
 @pytest.mark.parametrize("call", ["put", "delete"])
 def test_an_io_error_may_be_damage_if_nothing_was_verified(
-    tier: LocalTier, monkeypatch: pytest.MonkeyPatch, call: str
+    tier: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
@@ -153,7 +153,7 @@ def test_an_io_error_may_be_damage_if_nothing_was_verified(
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
 
 
-def test_a_broken_environment_ends_the_tier(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_environment_ends_the_tier(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(values, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
@@ -162,7 +162,7 @@ def test_a_broken_environment_ends_the_tier(tier: LocalTier, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("each_store")
-def test_a_failing_state_file_rejects_pages(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_state_file_rejects_pages(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(tier._journal, "_write", raising(NO_SPACE))
@@ -173,7 +173,7 @@ def test_a_failing_state_file_rejects_pages(tier: LocalTier, monkeypatch: pytest
     assert all(tier.write([], [outgoing(1)]).stored)
 
 
-def test_a_read_error_is_a_miss_and_the_page_stays(tier: LocalTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_a_miss_and_the_page_stays(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tier.write([], [outgoing(1)])
 
     with monkeypatch.context() as patch:
@@ -239,12 +239,12 @@ def test_a_file_that_grows_during_the_check_is_not_reported_as_truncated(
 
 
 def test_a_writer_gives_way_for_a_bounded_time(virtual_clock: VirtualClock) -> None:
-    turns, began = Turns(), virtual_clock.now
-    patience = Patience(turns, 0.05)
-    with turns.reading():
+    readers, began = ReaderCount(), virtual_clock.now
+    patience = Patience(readers, 0.05)
+    with readers.reading():
         for _ in range(100):
             patience.give_way()
     assert virtual_clock.now - began == pytest.approx(0.05)
     began = virtual_clock.now
-    Patience(turns, 5.0).give_way()
+    Patience(readers, 5.0).give_way()
     assert virtual_clock.now == began

@@ -17,14 +17,14 @@ from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError
 from pagetier.tiers.capacity import frames_under
 from pagetier.tiers.disk.recovery import read_state
-from pagetier.tiers.frame_files import FilesTier, direct_files
-from pagetier.tiers.lmdb import LmdbTier
+from pagetier.tiers.frame_files import FilesStore, direct_files
+from pagetier.tiers.lmdb import LmdbStore
 from store_pages import CAP, FRAME, bytes_in, keys_in, outcome_of, outcomes, outgoing, outgoings
 
 GIB = 1 << 30
 
 
-def test_frames_pass_by_the_page_cache(files: FilesTier, tmp_path: Path) -> None:
+def test_frames_pass_by_the_page_cache(files: FilesStore, tmp_path: Path) -> None:
     pages = outgoings(range(200))
     assert all(files.write([], pages).stored)
     assert outcomes(files, pages) == {ReadOutcome.EXACT}
@@ -77,7 +77,7 @@ def _is_direct(descriptor: int) -> bool:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failing_write_rejects_pages_and_gives_their_slots_back(
-    files: FilesTier, monkeypatch: pytest.MonkeyPatch, number: int
+    files: FilesStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     old = outgoings(range(20))
     files.write([], old)
@@ -92,10 +92,10 @@ def test_a_failing_write_rejects_pages_and_gives_their_slots_back(
     assert os.strerror(number) in written.reasons[0]
     assert files.state().used_frames == 60
     assert outcomes(files, old) == {ReadOutcome.EXACT}
-    assert len(fill(files, 200)) == files.room // 3 - 20
+    assert len(fill(files, 200)) == files.capacity // 3 - 20
 
 
-def test_short_writes_and_reads_continue(files: FilesTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_reads_continue(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     pwritev, preadv = os.pwritev, os.preadv
 
     def one(call: Callable[..., int]) -> Callable[..., int]:
@@ -108,7 +108,7 @@ def test_short_writes_and_reads_continue(files: FilesTier, monkeypatch: pytest.M
     assert outcomes(files, pages) == {ReadOutcome.EXACT}
 
 
-def test_a_read_error_is_a_miss_and_the_page_stays(files: FilesTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_is_a_miss_and_the_page_stays(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write([], [outgoing(1)])
 
     def fail(*_: Any) -> int:
@@ -119,7 +119,7 @@ def test_a_read_error_is_a_miss_and_the_page_stays(files: FilesTier, monkeypatch
         assert outcome_of(files, outgoing(1)) is ReadOutcome.FAILED
     assert outcome_of(files, outgoing(1)) is ReadOutcome.EXACT
     files.write([outgoing(1).key], [])
-    assert len(fill(files, 10)) == files.room // 3, "the failed read keeps its slots"
+    assert len(fill(files, 10)) == files.capacity // 3, "the failed read keeps its slots"
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -143,11 +143,11 @@ def test_pages_lie_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with closing(opened(tmp_path)) as tier:
         pages = fill(tier, 0)
         assert outcomes(tier, pages) == {ReadOutcome.EXACT}
-        assert len(list((tmp_path / "tier" / "0").glob("frames.*"))) == -(-tier.room // 100)
+        assert len(list((tmp_path / "tier" / "0").glob("frames.*"))) == -(-tier.capacity // 100)
         assert bytes_in(tmp_path) <= CAP
     with closing(opened(tmp_path, CAP // 2)) as tier:
         kept = keys_in(tier)
-        assert 0.8 * tier.room < tier.state().used_frames <= tier.room
+        assert 0.8 * tier.capacity < tier.state().used_frames <= tier.capacity
         assert outcomes(tier, [page for page in pages if page.key in kept]) == {ReadOutcome.EXACT}
         assert bytes_in(tmp_path) <= CAP // 2
         assert tier.state().note == ""
@@ -158,14 +158,14 @@ def test_pages_lie_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(tier.write([], outgoings(range(5000, 5030))).stored)
 
 
-def test_an_empty_tier_is_written_in_one_run(files: FilesTier) -> None:
+def test_an_empty_tier_is_written_in_one_run(files: FilesStore) -> None:
     pages = outgoings(range(200))
     files.write([], pages)
     assert [slot for page in pages for slot in slots_of(files, page)] == list(range(600))
 
 
 def test_a_tier_of_the_other_store_is_dropped_with_one_line(tmp_path: Path) -> None:
-    for kind, other in ((LmdbTier, FilesTier), (FilesTier, LmdbTier)):
+    for kind, other in ((LmdbStore, FilesStore), (FilesStore, LmdbStore)):
         with closing(kind(tmp_path / "tier", CAP, FRAME, 2)) as tier:
             assert all(tier.write([], outgoings(range(10))).stored)
         with closing(other(tmp_path / "tier", CAP, FRAME, 2)) as tier:
@@ -191,12 +191,12 @@ def placed(pages: Sequence[Outgoing]) -> int:
 def test_the_promised_room_holds_for_pages_of_one_frame(tmp_path: Path) -> None:
     """They need the most records; random keys are dropped and stored, so that LMDB's trees are as large as they get."""
     with closing(opened(tmp_path)) as tier:
-        pages = outgoings(range(tier.room), size=FRAME)
-        assert placed(pages) == tier.room
+        pages = outgoings(range(tier.capacity), size=FRAME)
+        assert placed(pages) == tier.capacity
         assert all(tier.write([], pages).stored)
-        for first in range(0, 4 * tier.room, 100):
+        for first in range(0, 4 * tier.capacity, 100):
             old = [outgoing(number, FRAME).key for number in range(first, first + 100)]
-            new = outgoings(range(first + tier.room, first + tier.room + 100), size=FRAME)
+            new = outgoings(range(first + tier.capacity, first + tier.capacity + 100), size=FRAME)
             assert all(tier.write(old, new).stored)
             assert bytes_in(tmp_path) <= CAP
-        assert tier.state().used_frames == tier.room
+        assert tier.state().used_frames == tier.capacity

@@ -14,7 +14,7 @@ from pagetier.tiers.disk import blocks as disk_blocks
 from pagetier.tiers.disk import file_system
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.recovery import shortened
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from store_pages import CAP, FRAME, bytes_in, keys_in, outcomes, outgoing, outgoings, small_tier
 
 CALLS = ("mdb_txn_commit", "pwritev")
@@ -27,7 +27,7 @@ def take_what_is_left(point: Path) -> None:
             file.write(bytes(4096))
 
 
-def stored(tier: LocalTier, pages: list[Outgoing]) -> list[Outgoing]:
+def stored(tier: DiskStore, pages: list[Outgoing]) -> list[Outgoing]:
     """Returns the pages that the tier stored."""
     return [page for page, is_there in zip(pages, tier.write([], pages).stored, strict=True) if is_there]
 
@@ -121,18 +121,18 @@ def test_what_a_file_system_has_no_room_for_takes_nothing_of_it(tmp_path: Path) 
         assert disk_blocks.allocate(file.fileno(), 0, 1 << 20) in {0, *disk_blocks.UNSUPPORTED}
 
 
-def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: LocalTier, tmp_path: Path) -> None:
+def test_no_more_blocks_than_the_cap_and_the_length_says_what_is_written(tier: DiskStore, tmp_path: Path) -> None:
     assert bytes_in(tmp_path) < 1 << 17
     for first in range(0, 400, 20):
         tier.write([], outgoings(range(first, first + 20)))
         assert sum(blocks_in(tmp_path)) <= CAP
         assert bytes_in(tmp_path) <= CAP
-    assert tier.state().used_frames > 0.8 * tier.room
+    assert tier.state().used_frames > 0.8 * tier.capacity
 
 
 @pytest.mark.usefixtures("each_store")
 def test_blocks_that_are_refused_refuse_pages_and_change_nothing(
-    tier: LocalTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tier: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = stored(tier, outgoings(range(20)))
     before = bytes_in(tmp_path), blocks_in(tmp_path), tier.state().used_frames

@@ -11,7 +11,8 @@ import pytest
 from other_users import MALLORY, as_root
 from pagetier.tiers.base import TierError
 from pagetier.tiers.fleet import open_fleet as opening
-from pagetier.tiers.fleet.open_fleet import check_options, codec_of, open_fleet, shown
+from pagetier.tiers.fleet.fleet_options import check_options, shown
+from pagetier.tiers.fleet.open_fleet import codec_of, open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
 
 

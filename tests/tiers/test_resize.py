@@ -19,7 +19,7 @@ def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(resize, "_lacking", lambda environment: 12345)
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert f"the cap is {CAP // 2}: free " in tier.state().note
-    assert tier.state().used_frames <= tier.room
+    assert tier.state().used_frames <= tier.capacity
     assert bytes_in(tmp_path) <= before + (2 << 20)
     held = keys_in(tier)
     assert outcomes(tier, outgoings(n for n, key in enumerate(keys) if key in held)) == {ReadOutcome.EXACT}

@@ -16,7 +16,8 @@ from fleet_pages import BUFFERS, OpenedFleet, opened_fleet
 from other_users import ALICE, MALLORY, as_root, output_as
 from pagetier.shm import clock
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.fleet.open_fleet import check_options, open_fleet
+from pagetier.tiers.fleet.fleet_options import check_options
+from pagetier.tiers.fleet.open_fleet import open_fleet
 from pagetier.tiers.worker_protocol import FleetOptions
 from store_pages import outgoing, outgoings
 

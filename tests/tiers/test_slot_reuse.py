@@ -17,7 +17,7 @@ from child_process import DIED, in_child
 from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import ReadOutcome
 from pagetier.tiers.disk import environment as disk_environment
-from pagetier.tiers.frame_files import FilesTier, direct_files, files_environment
+from pagetier.tiers.frame_files import FilesStore, direct_files, files_environment
 from store_pages import keys_in, outcome_of, outcomes, outgoing, outgoings
 
 
@@ -31,7 +31,7 @@ def raising_at(name: str) -> Callable[[str], None]:
     return point
 
 
-def test_a_slot_is_not_reused_while_it_is_read(files: FilesTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_is_not_reused_while_it_is_read(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     page, reading, may_end = outgoing(1), threading.Event(), threading.Event()
     files.write([], [page])
     old = set(slots_of(files, page))
@@ -60,7 +60,7 @@ def test_a_slot_is_not_reused_while_it_is_read(files: FilesTier, monkeypatch: py
     assert outcomes(files, [*others[1:], *more]) == {ReadOutcome.EXACT}
 
 
-def test_a_record_follows_its_bytes(files: FilesTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_follows_its_bytes(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a page is replaced: until the commit its record names the old bytes."""
     files.write([], outgoings(range(5)))
     seen: list[tuple[str, int]] = []
@@ -81,7 +81,7 @@ def test_a_record_follows_its_bytes(files: FilesTier, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_a_slot_is_not_reused_before_its_deletion_is_committed(
-    files: FilesTier, monkeypatch: pytest.MonkeyPatch, replace: bool
+    files: FilesStore, monkeypatch: pytest.MonkeyPatch, replace: bool
 ) -> None:
     pages = outgoings(range(20))
     files.write([], pages)
@@ -93,11 +93,11 @@ def test_a_slot_is_not_reused_before_its_deletion_is_committed(
             with pytest.raises(OSError, match="interrupted"), only(files).changing() as txn:
                 only(files).delete(txn, pages[3].key)
     others = fill(files, 100)
-    assert len(others) == files.room // 3 - 20
+    assert len(others) == files.capacity // 3 - 20
     assert outcomes(files, [*pages, *others]) == {ReadOutcome.EXACT}
 
 
-def test_a_sync_makes_bytes_durable_before_records(files: FilesTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_makes_bytes_durable_before_records(files: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write([], outgoings(range(5)))
     seen: list[str] = []
     real, fdatasync = only(files)._env, os.fdatasync
@@ -138,4 +138,4 @@ def test_a_death_between_the_steps_loses_and_leaks_nothing(tmp_path: Path, name:
         assert tier.state().used_frames == 3 * len(found)
         assert outcomes(tier, [page for page in outgoings(range(300)) if page.key in found]) == {ReadOutcome.EXACT}
         fill(tier, 1000)
-        assert tier.state().used_frames > tier.room - 3
+        assert tier.state().used_frames > tier.capacity - 3

@@ -9,7 +9,7 @@ import pytest
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.tiers.base import ReadOutcome, TierError
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from store_pages import (
     CAP,
     FRAME,
@@ -27,7 +27,7 @@ from store_pages import (
 
 @pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("size", [1, FRAME - 1, FRAME, FRAME + 1, 7 * FRAME, 300 * FRAME + 5])
-def test_a_page_of_any_size_is_read_back_exactly(tier: LocalTier, size: int) -> None:
+def test_a_page_of_any_size_is_read_back_exactly(tier: DiskStore, size: int) -> None:
     page = outgoing(1, size)
     written = tier.write([], [page])
     assert (written.stored, written.reasons, written.undropped) == ((True,), ("",), "")
@@ -37,7 +37,7 @@ def test_a_page_of_any_size_is_read_back_exactly(tier: LocalTier, size: int) -> 
 
 
 @pytest.mark.usefixtures("each_store")
-def test_an_unknown_page_and_another_size_are_absent(tier: LocalTier) -> None:
+def test_an_unknown_page_and_another_size_are_absent(tier: DiskStore) -> None:
     tier.write([], [outgoing(1, 5000)])
     assert outcome_of(tier, outgoing(2)) is ReadOutcome.ABSENT
     assert outcome_of(tier, outgoing(1, 5001)) is ReadOutcome.ABSENT
@@ -45,7 +45,7 @@ def test_an_unknown_page_and_another_size_are_absent(tier: LocalTier) -> None:
 
 
 @pytest.mark.usefixtures("each_store")
-def test_a_page_is_replaced_by_one_of_any_size(tier: LocalTier) -> None:
+def test_a_page_is_replaced_by_one_of_any_size(tier: DiskStore) -> None:
     tier.write([], [outgoing(1, 5 * FRAME)])
     tier.write([], [outgoing(1, 2 * FRAME, version=1)])
     assert outcome_of(tier, outgoing(1, 2 * FRAME), version=1) is ReadOutcome.EXACT
@@ -54,7 +54,7 @@ def test_a_page_is_replaced_by_one_of_any_size(tier: LocalTier) -> None:
 
 
 @pytest.mark.usefixtures("each_store")
-def test_drops_come_first_and_unknown_keys_are_ignored(tier: LocalTier) -> None:
+def test_drops_come_first_and_unknown_keys_are_ignored(tier: DiskStore) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
     drops = [page.key for page in [*pages[:6], outgoing(99)]]
@@ -66,7 +66,7 @@ def test_drops_come_first_and_unknown_keys_are_ignored(tier: LocalTier) -> None:
 
 
 @pytest.mark.usefixtures("each_store")
-def test_contents_list_sizes_stamps_and_namespaces(tier: LocalTier) -> None:
+def test_contents_list_sizes_stamps_and_namespaces(tier: DiskStore) -> None:
     pages = [outgoing(n, 100 + n, stamp=10**18 + n, space=(SPACE, OTHER)[n % 2]) for n in range(50)]
     tier.write([], pages)
     found = {}
@@ -81,7 +81,7 @@ def test_contents_list_sizes_stamps_and_namespaces(tier: LocalTier) -> None:
 
 
 @pytest.mark.usefixtures("each_store")
-def test_contents_can_be_listed_beside_writes(tier: LocalTier) -> None:
+def test_contents_can_be_listed_beside_writes(tier: DiskStore) -> None:
     pages = outgoings(range(60))
     tier.write([], pages)
     for _ in tier.contents():
@@ -90,21 +90,21 @@ def test_contents_can_be_listed_beside_writes(tier: LocalTier) -> None:
 
 
 @pytest.mark.usefixtures("each_store")
-def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: LocalTier, tmp_path: Path) -> None:
+def test_the_cap_holds_at_every_moment_and_the_room_is_usable(tier: DiskStore, tmp_path: Path) -> None:
     """Fills the tier and replaces its pages several times: nothing that fits by the count is rejected."""
-    fitting = tier.room // 3 - 4
+    fitting = tier.capacity // 3 - 4
     for first in range(0, 5 * fitting, 20):
         old = [outgoing(number).key for number in range(max(0, first - fitting), max(0, first + 20 - fitting))]
         written = tier.write(old, outgoings(range(first, first + 20)))
         assert set(written.reasons) == {""}
         assert bytes_in(tmp_path) <= CAP
-    assert tier.state().used_frames > 0.9 * tier.room
+    assert tier.state().used_frames > 0.9 * tier.capacity
     assert tier.state().file_bytes > 0.75 * CAP
 
 
 @pytest.mark.usefixtures("each_store")
-def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LocalTier) -> None:
-    pages = outgoings(range(tier.room))
+def test_pages_beyond_the_room_are_rejected_one_by_one(tier: DiskStore) -> None:
+    pages = outgoings(range(tier.capacity))
     written = tier.write([], pages)
     assert set(written.reasons) == {"", "there is no room: drop pages first"}
     kept = [page for page, stored in zip(pages, written.stored, strict=True) if stored]
@@ -113,11 +113,11 @@ def test_pages_beyond_the_room_are_rejected_one_by_one(tier: LocalTier) -> None:
     assert tier.write([], [outgoing(-1, CAP)]).stored == (False,)
 
 
-def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LocalTier) -> None:
-    """The map is made smaller than the room promises."""
+def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: DiskStore) -> None:
+    """The map is made smaller than the capacity promises."""
     for environment in tier._environments:
         endless = {
-            "room": 10**6,
+            "capacity": 10**6,
             "frames_per_transaction": 40,
             "pages_per_transaction": 40,
             "stride": 2,
@@ -136,7 +136,7 @@ def test_a_full_map_rejects_only_the_page_that_does_not_fit(tier: LocalTier) -> 
 
 
 @pytest.mark.usefixtures("each_store")
-def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: LocalTier) -> None:
+def test_a_sync_makes_the_tier_clean_and_a_write_dirty(tier: DiskStore) -> None:
     assert tier.state().clean
     tier.write([], [outgoing(1)])
     assert not tier.state().clean

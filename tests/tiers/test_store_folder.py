@@ -47,7 +47,7 @@ def opened(folder: Path, **more: Any) -> tuple[str, int, int]:
     assert outcomes(tier, more_pages) == {ReadOutcome.EXACT}
     how = tier.state().opened
     tier.close()
-    return how, len(held), tier.room
+    return how, len(held), tier.capacity
 
 
 def test_missing_folders_are_created(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_lowered_cap_drops_the_coldest_and_frees_disk_space(tmp_path: Path) ->
     state = tier.state()
     assert (state.note, state.opened) == ("", "as it was left")
     assert bytes_in(tmp_path) <= CAP // 2
-    assert 0.8 * tier.room < state.used_frames <= tier.room
+    assert 0.8 * tier.capacity < state.used_frames <= tier.capacity
     held = keys_in(tier)
     assert set(keys[-len(held) // 2 :]) <= held
     assert not held & set(keys[: len(keys) // 4])
@@ -201,7 +201,7 @@ def test_a_raised_cap_adds_room(tmp_path: Path) -> None:
 
 def test_a_tier_reports_its_state(tmp_path: Path) -> None:
     tier = small_tier(tmp_path)
-    assert repr(tier) == f"<{type(tier).__name__} in {tmp_path}: 0 of {tier.room} frames>"
+    assert repr(tier) == f"<{type(tier).__name__} in {tmp_path}: 0 of {tier.capacity} frames>"
     state = tier.state()
     assert (state.cap_bytes, state.damaged, state.clean) == (CAP, 0, True)
     assert 0 < state.disk_free <= state.disk_total

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from numbered_pages import key_of
 from pagetier.tiers.base import ReadOutcome
-from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.store import tier_of
+from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.worker.open_store import open_store
 from store_pages import CAP, FRAME, MEMORY, bytes_in, content_of, keys_in, outgoing, read_bytes
 
 NUMBERS = st.integers(0, 30)
@@ -21,12 +21,12 @@ SIZES = st.one_of(st.integers(1, 4 * FRAME), st.sampled_from([FRAME, 2 * FRAME, 
 
 
 class Machine(RuleBasedStateMachine):
-    store: Store
+    store: StoreName
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="pagetier-test-", dir=MEMORY))
-        self.tier = tier_of(self.store)(self.folder, CAP, FRAME, 2)
+        self.tier = open_store(self.store, self.folder, CAP, FRAME, 2)
         self.model: dict[int, tuple[int, int]] = {}
         self.version = 0
 
@@ -63,7 +63,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.tier.close()
-        self.tier = tier_of(self.store)(self.folder, CAP, FRAME, 2)
+        self.tier = open_store(self.store, self.folder, CAP, FRAME, 2)
         assert self.tier.state().opened == "as it was left"
 
     @invariant()

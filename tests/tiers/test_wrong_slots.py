@@ -13,13 +13,13 @@ from file_changes import write_at
 from files_store import fill, only, opened, slots_of
 from pagetier.tiers.base import Outgoing, ReadOutcome
 from pagetier.tiers.disk import doubt
-from pagetier.tiers.frame_files import FilesTier
+from pagetier.tiers.frame_files import FilesStore
 from pagetier.tiers.frame_files.records import pack_record
 from store_pages import FRAME, keys_in, outcome_of, outcomes, outgoing, outgoings
 
 
 @pytest.mark.parametrize("harm", ["misplaced", "stale", "torn"])
-def test_wrong_bytes_in_a_slot_cost_one_page(files: FilesTier, tmp_path: Path, harm: str) -> None:
+def test_wrong_bytes_in_a_slot_cost_one_page(files: FilesStore, tmp_path: Path, harm: str) -> None:
     pages = outgoings(range(20))
     files.write([], pages)
     path, slots = tmp_path / "tier" / "0" / "frames.0", slots_of(files, pages[7])
@@ -64,7 +64,7 @@ def test_an_opening_names_a_file_that_was_removed_and_the_pages_that_it_had(tmp_
         assert tier.state().opened == "as it was left"
 
 
-def copy_record(tier: FilesTier, source: Outgoing, target: Outgoing, serial: int) -> None:
+def copy_record(tier: FilesStore, source: Outgoing, target: Outgoing, serial: int) -> None:
     """Puts a record for one page that names the slots of another one, as an old leaf of LMDB would."""
     environment = only(tier)
     with environment.changing() as txn:
@@ -89,7 +89,7 @@ def test_of_two_records_that_name_a_slot_the_older_is_dropped(tmp_path: Path, co
         assert outcomes(tier, pages[1:] + outgoings(range(200, 260))) == {ReadOutcome.EXACT}
 
 
-def test_a_stale_record_cannot_free_slots_of_another_page(files: FilesTier) -> None:
+def test_a_stale_record_cannot_free_slots_of_another_page(files: FilesStore) -> None:
     pages = outgoings(range(20))
     files.write([], pages)
     copy_record(files, pages[5], outgoing(100), serial=1)

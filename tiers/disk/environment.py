@@ -20,11 +20,11 @@ import msgspec
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Incoming, Outgoing, TierError
-from pagetier.tiers.capacity import PAGE, Shape, Store
+from pagetier.tiers.capacity import PAGE, Shape, StoreName
 from pagetier.tiers.disk import file_format, file_system
 from pagetier.tiers.disk.blocks import PreallocatedBlocks
 from pagetier.tiers.disk.file_format import About, Header
-from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.reports import Listing, ReadReport, Tally, Transaction
 
 _ABOUT: Final = b"about"
@@ -37,7 +37,7 @@ class Environment(ABC):
     `proven` is set by the opener if the files were verified just before they were opened.
     """
 
-    STORE: ClassVar[Store]
+    STORE: ClassVar[StoreName]
     COUNTED: ClassVar[bytes]
     """The database whose entries must not change between transactions."""
 
@@ -102,7 +102,7 @@ class Environment(ABC):
         """Reads a page into its frames and verifies it there. Raises DoubtError if the environment is damaged."""
 
     @abstractmethod
-    def store_together(self, pages: Sequence[Outgoing], turns: Turns) -> None:
+    def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Stores all of these pages, or fails. Raises lmdb.Error, OSError, TierError."""
 
     @abstractmethod
@@ -245,9 +245,9 @@ class Environment(ABC):
 
     def age(self) -> None:
         """Commits until the pages that were freed are reusable. Raises lmdb.Error."""
-        for turn in (b"\0", b"\1"):
+        for content in (b"\0", b"\1"):
             with self.changing() as txn:
-                txn.put(b"turn", turn, db=self._notes)
+                txn.put(b"turn", content, db=self._notes)
 
     def sync(self) -> None:
         """Makes everything that was committed durable. Raises lmdb.Error, OSError."""

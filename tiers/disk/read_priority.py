@@ -12,8 +12,8 @@ from pagetier.shm.safe_event import SafeCondition
 PATIENCE_S: Final = 0.1  # in each transaction: writing continues under endless reads
 
 
-class Turns:
-    """Counts the readers."""
+class ReaderCount:
+    """The number of reads that run, for writers that pause until there is none. Thread-safe."""
 
     def __init__(self) -> None:
         self._change = SafeCondition()
@@ -45,11 +45,11 @@ class Turns:
 class Patience:
     """The time that one transaction may wait in all."""
 
-    def __init__(self, turns: Turns, seconds: float = PATIENCE_S) -> None:
-        self._turns = turns
+    def __init__(self, readers: ReaderCount, seconds: float = PATIENCE_S) -> None:
+        self._count = readers
         self._left = seconds
 
     def give_way(self) -> None:
         """Lets reads go first, as long as time is left."""
         if self._left > 0:
-            self._left -= self._turns.wait(self._left)
+            self._left -= self._count.wait(self._left)

@@ -14,8 +14,8 @@ from pagetier.tiers.disk.environment import Environment
 
 def drop_coldest(environment: Environment) -> None:
     """Drops pages until the rest fits. Raises lmdb.CorruptedError if dropping pages does not help."""
-    while (before := environment.used) > environment.shape.room:
-        _drop(environment, _coldest(environment, before - environment.shape.room))
+    while (before := environment.used) > environment.shape.capacity:
+        _drop(environment, _coldest(environment, before - environment.shape.capacity))
         if environment.used >= before:
             raise lmdb.CorruptedError(f"it counts {environment.used} frames that belong to no page")
 

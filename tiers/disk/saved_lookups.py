@@ -32,8 +32,8 @@ def save(folder: Path, data: bytes, cap: int) -> None:
         cap: The limit of all files together.
     """
     try:
-        if len(data) > (room := max(0, cap - _taken(folder))):
-            _report(folder, f"it takes {format_size(len(data))}, and {format_size(room)} of disk.size are left")
+        if len(data) > (free := max(0, cap - _taken(folder))):
+            _report(folder, f"it takes {format_size(len(data))}, and {format_size(free)} of disk.size are left")
             return
         _write(folder / BESIDE, data)
         (folder / BESIDE).rename(folder / NAME)

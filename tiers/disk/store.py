@@ -1,4 +1,4 @@
-"""A disk tier: several environments, each written by its own thread."""
+"""A store of the disk tier in a folder: several environments, each written by its own thread."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from pagetier.tiers.base import (
     TierState,
     Written,
 )
-from pagetier.tiers.capacity import Store
 from pagetier.tiers.disk import file_system, reader, saved_lookups, writer
-from pagetier.tiers.disk import writer as placement
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.reports import ReadReport
 from pagetier.tiers.disk.store_folder import Options, open_folder, prepare
 from pagetier.tiers.disk.writer import Applied, Share
 
 _T = TypeVar("_T")
+PROOF_S: Final = 30.0
 _AGAIN: Final = 256  # pages whose drop failed, retried with a batch: few, since none of them may be there any more
 
 
-class LocalTier:
-    """A Tier in a folder, which is created. Raises TierError if the folder cannot be used.
+class DiskStore:
+    """A Catalogue in a folder, which is created. Raises TierError if the folder cannot be used.
+
+    A subclass for each layout says what its environments are; pagetier.tiers.worker.open_store chooses one.
 
     Args:
         folder: The folder.
@@ -56,7 +57,7 @@ class LocalTier:
     """The environments of the store."""
 
     def __init__(
-        self, folder: Path, cap_bytes: int, frame_bytes: int, environments: int = 4, *, proof_seconds: float = 30.0
+        self, folder: Path, cap_bytes: int, frame_bytes: int, environments: int = 4, *, proof_seconds: float = PROOF_S
     ) -> None:
         options = self._options = Options(
             folder=folder,
@@ -66,7 +67,7 @@ class LocalTier:
             proof_seconds=proof_seconds,
             kind=self.KIND,
         )
-        self._turns = Turns()
+        self._readers = ReaderCount()
         self._one_writes = threading.Lock()
         self._count = threading.Lock()
         self._begun = self._done = self._damaged = 0
@@ -85,12 +86,12 @@ class LocalTier:
             self._undo = undo.pop_all()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} in {self._options.folder}: {self._used()} of {self.room} frames>"
+        return f"<{type(self).__name__} in {self._options.folder}: {self._used()} of {self.capacity} frames>"
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of frames that fit."""
-        return sum(environment.shape.room for environment in self._environments)
+        return sum(environment.shape.capacity for environment in self._environments)
 
     def _used(self) -> int:
         return sum(environment.used for environment in self._environments)
@@ -107,7 +108,7 @@ class LocalTier:
     def read(self, page: Incoming) -> ReadResult:
         """Looks into each environment: that takes microseconds and needs no map of keys. Raises DoubtError."""
         try:
-            with self._turns.reading():
+            with self._readers.reading():
                 report, environment = self._read(page)
         except DoubtError:
             self.distrust()
@@ -156,9 +157,9 @@ class LocalTier:
             return Written((False,) * len(pages), (why,) * len(pages), why)
 
     def _write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
-        shares = placement.share(self._environments, drops, pages, self._options.frame_bytes)
+        shares = writer.share(self._environments, drops, pages, self._options.frame_bytes)
         futures = [
-            thread.submit(writer.apply, environment, share.drops, [pages[at] for at in share.pages], self._turns)
+            thread.submit(writer.apply, environment, share.drops, [pages[at] for at in share.pages], self._readers)
             for thread, environment, share in zip(self._threads, self._environments, shares, strict=True)
         ]
         return _joined(shares, _results(futures), len(pages))
@@ -239,7 +240,7 @@ class LocalTier:
             file_bytes=file_bytes,
             cap_bytes=self._options.cap_bytes,
             used_frames=self._used(),
-            room=self.room,
+            capacity=self.capacity,
             disk_free=disk.free,
             disk_total=disk.total,
             last_sync=self._journal.state.last_sync,
@@ -272,14 +273,3 @@ def _joined(shares: Sequence[Share], applied: Sequence[Applied], count: int) -> 
         undropped=next((done.undropped for done in applied if done.undropped), ""),
         disk_bytes=sum(done.disk_bytes for done in applied),
     )
-
-
-def tier_of(store: Store) -> type[LocalTier]:
-    """Returns the tier of a store. Only its libraries are loaded."""
-    if store == "files":
-        from pagetier.tiers.frame_files import FilesTier
-
-        return FilesTier
-    from pagetier.tiers.lmdb import LmdbTier
-
-    return LmdbTier

@@ -61,7 +61,7 @@ def prepare(options: Options) -> int:
     Raises:
         TierError: The size is too small for one page, or the folder cannot be used.
     """
-    if not options.shape.room:
+    if not options.shape.capacity:
         raise TierError(
             f"a disk tier of {options.cap_bytes} bytes is too small for frames of {options.frame_bytes}: give it more"
         )

@@ -21,7 +21,7 @@ from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import Header, frames_of
 from pagetier.tiers.disk.file_system import DAMAGE
-from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.read_priority import ReaderCount
 
 
 class FullError(lmdb.DiskError):
@@ -39,13 +39,13 @@ class Applied(msgspec.Struct, frozen=True):
     disk_bytes: int
 
 
-def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outgoing], turns: Turns) -> Applied:
+def apply(environment: Environment, drops: Sequence[bytes], pages: Sequence[Outgoing], readers: ReaderCount) -> Applied:
     """Drops pages, then stores pages. Raises TierError if the environment cannot be used any more."""
     before = file_system.bytes_written()
     undropped = _drop_all(environment, drops)
     reasons: list[str] = []
     for batch in _batches(environment, pages):
-        reasons += _store(environment, batch, turns)
+        reasons += _store(environment, batch, readers)
     return Applied(tuple(reasons), undropped, file_system.bytes_written() - before)
 
 
@@ -152,17 +152,17 @@ def _batches(environment: Environment, pages: Sequence[Outgoing]) -> Iterator[li
         yield batch
 
 
-def _store(environment: Environment, pages: Sequence[Outgoing], turns: Turns) -> list[str]:
+def _store(environment: Environment, pages: Sequence[Outgoing], readers: ReaderCount) -> list[str]:
     """Returns why each page was not stored, "" for a page that was.
 
     Where the map or the file system is full, only pages that do not fit fail.
     """
     try:
-        _twice(environment, partial(environment.store_together, pages, turns))
+        _twice(environment, partial(environment.store_together, pages, readers))
     except (lmdb.MapFullError, FullError) as error:
         if len(pages) == 1:
             return [str(error)]
-        return [reason for page in pages for reason in _store(environment, [page], turns)]
+        return [reason for page in pages for reason in _store(environment, [page], readers)]
     except lmdb.Error as error:
         return [_reason(environment, error)] * len(pages)
     return [""] * len(pages)
@@ -192,7 +192,7 @@ def share(
     environments: Sequence[Environment], drops: Sequence[bytes], pages: Sequence[Outgoing], frame_bytes: int
 ) -> list[Share]:
     """Returns each environment's share. Pages that fit nowhere are in none of them."""
-    shares = [Share(one.shape.room - one.used, [], []) for one in environments]
+    shares = [Share(one.shape.capacity - one.used, [], []) for one in environments]
     homes: dict[bytes, tuple[Share, int]] = {}
     dropped = set(drops)
     for environment, its in zip(environments, shares, strict=True):

@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import SplitResult
 
 from pagetier.tiers.base import TierError
-from pagetier.tiers.fleet.open_fleet import check_options, read_key
+from pagetier.tiers.fleet.fleet_options import check_options, read_key
 from pagetier.tiers.worker_protocol import FleetOptions
 
 _LIBRARIES: Final = {"s3": ("obstore", "s3"), "mooncake": ("mooncake", "mooncake")}

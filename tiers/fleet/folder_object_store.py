@@ -34,7 +34,7 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FILE: Final = (errno.ELOOP, errno.ENXIO)  # a link, a socket
 
 
-class FolderStore:
+class FolderObjectStore:
     """A store in a folder that exists. Nothing is synced: what a power loss leaves of an object fails its checksum."""
 
     def __init__(self, options: StoreSettings) -> None:

@@ -22,7 +22,7 @@ from pagetier.tiers.fleet.object_store import ABSENT, StoreSettings
 _NOT_FOUND: Final = -704
 _TOO_SMALL: Final = -600
 _LOCAL_BUFFER: Final = 16 << 20
-_TURN_S: Final = 0.05
+_PERMIT_S: Final = 0.05
 # Its own limits, undocumented and renamed from release to release: they make hung calls return, and are not relied on.
 _VARIABLES: Final = {
     "MC_TCP_STATUS_TIMEOUT_SEC": "1",
@@ -32,7 +32,7 @@ _VARIABLES: Final = {
 }
 
 
-class MooncakeStore:
+class MooncakeObjectStore:
     """A client of a Mooncake Store that contributes no memory of its own, so that it may die at any time."""
 
     def __init__(self, options: StoreSettings) -> None:
@@ -43,7 +43,7 @@ class MooncakeStore:
         except ImportError as error:
             raise TierError(f"a mooncake:// URL needs Mooncake: pip install 'pagetier[mooncake]' ({error})") from error
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(options.memory))
-        self._gets, self._puts = _Turns(options.timeout_s), _Turns(options.timeout_s)
+        self._gets, self._puts = _SoftSemaphore(options.timeout_s), _SoftSemaphore(options.timeout_s)
         self._config = ReplicateConfig()
         self._config.replica_num = int(options.parameters.get("replicas", "1"))
         self._client: Any = MooncakeDistributedStore()
@@ -88,7 +88,7 @@ class MooncakeStore:
 
     def put(self, name: str, data: memoryview) -> bool:
         """Stores an object; if there is one, nothing happens and Mooncake does not say so."""
-        with self._puts.turn():
+        with self._puts.permit_or_timeout():
             status = self._client.put_from(name, self._address(data), len(data), self._config)
         if status:
             raise OSError(f"error {status}")
@@ -96,7 +96,7 @@ class MooncakeStore:
 
     def get(self, name: str, into: memoryview) -> int:
         """Copies an object from the node that has it."""
-        with self._gets.turn():
+        with self._gets.permit_or_timeout():
             status = int(self._client.get_into(name, self._address(into), len(into)))
         if status == _TOO_SMALL:
             status = int(self._client.get_size(name))
@@ -118,22 +118,22 @@ class MooncakeStore:
         return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-class _Turns:
-    """Turns for calls that wait for bytes, which keeps a core busy: half as many as cores, at least two."""
+class _SoftSemaphore:
+    """Permits for calls that wait for bytes, which keeps a core busy: half as many as cores, at least two."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._turns = threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
-        self._most_s = min(_TURN_S, timeout_s / 10)
+        self._permits = threading.Semaphore(max(2, len(os.sched_getaffinity(0)) // 2))
+        self._most_s = min(_PERMIT_S, timeout_s / 10)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits for a turn, but not for long: calls that hang must not stop the others."""
-        is_mine = clock.wait(lambda seconds: self._turns.acquire(timeout=seconds), self._most_s)
+    def permit_or_timeout(self) -> Iterator[None]:
+        """Waits for a permit, but not for long: the call then runs without one, since calls that hang keep theirs."""
+        has_permit = clock.wait(lambda seconds: self._permits.acquire(timeout=seconds), self._most_s)
         try:
             yield
         finally:
-            if is_mine:
-                self._turns.release()
+            if has_permit:
+                self._permits.release()
 
 
 def _first_of_each(spaces: Sequence[str], names: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ _PROBE: Final = "probe"
 _PARTS: Final = 16  # of a range of names in which the end of a chain is searched
 
 
-class S3Store:
+class S3ObjectStore:
     """A store in a bucket. obstore's own time limit and retries are set to ours."""
 
     def __init__(self, options: StoreSettings) -> None:
@@ -137,16 +137,16 @@ class S3Store:
         """Ends all questions that were given up; obstore closes its connections."""
         self._loop.close()
 
-    async def _length(self, name: str, turns: asyncio.Semaphore) -> int:
-        async with turns:
+    async def _length(self, name: str, permits: asyncio.Semaphore) -> int:
+        async with permits:
             try:
                 return int((await self._obstore.head_async(self._bucket, name))["size"])
             except self._absent:
                 return 0
 
     async def _lengths(self, names: Sequence[str]) -> list[int]:
-        turns = asyncio.Semaphore(_HEADS_AT_ONCE)
-        return await gathered(self._length(name, turns) for name in names)
+        permits = asyncio.Semaphore(_HEADS_AT_ONCE)
+        return await gathered(self._length(name, permits) for name in names)
 
     async def _all_sizes(self, names: Sequence[str]) -> list[int]:
         places: dict[str, list[int]] = {}

@@ -7,13 +7,13 @@ committed, then reuse of its slots, once their last reader has ended. Which slot
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
-__all__ = ["FilesTier"]
+__all__ = ["FilesStore"]
 
 
-class FilesTier(LocalTier):
-    """A disk tier whose frames lie in files."""
+class FilesStore(DiskStore):
+    """A store whose frames lie in files."""
 
     KIND: ClassVar[type[Environment]] = FilesEnvironment

@@ -14,11 +14,11 @@ import msgspec
 from pagetier.shm.failpoints import point
 from pagetier.shm.units import counted
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
-from pagetier.tiers.capacity import FilesShape, Store
+from pagetier.tiers.capacity import FilesShape, StoreName
 from pagetier.tiers.disk import reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import FrameRun, Header, RecordError, frames_of, runs_of
-from pagetier.tiers.disk.read_priority import Patience, Turns
+from pagetier.tiers.disk.read_priority import Patience, ReaderCount
 from pagetier.tiers.disk.reports import ReadReport, Transaction
 from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.frame_files import resize
@@ -59,16 +59,16 @@ class PlacedBatch(msgspec.Struct):
 class FilesEnvironment(Environment):
     """An environment whose frames lie in files. The order of every change keeps slots from being reused too early."""
 
-    STORE: ClassVar[Store] = "files"
+    STORE: ClassVar[StoreName] = "files"
     COUNTED: ClassVar[bytes] = b"pages"
     shape: FilesShape
 
     def _open_frames(self, undo: contextlib.ExitStack) -> None:
-        self.files = DirectFiles(self.folder, self.shape.frame_bytes, self.shape.room)
+        self.files = DirectFiles(self.folder, self.shape.frame_bytes, self.shape.capacity)
         undo.callback(self.files.close)
         found = find_owners(self, self.files.slots)
         self.slots = SlotTable(found.owners)
-        self._capacity = max(self.shape.room, self.files.slots)
+        self._capacity = max(self.shape.capacity, self.files.slots)
         self.wrong = found.wrong
         self._beyond = found.beyond
         self._next_serial = found.next_serial
@@ -132,14 +132,14 @@ class FilesEnvironment(Environment):
                 return reader.verified(page, header, whole=whole)
         return ReadReport(ReadResult(ReadOutcome.DAMAGED, "its slots belong to another page"), header)
 
-    def store_together(self, pages: Sequence[Outgoing], turns: Turns) -> None:
+    def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
         if not self.blocks.allocate_to(self.shape.map_bytes):
             raise FullError(self)
         sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
         batch = self._place(pages)
         try:
-            self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), turns)
+            self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), readers)
             with self.changing() as txn:
                 self._batch = batch
                 for page, checksum, write in zip(pages, sums, batch.writes, strict=True):
@@ -161,7 +161,7 @@ class FilesEnvironment(Environment):
                     self.delete(txn, page.key)
             self.slots.wait_for_readers(READERS_S)
             if not self._find_free(sum(counts)):
-                raise FullError(self) if self.files.slots < self.shape.room else NoSlotError
+                raise FullError(self) if self.files.slots < self.shape.capacity else NoSlotError
         return self.take(counts)
 
     def _find_free(self, count: int) -> bool:
@@ -173,7 +173,7 @@ class FilesEnvironment(Environment):
 
     @property
     def _end(self) -> int:
-        return min(self.files.slots, self.shape.room)
+        return min(self.files.slots, self.shape.capacity)
 
     def take(self, counts: Sequence[int]) -> PlacedBatch:
         """Returns slots for writes of so many frames each. Raises NoSlotError."""
@@ -191,10 +191,10 @@ class FilesEnvironment(Environment):
         for write in batch.writes:
             self.slots.release(write.serial, write.runs)
 
-    def write_frames(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], turns: Turns) -> None:
+    def write_frames(self, runs: Sequence[FrameRun], frames: Sequence[memoryview], readers: ReaderCount) -> None:
         """Writes bytes to slots that no record names yet. Raises lmdb.DiskError."""
         try:
-            self.files.write(runs, frames, Patience(turns).give_way)
+            self.files.write(runs, frames, Patience(readers).give_way)
         except OSError as error:
             raise lmdb.DiskError(f"pwritev: {error.strerror or error}") from error
 

@@ -13,7 +13,7 @@ from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import Header
-from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.resize import drop_coldest
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def is_needed(environment: FilesEnvironment) -> bool:
     """Returns whether records must be dropped, more is stored than fits, or files are too long."""
-    room = environment.shape.room
-    too_much = environment.used > room or environment.files.slots > room
+    capacity = environment.shape.capacity
+    too_much = environment.used > capacity or environment.files.slots > capacity
     return bool(environment.wrong) or too_much or _has_long_records(environment)
 
 
@@ -31,11 +31,11 @@ def fit(environment: FilesEnvironment) -> None:
     """Makes pages and files fit. Raises lmdb.Error, OSError."""
     _drop_wrong(environment)
     drop_coldest(environment)
-    if environment.files.slots > environment.shape.room:
+    if environment.files.slots > environment.shape.capacity:
         _move_pages(environment)
         environment.sync()  # after a power loss no record names what is cut off
         point("shrinking.moved")
-        environment.files.shorten(environment.shape.room)
+        environment.files.shorten(environment.shape.capacity)
     if _has_long_records(environment):
         _compact(environment)
 
@@ -54,7 +54,7 @@ def _drop_wrong(environment: FilesEnvironment) -> None:
 
 
 def _move_pages(environment: FilesEnvironment) -> None:
-    """Moves pages from slots beyond the room to free ones; one that cannot be read is dropped."""
+    """Moves pages from slots beyond the capacity to free ones; one that cannot be read is dropped."""
     for key, header in list(_beyond(environment)):
         moved = _moved(environment, header)
         with environment.changing() as txn:
@@ -68,7 +68,7 @@ def _beyond(environment: FilesEnvironment) -> Iterator[tuple[bytes, Header]]:
     for batch in reader.listed(environment):
         keys = [batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)]
         for key, header in zip(keys, reader.headers(environment, keys), strict=True):
-            if header and any(run.page + run.frames > environment.shape.room for run in header.runs):
+            if header and any(run.page + run.frames > environment.shape.capacity for run in header.runs):
                 yield key, header
 
 
@@ -83,7 +83,7 @@ def _moved(environment: FilesEnvironment, header: Header) -> Header | None:
         except OSError:
             return None
         (write,) = environment.take([count]).writes
-        environment.write_frames(write.runs, frames, Turns())
+        environment.write_frames(write.runs, frames, ReaderCount())
         for frame in frames:
             frame.release()
     return msgspec.structs.replace(header, runs=write.runs, serial=write.serial)

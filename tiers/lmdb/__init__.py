@@ -7,13 +7,13 @@ MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
-__all__ = ["LmdbTier"]
+__all__ = ["LmdbStore"]
 
 
-class LmdbTier(LocalTier):
-    """A disk tier whose frames lie in LMDB."""
+class LmdbStore(DiskStore):
+    """A store whose frames lie in LMDB."""
 
     KIND: ClassVar[type[Environment]] = LmdbEnvironment

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pagetier.tiers.base import Incoming, Outgoing
-from pagetier.tiers.capacity import PAGE, LmdbShape, Store
+from pagetier.tiers.capacity import PAGE, LmdbShape, StoreName
 from pagetier.tiers.disk import file_format, file_system, reader
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import Header, RecordError
-from pagetier.tiers.disk.read_priority import Turns
+from pagetier.tiers.disk.read_priority import ReaderCount
 from pagetier.tiers.disk.reports import ReadReport, Transaction
 from pagetier.tiers.lmdb import free_space, resize, values
 from pagetier.tiers.lmdb.count import FrameCount
@@ -22,7 +22,7 @@ from pagetier.tiers.lmdb.page_cache import Writeback
 class LmdbEnvironment(Environment):
     """An environment whose database `frames` holds the frames. LMDB counts them."""
 
-    STORE: ClassVar[Store] = "lmdb"
+    STORE: ClassVar[StoreName] = "lmdb"
     COUNTED: ClassVar[bytes] = b"frames"
     shape: LmdbShape
 
@@ -66,9 +66,9 @@ class LmdbEnvironment(Environment):
             whole = self.reader.read(header.runs, page.frames)
         return reader.verified(page, header, whole=whole)
 
-    def store_together(self, pages: Sequence[Outgoing], turns: Turns) -> None:
+    def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Stores pages in one transaction. Raises FullError, lmdb.Error."""
-        values.store_together(self, pages, turns)
+        values.store_together(self, pages, readers)
 
     def delete(self, txn: Transaction, key: bytes) -> None:
         """Deletes header and frames. Raises lmdb.Error."""

@@ -15,7 +15,7 @@ from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import frames_of
-from pagetier.tiers.disk.read_priority import Patience, Turns
+from pagetier.tiers.disk.read_priority import Patience, ReaderCount
 from pagetier.tiers.disk.resize import drop_coldest
 from pagetier.tiers.lmdb import values
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 _FOR_TREES: Final = 1.1
-_NO_TURNS: Final = Patience(Turns(), 0)  # no reads run while a tier is opened
+_NO_READERS: Final = Patience(ReaderCount(), 0)  # no reads run while a tier is opened
 
 
 def is_needed(environment: LmdbEnvironment) -> bool:
     """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
-    return environment.used > environment.shape.room or _is_too_long(environment)
+    return environment.used > environment.shape.capacity or _is_too_long(environment)
 
 
 def shrink(environment: LmdbEnvironment) -> str:
@@ -85,7 +85,7 @@ def _copy_pages(source: LmdbEnvironment, target: LmdbEnvironment) -> None:
             )
             with target.changing() as txn:
                 number = target.number_of(txn, page.space)
-                values.put(target, txn, page, msgspec.structs.replace(header, space=number), _NO_TURNS)
+                values.put(target, txn, page, msgspec.structs.replace(header, space=number), _NO_READERS)
 
 
 def _frames(memory: list[memoryview], count: int, frame_bytes: int) -> Sequence[memoryview]:

@@ -11,7 +11,7 @@ import msgspec
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.disk import file_format, reader
 from pagetier.tiers.disk.file_format import Header
-from pagetier.tiers.disk.read_priority import Patience, Turns
+from pagetier.tiers.disk.read_priority import Patience, ReaderCount
 from pagetier.tiers.disk.reports import Transaction
 from pagetier.tiers.disk.writer import FullError
 from pagetier.tiers.lmdb import free_space
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 
-def store_together(environment: LmdbEnvironment, pages: Sequence[Outgoing], turns: Turns) -> None:
+def store_together(environment: LmdbEnvironment, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
     """Stores pages in one transaction. Raises FullError, lmdb.Error."""
     if not free_space.can_store(environment, len(pages), sum(len(page.frames) for page in pages)):
         raise FullError(environment)
     sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
-    patience = Patience(turns)
+    patience = Patience(readers)
     with environment.changing() as txn:
         for page, checksum in zip(pages, sums, strict=True):
             number = environment.number_of(txn, page.space)

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Final
 
 from pagetier.shm import clock
@@ -23,7 +22,7 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import finish_log, log_to_stderr
 from pagetier.shm.process import be_child
 from pagetier.shm.protocol import ProtocolError
-from pagetier.tiers.base import Catalogue, DoubtError, Tier, TierError
+from pagetier.tiers.base import DoubtError, Tier, TierError
 from pagetier.tiers.worker.arena import WorkerArena
 from pagetier.tiers.worker.channel import Channel, descriptors_of
 from pagetier.tiers.worker.worker import Worker
@@ -90,7 +89,10 @@ def _serve(channel: Channel) -> int:
 
 
 def _serve_catalogue(command: Serve, memory: WorkerArena, channel: Channel) -> None:
-    tier = open_tier(command, memory.frame_bytes)
+    # Load the store's libraries only where there is a disk.
+    from pagetier.tiers.worker.open_store import open_as_trusted
+
+    tier = open_as_trusted(command, memory.frame_bytes)
     point("worker.opened")
     with _closing(tier):
         worker = Worker(tier, memory, channel)
@@ -124,21 +126,6 @@ def _closing(tier: Tier) -> Iterator[None]:
         tier.close()
         raise
     tier.close()
-
-
-def open_tier(command: Serve, frame_bytes: int) -> Catalogue:
-    """Opens the requested tier. Raises TierError."""
-    # Load the store's libraries only where there is a disk.
-    from pagetier.tiers.disk import doubt, give_up
-    from pagetier.tiers.disk.store import tier_of
-
-    folder = Path(command.folder)
-    if command.trust is Trust.PROVEN:
-        doubt(folder)
-    elif command.trust is Trust.NOTHING:
-        log.warning("disk workers keep crashing on %s: discarding its contents", folder)
-        give_up(folder)
-    return tier_of(command.store)(folder, command.cap, frame_bytes, command.environments)
 
 
 if __name__ == "__main__":

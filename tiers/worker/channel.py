@@ -61,8 +61,8 @@ class Channel:
         if any(descriptor == self._end for descriptor, _ in self._coming.poll()):
             return b""
         try:
-            room = socket.CMSG_LEN(_DESCRIPTORS * array("i").itemsize)
-            data, messages, _, _ = self._connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+            ancillary_bytes = socket.CMSG_LEN(_DESCRIPTORS * array("i").itemsize)
+            data, messages, _, _ = self._connection.recvmsg(_CHUNK, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return b""
         for level, kind, body in messages:

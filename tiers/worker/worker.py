@@ -49,7 +49,7 @@ class Worker:
 
     def report(self) -> None:
         """Reports the pages in the tier."""
-        self._channel.send(Opened(self._tier.room, self._tier.state()))
+        self._channel.send(Opened(self._tier.capacity, self._tier.state()))
         if (lookups := self._tier.take_lookups()) is not None:
             self._channel.send(SavedLookups(lookups))
         for part in self._tier.contents():

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pagetier.daemon.cli.doctor.result import Result, ok, problem, warning
 from pagetier.daemon.cli.tables import synced
+from pagetier.daemon.config.capacity import device_capacity_text
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.capacity import room_of_device
 from pagetier.daemon.config.schema import Config
 from pagetier.daemon.host.host import Host
 from pagetier.daemon.host.mounts import VOLATILE, mount_of
@@ -139,7 +139,7 @@ def _room(device: DeviceOptions, frame: int, space: _Space) -> Result:
         return ok(
             "disk room",
             f"{format_size(free)} free; {format_size(in_use)} of {format_size(size)} are in use already;"
-            f" {room_of_device(device, frame)}",
+            f" {device_capacity_text(device, frame)}",
         )
     fits = f'disk.size = "{spell_size((free + in_use) // 2**20 * 2**20)}" would fit'
     needed = f"{format_size(free)} free, but {format_size(size - in_use)} more are needed"

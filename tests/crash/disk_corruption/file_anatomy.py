@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 
 PAGE: Final = 4096
 _HEAD: Final = 16
@@ -37,7 +37,7 @@ class Part(StrEnum):
 
 
 _OF_VALUES: Final = {Part.FRAMES_BRANCH, Part.FRAMES_LEAF, Part.VALUE_HEAD, Part.VALUE}
-PARTS: Final[dict[Store, list[Part]]] = {
+PARTS: Final[dict[StoreName, list[Part]]] = {
     "lmdb": [part for part in Part if part is not Part.SLOT],
     "files": [part for part in Part if part not in _OF_VALUES],
 }

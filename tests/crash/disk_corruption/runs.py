@@ -18,7 +18,7 @@ from disk_corruption.file_anatomy import PARTS, Anatomy, Part
 from disk_corruption.verdicts import Moment, Seen, lived
 from file_changes import write_at
 from oracle.checker import Kind, Violation
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 from power_loss.trials import Tally, Wanted, in_a_child, main, make_mistake, try_all
 from power_loss.workload import RecordedTier, Terms
 
@@ -115,7 +115,7 @@ class Runs:
         state.write_text(json.dumps(json.loads(state.read_bytes()) | fields))
 
 
-def planned(count: int, store: Store) -> Iterator[Damage]:
+def planned(count: int, store: StoreName) -> Iterator[Damage]:
     """Yields damages of all kinds on pages of all kinds that a store has, in turn."""
     kinds = itertools.cycle(itertools.product(Harm, PARTS[store]))
     for number, (harm, part) in enumerate(itertools.islice(kinds, count)):

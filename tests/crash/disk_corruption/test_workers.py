@@ -16,7 +16,7 @@ from file_changes import write_at
 from pagetier.shm.protocol import FetchOutcome
 from pagetier.tiers.base import TierError
 from pagetier.tiers.disk import doubt, give_up
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from store_pages import keys_in, outgoings, small_tier
 
 PAGES = 160  # two environments with leaves of headers below a branch
@@ -149,7 +149,7 @@ def test_a_distrusted_tier_is_verified_and_a_discarded_tier_is_rebuilt(tmp_path:
 
 def found(folder: Path) -> tuple[int, str]:
     """Returns the number of pages in a tier, and which of these words its message has."""
-    tier: LocalTier = small_tier(folder)
+    tier: DiskStore = small_tier(folder)
     words = ("proven sound in", "as it was left", "rebuilt empty")
     held, opened = len(keys_in(tier)), tier.state().opened
     tier.close()

@@ -10,7 +10,7 @@ import msgspec
 
 from oracle.checker import Kind, Violation
 from pagetier.tiers.base import Outgoing, ReadOutcome, TierError, Written
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from power_loss.reopening import NEWCOMERS, PageReader, after_a_restart, prove_here
 from power_loss.workload import Terms, outgoing
 
@@ -74,7 +74,7 @@ class WorkerRun:
             violations=self._violations,
         )
 
-    def _work(self, tier: LocalTier) -> None:
+    def _work(self, tier: DiskStore) -> None:
         reader = PageReader(tier, self._terms.frame)
         self._violations = reader.violations
         self._how = tier.state().opened
@@ -107,7 +107,7 @@ class WorkerRun:
             )
         return [key for key, outcome in outcomes.items() if outcome is ReadOutcome.EXACT]
 
-    def _write(self, tier: LocalTier, drops: list[bytes], pages: list[Outgoing]) -> Written:
+    def _write(self, tier: DiskStore, drops: list[bytes], pages: list[Outgoing]) -> Written:
         """Writes as a worker's thread does: an unexpected error ends the worker, and the tier must be verified next."""
         try:
             return tier.write(drops, pages)

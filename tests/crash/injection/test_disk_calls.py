@@ -28,7 +28,7 @@ from injection.operation import Operation
 from injection.scene import InjectionScene
 from injection.sweep import EVERYTHING, record, sweep
 from injection.verdicts import check_engines
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 
 # All that a worker does with its disk, and whether it is always tested.
 SCENARIO: dict[type[Operation], bool] = {
@@ -58,7 +58,7 @@ def parts_of(kind: type[Operation]) -> list[Part]:
 
 CASES = [
     pytest.param(kind, part, store, id=f"{kind.__name__}-{at}-{store}")
-    for store in get_args(Store)
+    for store in get_args(StoreName)
     for kind in SCENARIO
     for at, part in enumerate(parts_of(kind))
 ]
@@ -75,7 +75,7 @@ def test_disk_calls_that_go_wrong_break_no_promise(
     on: Stage,
     kind: type[Operation],
     part: Part,
-    store: Store,
+    store: StoreName,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:

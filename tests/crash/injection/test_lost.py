@@ -12,7 +12,7 @@ from lmdb.verify import verify
 from child_process import in_child
 from injection.loop_mounts import SmallDevice, small_device
 from pagetier.tiers.base import DoubtError, ReadOutcome
-from pagetier.tiers.disk.store import LocalTier
+from pagetier.tiers.disk.store import DiskStore
 from store_pages import keys_in, outcomes, outgoings, small_tier
 
 KEPT = outgoings(range(60))
@@ -30,11 +30,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "mount" / "tier"
 
 
-def opened(folder: Path) -> LocalTier:
+def opened(folder: Path) -> DiskStore:
     return small_tier(folder, cap=16 << 20, environments=1)
 
 
-def kept(folder: Path) -> LocalTier:
+def kept(folder: Path) -> DiskStore:
     """Returns a tier with pages that are on the disk."""
     tier = opened(folder)
     assert all(tier.write([], KEPT).stored)
@@ -42,7 +42,7 @@ def kept(folder: Path) -> LocalTier:
     return tier
 
 
-def lose(tier: LocalTier) -> None:
+def lose(tier: DiskStore) -> None:
     assert all(tier.write([page.key for page in KEPT[:20]], LOST).stored)
 
 

@@ -19,8 +19,9 @@ from oracle.page_contents import content
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Space
 from pagetier.tiers.base import NO_ROOM, Outgoing, StoredPages
-from pagetier.tiers.capacity import Store
-from pagetier.tiers.disk.store import LocalTier, tier_of
+from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.disk.store import DiskStore
+from pagetier.tiers.worker.open_store import open_store
 from power_loss import mutants
 from store_pages import aligned
 
@@ -29,16 +30,16 @@ SEED: Final = 8
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a LocalTier, without its folder."""
+    """The settings of a DiskStore, without its folder."""
 
     cap: int
     frame: int = FRAME
     environments: int = 2
-    store: Store = "lmdb"
+    store: StoreName = "lmdb"
 
-    def opened(self, folder: Path) -> LocalTier:
+    def opened(self, folder: Path) -> DiskStore:
         """Returns the opened tier. Raises TierError."""
-        return tier_of(self.store)(folder, self.cap, self.frame, self.environments)
+        return open_store(self.store, folder, self.cap, self.frame, self.environments)
 
 
 def key_of(number: int) -> bytes:
@@ -61,12 +62,12 @@ _SIZES: Final = (3 * FRAME - 7, FRAME, 5000, 9 * FRAME)
 class RecordedTier:
     """A tier that writes its promises to the stream. Pages are numbered in the order in which they are stored."""
 
-    def __init__(self, folder: Path, first: int = 0, store: Store = "lmdb") -> None:
+    def __init__(self, folder: Path, first: int = 0, store: StoreName = "lmdb") -> None:
         self._folder = folder
         self._store = store
         self._next = first
         self._held: list[int] = []
-        self.tier: LocalTier
+        self.tier: DiskStore
 
     def open(self, terms: Terms) -> None:
         self.tier = msgspec.structs.replace(terms, store=self._store).opened(self._folder)
@@ -113,7 +114,7 @@ class RecordedTier:
             self.store(6, drops=8)
 
     def _free(self) -> int:
-        return self.tier.room - self.tier.state().used_frames
+        return self.tier.capacity - self.tier.state().used_frames
 
     def open_smaller(self, terms: Terms) -> None:
         """Opens the tier with a smaller limit, which may evict any page."""
@@ -199,7 +200,7 @@ def main() -> None:
     folder, life, mistake, store = sys.argv[1:]
     mutants.make(mistake)
     first = _PAGES_OF_A_LIFE * list(LIVES).index(life)
-    LIVES[life](RecordedTier(Path(folder), first, msgspec.convert(store, Store)))
+    LIVES[life](RecordedTier(Path(folder), first, msgspec.convert(store, StoreName)))
     os._exit(0)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pagetier.client import Keys
 from pagetier.shm._core import SLOTS
-from pagetier.tiers.capacity import Store
+from pagetier.tiers.capacity import StoreName
 from running_daemon import namespace
 
 FRAME: Final = 4096
@@ -23,7 +23,7 @@ SMALL, LARGE = 11_008, 300_000
 
 FLEET_TIMEOUT_S: Final = 2.0
 POLICIES: Final = ("lru", "cadence")
-STORES: Final[tuple[Store, ...]] = get_args(Store)
+STORES: Final[tuple[StoreName, ...]] = get_args(StoreName)
 
 _PAGE_TOKENS: Final = 4
 _SHARED: Final = 3
@@ -87,7 +87,7 @@ class SimulatedScene(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str = ""
     fleet_url: str = ""
     policy: str = ""
-    store: Store | None = None
+    store: StoreName | None = None
     role: str = "engine"
     engines: int = 3
     rank_engines: int = 2

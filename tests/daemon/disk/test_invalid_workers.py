@@ -61,7 +61,7 @@ def test_a_worker_that_sends_invalid_reports_is_ended(
         "def message(fields):",
         "    body = msgspec.msgpack.encode(fields)",
         "    return struct.pack('<I', len(body)) + body",
-        "STATE = dict.fromkeys('file_bytes cap_bytes used_frames room disk_free disk_total last_sync'.split(), 7)",
+        "STATE = dict.fromkeys('file_bytes cap_bytes used_frames capacity disk_free disk_total last_sync'.split(), 7)",
         "STATE |= {'clean': True, 'opened': 'so'}",
         "SPACE = [bytes(32), 'nonsense', 16, 0, 0]",
         "there.recv(9999)",

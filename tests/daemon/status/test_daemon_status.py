@@ -94,7 +94,7 @@ def test_a_report_takes_over_the_state_of_the_worker() -> None:
         file_bytes=1,
         cap_bytes=2,
         used_frames=3,
-        room=4,
+        capacity=4,
         disk_free=5,
         disk_total=6,
         last_sync=7_000_000_000,

@@ -1,0 +1,48 @@
+"""Opens a store of the disk tier: the one place that knows all of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pagetier.tiers.capacity import StoreName
+from pagetier.tiers.disk import doubt, give_up
+from pagetier.tiers.disk.store import PROOF_S, DiskStore
+from pagetier.tiers.worker_protocol import Serve, Trust
+
+log = logging.getLogger("pagetier.tier")
+
+
+def open_store(
+    store: StoreName,
+    folder: Path,
+    cap_bytes: int,
+    frame_bytes: int,
+    environments: int,
+    *,
+    proof_seconds: float = PROOF_S,
+) -> DiskStore:
+    """Opens a folder with the store of this name; the other arguments are those of DiskStore. Raises TierError."""
+    return _class_of(store)(folder, cap_bytes, frame_bytes, environments, proof_seconds=proof_seconds)
+
+
+def open_as_trusted(command: Serve, frame_bytes: int) -> DiskStore:
+    """Opens the requested store, after what the trust in its folder requires. Raises TierError."""
+    folder = Path(command.folder)
+    if command.trust is Trust.PROVEN:
+        doubt(folder)
+    elif command.trust is Trust.NOTHING:
+        log.warning("disk workers keep crashing on %s: discarding its contents", folder)
+        give_up(folder)
+    return open_store(command.store, folder, command.cap, frame_bytes, command.environments)
+
+
+def _class_of(store: StoreName) -> type[DiskStore]:
+    """Returns the class of a store. Only its libraries are loaded."""
+    if store == "files":
+        from pagetier.tiers.frame_files import FilesStore
+
+        return FilesStore
+    from pagetier.tiers.lmdb import LmdbStore
+
+    return LmdbStore
