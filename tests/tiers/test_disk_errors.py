@@ -17,7 +17,6 @@ from pagetier.tiers.base import ReadOutcome, TierError
 from pagetier.tiers.disk import doubt
 from pagetier.tiers.disk.read_priority import Patience, ReaderCount
 from pagetier.tiers.disk.store import DiskStore
-from pagetier.tiers.lmdb import values
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from store_pages import CAP, keys_in, outcome_of, outcomes, outgoing, outgoings, small_tier
 from virtual_clock import VirtualClock
@@ -93,12 +92,12 @@ def test_a_failing_transaction_is_reported_page_by_page(
     tier.close()
     tier = proven_tier(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(values, "put", failing(number))
+        patch.setattr(LmdbEnvironment, "put", failing(number))
         written = tier.write([], outgoings(range(100, 110)))
     assert set(written.stored) == {False}
     assert all("it failed" in reason for reason in written.reasons)
     with monkeypatch.context() as patch:
-        patch.setattr(values, "delete", failing(number))
+        patch.setattr(LmdbEnvironment, "delete", failing(number))
         assert "it failed" in tier.write([old[0].key], []).undropped
     assert keys_in(tier) == {page.key for page in old}
     assert all(tier.write([], outgoings(range(100, 110))).stored)
@@ -110,7 +109,7 @@ def test_a_failed_drop_is_retried(tier: DiskStore, monkeypatch: pytest.MonkeyPat
     pages = outgoings(range(10))
     tier.write([], pages)
     with monkeypatch.context() as patch:
-        patch.setattr(values, "delete", failing(errno.EROFS))
+        patch.setattr(LmdbEnvironment, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key], []).undropped
         assert tier.write([pages[1].key], []).undropped
         patch.undo()
@@ -124,7 +123,7 @@ def test_a_failed_drop_is_retried(tier: DiskStore, monkeypatch: pytest.MonkeyPat
 def test_a_page_that_is_stored_again_is_not_dropped(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = outgoings(range(10))
     tier.write([], pages)
-    delete = values.delete
+    delete = LmdbEnvironment.delete
 
     def but_not(environment: Any, txn: Any, key: bytes) -> None:
         if key == pages[1].key:
@@ -132,9 +131,9 @@ def test_a_page_that_is_stored_again_is_not_dropped(tier: DiskStore, monkeypatch
         delete(environment, txn, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(values, "delete", failing(errno.EROFS))
+        patch.setattr(LmdbEnvironment, "delete", failing(errno.EROFS))
         assert tier.write([pages[0].key, pages[1].key], []).undropped
-        patch.setattr(values, "delete", but_not)
+        patch.setattr(LmdbEnvironment, "delete", but_not)
         written = tier.write([], [pages[0]])
         assert written.stored == (True,)
         assert written.undropped
@@ -148,7 +147,7 @@ def test_an_io_error_may_be_damage_if_nothing_was_verified(
 ) -> None:
     tier.write([], outgoings(range(10)))
     with monkeypatch.context() as patch:
-        patch.setattr(values, call, failing(errno.EIO))
+        patch.setattr(LmdbEnvironment, call, failing(errno.EIO))
         with pytest.raises(TierError, match=r"cannot be written \(mdb_txn_commit: it failed\): the next disk worker"):
             tier.write([outgoing(1).key], outgoings(range(100, 110)))
 
@@ -156,7 +155,7 @@ def test_an_io_error_may_be_damage_if_nothing_was_verified(
 def test_a_broken_environment_ends_the_tier(tier: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
-        patch.setattr(values, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
+        patch.setattr(LmdbEnvironment, "put", raising(lmdb.PanicError("mdb_txn_begin", -30795)))
         with pytest.raises(TierError, match="its disk failed"):
             tier.write([], outgoings(range(10)))
 

@@ -16,7 +16,7 @@ from store_pages import CAP, bytes_in, filled_tier, keys_in, outcomes, outgoings
 def test_a_tier_without_room_for_a_copy_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = filled_tier(tmp_path)
     before = bytes_in(tmp_path)
-    monkeypatch.setattr(resize, "_lacking", lambda environment: 12345)
+    monkeypatch.setattr(resize.LmdbResize, "_lacking", lambda self: 12345)
     tier = small_tier(tmp_path, cap=CAP // 2)
     assert f"the cap is {CAP // 2}: free " in tier.state().note
     assert tier.state().used_frames <= tier.capacity

@@ -12,23 +12,44 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import lmdb
 import msgspec
 
 from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Space
-from pagetier.tiers.base import Incoming, Outgoing, TierError
+from pagetier.tiers.base import Incoming, Outgoing, ReadResult, TierError
 from pagetier.tiers.capacity import PAGE, Shape, StoreName
-from pagetier.tiers.disk import file_format, file_system
+from pagetier.tiers.disk import data_file, file_format, file_system
 from pagetier.tiers.disk.blocks import PreallocatedBlocks
 from pagetier.tiers.disk.file_format import About, Header
 from pagetier.tiers.disk.read_priority import ReaderCount
-from pagetier.tiers.disk.reports import Listing, ReadReport, Tally, Transaction
 
 _ABOUT: Final = b"about"
-_FOR_DROPPING: Final = 1 << 20  # trees are copied before the pages that they free are reusable
+Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
+Listing: TypeAlias = "lmdb.Transaction[bytes]"
+
+
+class ReadReport(msgspec.Struct, frozen=True):
+    """The result of a read, and the header of a page that was found damaged."""
+
+    result: ReadResult
+    header: Header | None = None
+
+
+class EntryCount(Protocol):
+    """Compares how many entries LMDB counts with what is listed."""
+
+    @property
+    def wrong(self) -> str:
+        """The difference, or "" if there is none or it is unknown."""
+
+    def count(self, txn: Listing, database: lmdb._Database) -> None:
+        """Records the number of entries, in each transaction whose headers are added."""
+
+    def add(self, headers: Sequence[bytes]) -> None:
+        """Adds some headers."""
 
 
 class Environment(ABC):
@@ -52,8 +73,8 @@ class Environment(ABC):
         self._new_spaces: dict[Space, int] = {}
         self._one_changes = threading.Lock()
         with contextlib.ExitStack() as undo:
-            map_bytes = _map_bytes(folder, shape.map_bytes)
-            self._env = _open(folder, map_bytes)
+            map_bytes = data_file.map_bytes(folder, shape.map_bytes)
+            self._env = data_file.open_data_file(folder, map_bytes)
             undo.callback(self._env.close)
             self._file = os.open(
                 folder / file_system.DATA, os.O_RDWR | os.O_CLOEXEC
@@ -71,7 +92,7 @@ class Environment(ABC):
             self.pages = self._env.open_db(b"pages", txn)
             self._names = self._env.open_db(b"spaces", txn)
             self._notes = self._env.open_db(_ABOUT, txn)
-            _insist_on_flags(self.counted, self.pages, self._names, self._notes)
+            data_file.insist_on_flags(self.counted, self.pages, self._names, self._notes)
             if txn.get(_ABOUT, db=self._notes) is None:
                 txn.put(_ABOUT, msgspec.msgpack.encode(about), db=self._notes)
             self.about = msgspec.msgpack.decode(txn.get(_ABOUT, b"", db=self._notes), type=About)
@@ -114,7 +135,7 @@ class Environment(ABC):
         """Returns whether the file system has room for dropping these pages. Raises lmdb.Error."""
 
     @abstractmethod
-    def tally(self) -> Tally:
+    def entry_count(self) -> EntryCount:
         """Returns what checks a listing."""
 
     @abstractmethod
@@ -122,21 +143,8 @@ class Environment(ABC):
         """Allocates what drops need on a full file system. A full file system may give it later."""
 
     @abstractmethod
-    def needs_fitting(self) -> bool:
-        """Returns whether more is stored than fits, or files are longer than they may be."""
-
-    @abstractmethod
-    def fit(self) -> str:
-        """Makes pages and files fit. Returns why the files are still too long, or "". Raises lmdb.Error, OSError."""
-
-    @abstractmethod
     def fetch_heads(self, header: Header) -> None:
         """Starts reading what dropping the page will touch."""
-
-    @property
-    def lost(self) -> str:
-        """Which pages the opening drops because a file lacks their bytes, "" if none."""
-        return ""
 
     @property
     def note(self) -> str:
@@ -270,25 +278,3 @@ class Environment(ABC):
     def close(self) -> None:
         """Closes the environment. May be called again."""
         self._undo.close()
-
-
-def _insist_on_flags(*databases: lmdb._Database) -> None:
-    """Raises CorruptedError for a database with flags: pagetier sets none, and flags change how LMDB finds keys."""
-    if any(flag for database in databases for flag in database.flags().values()):
-        raise lmdb.CorruptedError("a database has flags, and pagetier sets none")
-
-
-def _map_bytes(folder: Path, share: int) -> int:
-    """Returns the size of the map: the share of the cap, or more for an oversized file, to drop pages from it."""
-    try:
-        there = (folder / file_system.DATA).stat().st_size
-    except FileNotFoundError:
-        return share
-    return share if there <= share else -(-there // PAGE) * PAGE + _FOR_DROPPING
-
-
-def _open(folder: Path, map_bytes: int) -> lmdb.Environment:
-    file_system.allocate_lock(folder)
-    return lmdb.open(
-        str(folder), map_size=map_bytes, sync=False, metasync=False, readahead=False, mode=0o600, max_dbs=4
-    )

@@ -1,4 +1,4 @@
-"""Files below LMDB: their owner, their errors, atomic writes, and the length that a data file needs."""
+"""The file system below a store: names and owner of its files, errors of the system, atomic writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ import lmdb
 
 from pagetier.shm.failpoints import point
 from pagetier.tiers.base import TierError
-from pagetier.tiers.capacity import PAGE
 
 DATA: Final = "data.mdb"
 LOCK: Final = "lock.mdb"
@@ -30,12 +28,6 @@ _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.
 _HERE: Final = -100
 _EXCHANGE: Final = 2
 _PADDED: Final = 512  # more than any content, and the same length for each write
-_MAGIC: Final = 0xBEEFC0DE
-# At byte 16 of each of the first two pages: magic, version, address, map size; then for two trees, the free list and
-# the databases, a page size, flags and 42 bytes that are not read; then the number of the last page.
-_META: Final = struct.Struct("<I20x4xH42x4xH42xQ")
-_META_AT: Final = 16
-_FLAGS: Final = (8, 0)  # of the trees: integer keys, and none. LMDB aborts on other values
 _IO: Final = "/proc/thread-self/io"
 _READ_ONLY: Final = (
     "; if the kernel made it read-only after errors (dmesg), repair and mount it again; a service may write to its own"
@@ -55,15 +47,6 @@ def converted_errors(folder: Path) -> Iterator[None]:
         raise TierError(f"{folder} cannot be used by the disk tier: {error.strerror or error}{hint}") from error
     except lmdb.Error as error:
         raise TierError(f"{folder} cannot be used by the disk tier: {error}") from error
-
-
-def allocate_lock(folder: Path) -> None:
-    """Gives LMDB's table of readers a block: LMDB maps the file, and without one a full disk kills the process."""
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, PAGE)
-    finally:
-        os.close(descriptor)
 
 
 def own(folder: Path) -> int:
@@ -235,20 +218,6 @@ def bytes_written() -> int:
     return next((int(line[7:]) for line in lines if line.startswith(b"wchar: ")), 0)
 
 
-def expected_bytes(data: Path) -> int:
-    """Returns the length that the file must have according to its two meta pages; 0 if one of them is invalid."""
-    with data.open("rb") as file:
-        lengths = [_length_in(file.read(PAGE)), _length_in(file.read(PAGE))]
-    return max(lengths) if all(lengths) else 0
-
-
-def _length_in(meta: bytes) -> int:
-    if len(meta) < PAGE:
-        return 0
-    magic, *flags, last = _META.unpack_from(meta, _META_AT)
-    return (last + 1) * PAGE if magic == _MAGIC and tuple(flags) == _FLAGS else 0
-
-
 def frame_files(folder: Path) -> list[Path]:
     """Returns the files of frames in an environment's folder, in the order of their numbers."""
     numbered = [path for path in folder.glob(f"{FRAMES}*") if path.name.removeprefix(FRAMES).isdecimal()]
@@ -266,7 +235,7 @@ def remove_environment(folder: Path) -> None:
 
 
 def numbered_folders(folder: Path) -> Iterator[Path]:
-    """Returns the folders of environments and the copies that an interrupted compaction left."""
+    """Returns the folders of environments and the copies that an interrupted resize left."""
     return (path for path in folder.iterdir() if path.name.removesuffix(COPY).isdecimal() and path.is_dir())
 
 
@@ -274,18 +243,3 @@ def remove_copies(folder: Path) -> None:
     """Removes copies that a crash left behind: they use disk space that is not counted. Raises OSError."""
     for path in [path for path in numbered_folders(folder) if path.suffix == COPY]:
         remove_environment(path)
-
-
-# If LMDB meets damage while it looks up a database's root, it reports nothing at first, and then BadTxnError for every
-# further call of the transaction; if the flags in the root are damaged, BadDbiError.
-DAMAGE: Final = (
-    lmdb.CorruptedError,
-    lmdb.PageNotFoundError,
-    lmdb.PageFullError,
-    lmdb.CursorFullError,
-    lmdb.BadTxnError,
-    lmdb.BadDbiError,
-    lmdb.IncompatibleError,
-    lmdb.InvalidError,
-    lmdb.MapResizedError,
-)

@@ -13,7 +13,8 @@ import numpy as np
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES
 from pagetier.tiers.base import DoubtError, Incoming, ReadOutcome, ReadResult, StoredPages
 from pagetier.tiers.disk import file_format
-from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.data_file import DAMAGE
+from pagetier.tiers.disk.environment import EntryCount, Environment, ReadReport, Transaction
 from pagetier.tiers.disk.file_format import (
     FORMAT,
     HEADER_BYTES,
@@ -23,8 +24,6 @@ from pagetier.tiers.disk.file_format import (
     Header,
     RecordError,
 )
-from pagetier.tiers.disk.file_system import DAMAGE
-from pagetier.tiers.disk.reports import ReadReport, Tally, Transaction
 from pagetier.tiers.page_checksum import page_checksum
 
 BATCH: Final = 65536  # pages listed at once
@@ -96,18 +95,18 @@ def listed(environment: Environment) -> Iterator[StoredPages]:
 
     Raises:
         lmdb.Error: LMDB failed.
-        lmdb.CorruptedError: Keys are out of order, or at the end the tally of an unchanged environment is wrong.
+        lmdb.CorruptedError: Keys are out of order, or at the end the count of an unchanged environment is wrong.
     """
-    after, tally = b"", environment.tally()
-    while rows := rows_after(environment, after, tally):
+    after, count = b"", environment.entry_count()
+    while rows := rows_after(environment, after, count):
         after = rows[-1][0]
-        tally.add([value for _, value in rows])
+        count.add([value for _, value in rows])
         yield _stored_pages(environment, rows)
-    if tally.wrong:
-        raise lmdb.CorruptedError(tally.wrong)
+    if count.wrong:
+        raise lmdb.CorruptedError(count.wrong)
 
 
-def rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple[bytes, bytes]]:
+def rows_after(environment: Environment, key: bytes, count: EntryCount) -> list[tuple[bytes, bytes]]:
     """Returns a batch of keys and headers: those after a key.
 
     Raises:
@@ -115,7 +114,7 @@ def rows_after(environment: Environment, key: bytes, tally: Tally) -> list[tuple
         lmdb.CorruptedError: Keys are out of order: a walk over such a tree might not end.
     """
     with environment.listing() as txn:
-        tally.count(txn, environment.counted)
+        count.count(txn, environment.counted)
         cursor = txn.cursor(environment.pages)
         found = cursor.set_range(key + b"\0")
         rows = list(islice(cursor.iternext(), BATCH)) if found else []

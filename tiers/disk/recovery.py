@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from pagetier.shm.clock import Deadline
-from pagetier.tiers.disk import file_system
+from pagetier.tiers.disk import data_file, file_system
 from pagetier.tiers.disk.file_format import FORMAT
 
 _STATE: Final = "state"
@@ -166,7 +166,7 @@ def shortened(folder: Path) -> str:
     """Returns why the environment's file must not be mapped, or "". Touching missing pages would kill the process."""
     data = folder / file_system.DATA
     try:
-        there, expected = data.stat().st_size, file_system.expected_bytes(data)
+        there, expected = data.stat().st_size, data_file.expected_bytes(data)
     except FileNotFoundError:
         return f"{data} is missing"
     if not expected:
@@ -187,7 +187,7 @@ def lengthened(folder: Path, most: int) -> bool:
         False if the meta pages name a larger length, or none.
     """
     data = folder / file_system.DATA
-    expected = file_system.expected_bytes(data) if data.exists() else 0
+    expected = data_file.expected_bytes(data) if data.exists() else 0
     if not 0 < expected <= most:
         return False
     if data.stat().st_size < expected:

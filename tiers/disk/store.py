@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import lmdb
 
@@ -29,9 +29,9 @@ from pagetier.tiers.base import (
     Written,
 )
 from pagetier.tiers.disk import file_system, reader, saved_lookups, writer
-from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.environment import Environment, ReadReport
 from pagetier.tiers.disk.read_priority import ReaderCount
-from pagetier.tiers.disk.reports import ReadReport
+from pagetier.tiers.disk.resize import Resize
 from pagetier.tiers.disk.store_folder import Options, open_folder, prepare
 from pagetier.tiers.disk.writer import Applied, Share
 
@@ -55,6 +55,8 @@ class DiskStore:
 
     KIND: ClassVar[type[Environment]]
     """The environments of the store."""
+    RESIZE: ClassVar[type[Resize[Any]]]
+    """What makes one of them fit when it is opened."""
 
     def __init__(
         self, folder: Path, cap_bytes: int, frame_bytes: int, environments: int = 4, *, proof_seconds: float = PROOF_S
@@ -66,6 +68,7 @@ class DiskStore:
             environments=environments,
             proof_seconds=proof_seconds,
             kind=self.KIND,
+            resize=self.RESIZE,
         )
         self._readers = ReaderCount()
         self._one_writes = threading.Lock()

@@ -7,7 +7,7 @@ import errno
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lmdb
 import msgspec
@@ -21,21 +21,24 @@ from pagetier.tiers.disk import file_system, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import FORMAT, READABLE, About
 from pagetier.tiers.disk.recovery import Journal, State
+from pagetier.tiers.disk.resize import Resize
 
 _NEW: Final = "new"
 _OURS: Final = {"owner", "state", "state.tmp", saved_lookups.NAME, saved_lookups.BESIDE, "lost+found"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a tier.
+    """The options of a store.
 
-    `cap_bytes` limits all files together; `kind` is the store's; `proof_seconds` is the timeout of verification.
+    `cap_bytes` limits all files together; `kind` and `resize` are the store's; `proof_seconds` is the timeout of
+    verification.
     """
 
     folder: Path
     cap_bytes: int
     frame_bytes: int
     kind: type[Environment]
+    resize: type[Resize[Any]]
     environments: int = 4
     transaction_bytes: int = TRANSACTION_BYTES
     proof_seconds: float = 30.0
@@ -228,12 +231,13 @@ class _Opening:
         return environment
 
     def _fitted(self, environment: Environment) -> Environment:
-        if not environment.needs_fitting():
+        resize = self._options.resize(environment)
+        if not resize.is_needed():
             return environment
         self._journal.mark_dirty()
-        self._lost += filter(None, [environment.lost])
+        self._lost += filter(None, [resize.lost])
         try:
-            why = environment.fit()
+            why = resize.run()
         except OSError as error:
             why = str(error)
         except BaseException:

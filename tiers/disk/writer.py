@@ -18,9 +18,9 @@ import msgspec
 from pagetier.tiers.base import Outgoing, TierError
 from pagetier.tiers.capacity import DROPS
 from pagetier.tiers.disk import file_system, reader
+from pagetier.tiers.disk.data_file import DAMAGE
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import Header, frames_of
-from pagetier.tiers.disk.file_system import DAMAGE
 from pagetier.tiers.disk.read_priority import ReaderCount
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import lmdb
 
-from pagetier.tiers.disk.reports import Listing
+from pagetier.tiers.disk.environment import Listing
 
 
 class RecordCount:

@@ -12,16 +12,13 @@ import lmdb
 import msgspec
 
 from pagetier.shm.failpoints import point
-from pagetier.shm.units import counted
 from pagetier.tiers.base import Incoming, Outgoing, ReadOutcome, ReadResult
 from pagetier.tiers.capacity import FilesShape, StoreName
 from pagetier.tiers.disk import reader
-from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.environment import Environment, ReadReport, Transaction
 from pagetier.tiers.disk.file_format import FrameRun, Header, RecordError, frames_of, runs_of
 from pagetier.tiers.disk.read_priority import Patience, ReaderCount
-from pagetier.tiers.disk.reports import ReadReport, Transaction
 from pagetier.tiers.disk.writer import FullError
-from pagetier.tiers.frame_files import resize
 from pagetier.tiers.frame_files.count import RecordCount
 from pagetier.tiers.frame_files.direct_files import DirectFiles
 from pagetier.tiers.frame_files.records import pack_record, unpack_record
@@ -70,7 +67,7 @@ class FilesEnvironment(Environment):
         self.slots = SlotTable(found.owners)
         self._capacity = max(self.shape.capacity, self.files.slots)
         self.wrong = found.wrong
-        self._beyond = found.beyond
+        self.beyond = found.beyond
         self._next_serial = found.next_serial
         # Of the transaction that runs:
         self._deleted_pages: list[Header] = []
@@ -90,13 +87,6 @@ class FilesEnvironment(Environment):
     def file_bytes(self) -> int:
         """The length of its files."""
         return super().file_bytes + self.files.file_bytes
-
-    @property
-    def lost(self) -> str:
-        """Which pages the opening drops because a file lacks their bytes, "" if none."""
-        if not self._beyond:
-            return ""
-        return f"{counted(self._beyond, 'page')} dropped, because {self.files.last} is missing or was truncated"
 
     @property
     def note(self) -> str:
@@ -232,18 +222,9 @@ class FilesEnvironment(Environment):
         """Allocates the blocks of all records, so that drops never need any."""
         self.blocks.allocate_to(self.shape.map_bytes)
 
-    def tally(self) -> RecordCount:
+    def entry_count(self) -> RecordCount:
         """Compares the count of records with what is listed."""
         return RecordCount()
-
-    def needs_fitting(self) -> bool:
-        """Returns whether records must be dropped, more is stored than fits, or files are too long."""
-        return resize.is_needed(self)
-
-    def fit(self) -> str:
-        """Drops records, moves pages and shortens the files. Raises lmdb.Error, OSError."""
-        resize.fit(self)
-        return ""
 
     def compact_records(self, folder: Path) -> None:
         """Copies the records to another folder, without what was free between them. Raises lmdb.Error."""

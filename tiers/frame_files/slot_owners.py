@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import lmdb
 import msgspec
@@ -12,12 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagetier.tiers.disk import reader
+from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import HEADER_BYTES
 from pagetier.tiers.frame_files.count import RecordCount
 from pagetier.tiers.frame_files.records import CHECK_BYTES, check_of
-
-if TYPE_CHECKING:
-    from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 _SERIAL: Final = HEADER_BYTES // 8 - 2  # the word of a record, before 8 bytes of 0
 _SIZE: Final = 1
@@ -50,7 +48,7 @@ class _Rows(msgspec.Struct, frozen=True):
     beyond: int
 
 
-def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
+def find_owners(environment: Environment, slots: int) -> SlotOwners:
     """Returns what all records say; those of slots beyond `slots` are wrong. Raises lmdb.Error."""
     owners = np.zeros(slots, np.uint64)
     wrong: list[bytes] = []
@@ -68,14 +66,14 @@ def find_owners(environment: FilesEnvironment, slots: int) -> SlotOwners:
     return SlotOwners(owners, wrong, last + 1, beyond)
 
 
-def _batches(environment: FilesEnvironment) -> Iterator[list[tuple[bytes, bytes]]]:
-    after, tally = b"", RecordCount()
-    while rows := reader.rows_after(environment, after, tally):
+def _batches(environment: Environment) -> Iterator[list[tuple[bytes, bytes]]]:
+    after, count = b"", RecordCount()
+    while rows := reader.rows_after(environment, after, count):
         after = rows[-1][0]
-        tally.add([value for _, value in rows])
+        count.add([value for _, value in rows])
         yield rows
-    if tally.wrong:
-        raise lmdb.CorruptedError(tally.wrong)
+    if count.wrong:
+        raise lmdb.CorruptedError(count.wrong)
 
 
 def _valid(rows: Sequence[tuple[bytes, bytes]], frame_bytes: int, slots: int, wrong: list[bytes]) -> _Rows:
@@ -145,7 +143,7 @@ def _dispute(owners: _Words, rows: _Rows) -> set[int]:
     return losers
 
 
-def _keys_of(environment: FilesEnvironment, serials: set[int]) -> list[bytes]:
+def _keys_of(environment: Environment, serials: set[int]) -> list[bytes]:
     at = 8 * _SERIAL
     return [
         key

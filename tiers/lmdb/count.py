@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import lmdb
 import msgspec
 import numpy as np
 
+from pagetier.tiers.disk.environment import Listing
 from pagetier.tiers.disk.file_format import FORMAT, HEADER_BYTES, OLD_HEADER_BYTES, RUN_BYTES, About
 from pagetier.tiers.disk.reader import BATCH
 
 _FIXED_WORDS: Final = HEADER_BYTES // RUN_BYTES
 _OLD_FIXED_WORDS: Final = OLD_HEADER_BYTES // RUN_BYTES
 _SIZE_WORD: Final = 1  # after format, codec and space
-_Reading: TypeAlias = "lmdb.Transaction[bytes]"
 
 
 class FrameCount:
@@ -32,7 +32,7 @@ class FrameCount:
         self._named = 0
         self._clear = True
 
-    def count(self, txn: _Reading, frames: lmdb._Database) -> None:
+    def count(self, txn: Listing, frames: lmdb._Database) -> None:
         """Records LMDB's own count, in each transaction whose headers are added."""
         self._seen.add((txn.id(), txn.stat(frames)["entries"]))
 
@@ -84,11 +84,11 @@ def miscounted(data: str) -> str:
         except lmdb.NotFoundError:  # it was only just created
             return ""
         try:
-            tally = FrameCount(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
+            count = FrameCount(msgspec.msgpack.decode(txn.get(b"about", b"", db=about), type=About).frame_bytes)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             return f"its own description cannot be read ({error})"
-        tally.count(txn, frames)
+        count.count(txn, frames)
         headers = txn.cursor(pages).iternext(keys=False)
         while batch := list(islice(headers, BATCH)):
-            tally.add(batch)
-    return tally.wrong
+            count.add(batch)
+    return count.wrong

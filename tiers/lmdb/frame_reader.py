@@ -26,7 +26,7 @@ def page_after(key: memoryview) -> int:
     return ctypes.c_uint64.from_address(address + len(key)).value
 
 
-class Reader:
+class FrameReader:
     """Reads runs from a data file. The kernel copies, so the GIL is free and no page fault occurs."""
 
     def __init__(self, descriptor: int, frame_bytes: int, stride: int) -> None:

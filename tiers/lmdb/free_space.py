@@ -1,4 +1,4 @@
-"""The reserve of an environment, so that pages can be dropped from it when its file system is full.
+"""Computes the reserve of an environment, so that pages can be dropped from it when its file system is full.
 
 LMDB changes nothing in place: even a transaction that only drops writes new pages first, and what it frees is reusable
 from the next transaction but one. So blocks past the end of the file are allocated before a transaction needs them, and
@@ -8,12 +8,9 @@ refuse.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from pagetier.tiers.capacity import DROPS, PAGE, LmdbShape
-
-if TYPE_CHECKING:
-    from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
+from pagetier.tiers.capacity import DROPS, LmdbShape
 
 # All in pages of the file. A path to a key and its frames has four levels in each of two trees, and beside each page a
 # neighbour, since pages are split and joined.
@@ -24,34 +21,25 @@ _ROOTS: Final = 16  # of databases and free lists, and to round the lists up to 
 _AGING: Final = 32  # two commits that change next to nothing, and two before them whose pages are not reusable yet
 
 
-def reserve(environment: LmdbEnvironment) -> None:
-    """Allocates the reserve of an environment that was just opened. A full file system may give it later."""
-    environment.blocks.allocate_to((environment.file_pages + _for_drops(environment.shape)) * PAGE)
+def pages_to_store(shape: LmdbShape, keys: int, frames: int, trees: int) -> int:
+    """Returns the free pages that a transaction needs to store these keys and frames, and for drops after it.
+
+    Args:
+        shape: The environment's shape.
+        keys: The number of pages to store.
+        frames: The number of their frames.
+        trees: The pages of the file that trees use.
+    """
+    return _written(shape, keys, frames, 2 * trees) + frames * shape.stride + pages_for_drops(shape)
 
 
-def can_store(environment: LmdbEnvironment, keys: int, frames: int) -> bool:
-    """Returns whether there is room for such a transaction and for drops after it. Raises lmdb.Error."""
-    return _has_room(environment, keys, frames, frames * environment.shape.stride + _for_drops(environment.shape))
+def pages_to_drop(shape: LmdbShape, keys: int, frames: int, trees: int) -> int:
+    """Returns the free pages that a transaction needs to drop these keys and frames, and to reuse what is freed."""
+    return _written(shape, keys, frames, 2 * trees) + _AGING
 
 
-def can_drop(environment: LmdbEnvironment, keys: int, frames: int) -> bool:
-    """Returns whether there is room for dropping these pages and for reusing what is freed. Raises lmdb.Error."""
-    return _has_room(environment, keys, frames, _AGING)
-
-
-def _has_room(environment: LmdbEnvironment, keys: int, frames: int, more: int) -> bool:
-    """Returns whether there is room past the end of the file or inside it; makes freed pages there reusable."""
-    trees, values = environment.used_pages()
-    needed = _written(environment.shape, keys, frames, 2 * trees) + more
-    if environment.blocks.allocate_to((environment.file_pages + needed) * PAGE):
-        return True
-    if max(environment.file_pages, environment.blocks.end // PAGE) - trees - values < needed:
-        return False
-    environment.age()
-    return True
-
-
-def _for_drops(shape: LmdbShape) -> int:
+def pages_for_drops(shape: LmdbShape) -> int:
+    """Returns the free pages of the reserve, with which any pages can be dropped."""
     return _written(shape, 1, DROPS * shape.frames_per_transaction, _PATHS) + _AGING
 
 

@@ -6,17 +6,21 @@ import contextlib
 from collections.abc import Sequence
 from typing import ClassVar
 
+import lmdb
+import msgspec
+
 from pagetier.tiers.base import Incoming, Outgoing
 from pagetier.tiers.capacity import PAGE, LmdbShape, StoreName
 from pagetier.tiers.disk import file_format, file_system, reader
-from pagetier.tiers.disk.environment import Environment
+from pagetier.tiers.disk.environment import Environment, ReadReport, Transaction
 from pagetier.tiers.disk.file_format import Header, RecordError
-from pagetier.tiers.disk.read_priority import ReaderCount
-from pagetier.tiers.disk.reports import ReadReport, Transaction
-from pagetier.tiers.lmdb import free_space, resize, values
+from pagetier.tiers.disk.read_priority import Patience, ReaderCount
+from pagetier.tiers.disk.writer import FullError
+from pagetier.tiers.lmdb import free_space
 from pagetier.tiers.lmdb.count import FrameCount
-from pagetier.tiers.lmdb.frame_reader import Reader
+from pagetier.tiers.lmdb.frame_reader import FrameReader, page_after
 from pagetier.tiers.lmdb.page_cache import Writeback
+from pagetier.tiers.page_checksum import page_checksum
 
 
 class LmdbEnvironment(Environment):
@@ -30,7 +34,7 @@ class LmdbEnvironment(Environment):
         del undo
         self.frames = self.counted
         self.writeback = Writeback(self._file, self.shape.stride)
-        self.reader = Reader(self._file, self.shape.frame_bytes, self.shape.stride)
+        self.reader = FrameReader(self._file, self.shape.frame_bytes, self.shape.stride)
 
     @property
     def used(self) -> int:
@@ -42,7 +46,7 @@ class LmdbEnvironment(Environment):
         """The length of the file."""
         return self.file_pages * PAGE
 
-    def used_pages(self) -> tuple[int, int]:
+    def _used_pages(self) -> tuple[int, int]:
         """Returns the pages used by trees and by frames. The pages of the free lists are not counted."""
         with self.reading() as txn:
             stats = [self._env.stat(), *map(txn.stat, (self.frames, self.pages, self._names, self._notes))]
@@ -68,31 +72,74 @@ class LmdbEnvironment(Environment):
 
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Stores pages in one transaction. Raises FullError, lmdb.Error."""
-        values.store_together(self, pages, readers)
+        if not self._can_store(len(pages), sum(len(page.frames) for page in pages)):
+            raise FullError(self)
+        # The checksums are computed before the transaction begins, in which other writers of this environment wait.
+        sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
+        patience = Patience(readers)
+        with self.changing() as txn:
+            for page, checksum in zip(pages, sums, strict=True):
+                number = self.number_of(txn, page.space)
+                header = Header(number, page.size, page.stamp, checksum, (), page.history)
+                self.put(txn, page, header, patience)
+
+    def put(self, txn: Transaction, page: Outgoing, header: Header, patience: Patience) -> None:
+        """Stores a page in place of what the key had. The header's runs are filled in here."""
+        self.delete(txn, page.key)
+        cursor = txn.cursor(self.frames)
+        places = []
+        for number, frame in enumerate(page.frames):
+            cursor.put(file_format.frame_key(page.key, number), frame)
+            places.append(page_after(cursor.key()))
+            patience.give_way()
+        runs = file_format.runs_of(places, self.shape.stride)
+        self.writeback.wrote(runs)
+        txn.put(page.key, file_format.pack_header(msgspec.structs.replace(header, runs=runs)), db=self.pages)
 
     def delete(self, txn: Transaction, key: bytes) -> None:
-        """Deletes header and frames. Raises lmdb.Error."""
-        values.delete(self, txn, key)
+        """Deletes header and frames, however many there are, since the header may be damaged. Ignores unknown keys.
+
+        Raises:
+            lmdb.Error: LMDB failed.
+            lmdb.CorruptedError: LMDB met damage in a cursor.
+        """
+        if not txn.delete(key, db=self.pages):
+            return
+        try:
+            _delete_frames(txn.cursor(self.frames), key)
+        except SystemError as error:  # py-lmdb raises it for LMDB's errors in a cursor
+            if isinstance(error.__cause__, lmdb.MapFullError | lmdb.DiskError):
+                raise error.__cause__ from error
+            raise lmdb.CorruptedError(str(error.__cause__ or error)) from error
+
+    def _can_store(self, keys: int, frames: int) -> bool:
+        """Returns whether there is room for such a transaction and for drops after it. Raises lmdb.Error."""
+        trees, values = self._used_pages()
+        return self._make_room(free_space.pages_to_store(self.shape, keys, frames, trees), trees + values)
 
     def can_drop(self, keys: Sequence[bytes]) -> bool:
-        """Returns whether the file system has room for dropping these pages. Raises lmdb.Error."""
-        return free_space.can_drop(self, len(keys), values.frames_of_keys(self, keys))
+        """Returns whether there is room for dropping these pages and for reusing what is freed. Raises lmdb.Error."""
+        headers = filter(None, reader.headers(self, keys))
+        frames = sum(run.frames for header in headers for run in header.runs)
+        trees, values = self._used_pages()
+        return self._make_room(free_space.pages_to_drop(self.shape, len(keys), frames, trees), trees + values)
 
-    def tally(self) -> FrameCount:
+    def _make_room(self, needed: int, used: int) -> bool:
+        """Returns whether there is room past the end of the file or inside it; makes freed pages there reusable."""
+        if self.blocks.allocate_to((self.file_pages + needed) * PAGE):
+            return True
+        if max(self.file_pages, self.blocks.end // PAGE) - used < needed:
+            return False
+        self.age()
+        return True
+
+    def entry_count(self) -> FrameCount:
         """Compares the count of frames with what the headers name."""
         return FrameCount(self.shape.frame_bytes)
 
     def reserve(self) -> None:
-        """Allocates the reserve of an environment that was just opened."""
-        free_space.reserve(self)
-
-    def needs_fitting(self) -> bool:
-        """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
-        return resize.is_needed(self)
-
-    def fit(self) -> str:
-        """Drops the coldest pages, then copies the file. Returns why it is still too long, or ""."""
-        return resize.shrink(self)
+        """Allocates the reserve of an environment that was just opened. A full file system may give it later."""
+        self.blocks.allocate_to((self.file_pages + free_space.pages_for_drops(self.shape)) * PAGE)
 
     def fetch_heads(self, header: Header) -> None:
         """Starts reading the first pages of the frames, which freeing them will touch."""
@@ -104,3 +151,9 @@ class LmdbEnvironment(Environment):
 
     def _aborted(self) -> None:
         self.writeback.aborted()
+
+
+def _delete_frames(cursor: lmdb.Cursor[memoryview], key: bytes) -> None:
+    more = cursor.set_range(key)
+    while more and cursor.key()[: len(key)] == key:
+        more = cursor.delete() and bool(cursor.key())

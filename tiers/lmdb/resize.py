@@ -1,94 +1,102 @@
-"""Shrinks files to a lower cap: the coldest pages are dropped, then the file is copied if there is room for it."""
+"""Shrinks the lmdb store's file to a lower cap, by copying it if there is room for the copy."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.failpoints import point
+from pagetier.shm.protocol import Space
 from pagetier.tiers.base import Outgoing
 from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.disk import file_system, reader
-from pagetier.tiers.disk.file_format import frames_of
+from pagetier.tiers.disk.file_format import Header, frames_of
 from pagetier.tiers.disk.read_priority import Patience, ReaderCount
-from pagetier.tiers.disk.resize import drop_coldest
-from pagetier.tiers.lmdb import values
-
-if TYPE_CHECKING:
-    from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
+from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 _FOR_TREES: Final = 1.1
-_NO_READERS: Final = Patience(ReaderCount(), 0)  # no reads run while a tier is opened
+_NO_READERS: Final = Patience(ReaderCount(), 0)  # no reads run while a store is opened
 
 
-def is_needed(environment: LmdbEnvironment) -> bool:
-    """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
-    return environment.used > environment.shape.capacity or _is_too_long(environment)
+class LmdbResize(Resize[LmdbEnvironment]):
+    """Drops the coldest pages, then copies the file, since LMDB never gives a page of it back."""
 
+    def is_needed(self) -> bool:
+        """Returns whether more is stored than fits, or the file is longer than its share of the cap."""
+        return self.environment.used > self.environment.shape.capacity or self.has_long_data
 
-def shrink(environment: LmdbEnvironment) -> str:
-    """Shrinks the environment, and closes it if its file was replaced by a copy. Raises lmdb.Error, OSError.
+    def run(self) -> str:
+        """Shrinks the environment, and closes it if its file was replaced by a copy. Raises lmdb.Error, OSError.
 
-    Returns:
-        Why the file is still too long, or "".
-    """
-    drop_coldest(environment)
-    if not _is_too_long(environment):
+        Returns:
+            Why the file is still too long, or "".
+        """
+        self.drop_coldest()
+        if not self.has_long_data:
+            return ""
+        if lacking := self._lacking():
+            return f"copying it needs {lacking} more free bytes"
+        self._copy()
         return ""
-    if lacking := _lacking(environment):
-        return f"copying it needs {lacking} more free bytes"
-    _copy(environment)
-    return ""
 
+    def _lacking(self) -> int:
+        environment = self.environment
+        needed = int(environment.used * environment.shape.stride * PAGE * _FOR_TREES) + (1 << 20)
+        return max(0, needed - shutil.disk_usage(environment.folder).free)
 
-def _is_too_long(environment: LmdbEnvironment) -> bool:
-    return (environment.folder / file_system.DATA).stat().st_size > environment.shape.map_bytes
-
-
-def _lacking(environment: LmdbEnvironment) -> int:
-    needed = int(environment.used * environment.shape.stride * PAGE * _FOR_TREES) + (1 << 20)
-    return max(0, needed - shutil.disk_usage(environment.folder).free)
-
-
-def _copy(environment: LmdbEnvironment) -> None:
-    beside = environment.folder.with_name(environment.folder.name + file_system.COPY)
-    file_system.remove_environment(beside)
-    try:
-        with contextlib.closing(type(environment)(beside, environment.shape, environment.about)) as fresh:
-            _copy_pages(environment, fresh)
-            fresh.sync()
-        point("shrinking.copied")
-        (beside / file_system.DATA).rename(environment.folder / file_system.DATA)
-        point("shrinking.renamed")
-        file_system.sync_folder(environment.folder)
-        environment.close()
-    finally:
+    def _copy(self) -> None:
+        environment = self.environment
+        beside = environment.folder.with_name(environment.folder.name + file_system.COPY)
         file_system.remove_environment(beside)
+        try:
+            # The copy takes the name only after it is on the disk: until then a crash leaves the old file and a copy
+            # that the next opening removes, and from then on the new file.
+            with contextlib.closing(LmdbEnvironment(beside, environment.shape, environment.about)) as fresh:
+                _copy_pages(environment, fresh)
+                fresh.sync()
+            point("shrinking.copied")
+            (beside / file_system.DATA).rename(environment.folder / file_system.DATA)
+            point("shrinking.renamed")
+            file_system.sync_folder(environment.folder)
+            environment.close()
+        finally:
+            file_system.remove_environment(beside)
 
 
 def _copy_pages(source: LmdbEnvironment, target: LmdbEnvironment) -> None:
-    frame = source.shape.frame_bytes
     memory: list[memoryview] = []
     for batch in reader.listed(source):
         spaces = source.spaces
         for key in (batch.keys[at : at + KEY_BYTES] for at in range(0, len(batch.keys), KEY_BYTES)):
-            header = values.raw(source, key, lambda count: _frames(memory, count, frame))
-            if header is None or header.space not in spaces:
-                continue
-            page = Outgoing(
-                key, spaces[header.space], header.size, header.stamp, memory[: frames_of(header.size, frame)]
-            )
-            with target.changing() as txn:
-                number = target.number_of(txn, page.space)
-                values.put(target, txn, page, msgspec.structs.replace(header, space=number), _NO_READERS)
+            header = _read_unverified(source, key, memory)
+            if header is not None and header.space in spaces:
+                _put(target, key, header, spaces[header.space], memory)
 
 
-def _frames(memory: list[memoryview], count: int, frame_bytes: int) -> Sequence[memoryview]:
-    while len(memory) < count:
-        memory.append(memoryview(bytearray(frame_bytes)))
-    return memory[:count]
+def _read_unverified(source: LmdbEnvironment, key: bytes, memory: list[memoryview]) -> Header | None:
+    """Reads a page into `memory`, which grows as needed. Returns its header, None if it cannot be read.
+
+    A page that is damaged is copied as it is: the next read finds it damaged, and drops it.
+    """
+    with source.reading() as txn:
+        header = reader.header_in(source, txn, key)
+        if header is None or header == reader.NONSENSE:
+            return None
+        count = sum(run.frames for run in header.runs)
+        while len(memory) < count:
+            memory.append(memoryview(bytearray(source.shape.frame_bytes)))
+        return header if source.reader.read(header.runs, memory[:count]) else None
+
+
+def _put(target: LmdbEnvironment, key: bytes, header: Header, space: Space, memory: Sequence[memoryview]) -> None:
+    frames = memory[: frames_of(header.size, target.shape.frame_bytes)]
+    page = Outgoing(key, space, header.size, header.stamp, frames)
+    with target.changing() as txn:
+        number = target.number_of(txn, space)
+        target.put(txn, page, msgspec.structs.replace(header, space=number), _NO_READERS)
