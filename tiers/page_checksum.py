@@ -1,4 +1,8 @@
-"""The checksum of a page's bytes, the same in all tiers."""
+"""The checksum of a page's bytes, the same in all tiers.
+
+It is computed before a page is written: by `store_together` of each store, and by `PlainCodec.pack` of the fleet. It is
+verified in the page's frames after each read: by `verified` in disk/reader.py, and by `verify` in fleet/objects.py.
+"""
 
 from __future__ import annotations
 

@@ -187,6 +187,7 @@ class Environment(ABC):
             TierError: The file was changed by something else.
             OSError: The file is gone.
         """
+        # A cut or replaced file is noticed before LMDB writes to it, and a wrong count before pages rely on it.
         with self._one_changes:
             self._insist()
             try:
@@ -196,6 +197,8 @@ class Environment(ABC):
                     yield txn
                     point("store.changed")
                     entries = txn.stat(self.counted)["entries"]
+                # Reads see the change from here on, and it survives the death of the process; a power loss may undo it
+                # until the next sync. What is known in memory follows only now: a failed transaction leaves no trace.
                 point("store.committed")
                 self._committed()
                 self._lengthen()

@@ -55,6 +55,8 @@ def read(environment: Environment, page: Incoming) -> ReadReport:
 
 def verified(page: Incoming, header: Header, *, whole: bool) -> ReadReport:
     """Returns the report of a page that was read. `whole`: the file had all bytes."""
+    # The checksum is computed over the frames in the arena, after the last copy: it covers the disk, the kernel and the
+    # copy into the arena. Both stores come through here, so no page of a disk is published without this comparison.
     wrong = _verify(page, header) if whole else "the file is too short"
     return ReadReport(ReadResult(ReadOutcome.DAMAGED, wrong), header) if wrong else _EXACT
 

@@ -16,7 +16,7 @@ from pagetier.tiers.disk.environment import Environment
 _Kind = TypeVar("_Kind", bound=Environment)
 
 
-class Resize(ABC, Generic[_Kind]):
+class EnvironmentResize(ABC, Generic[_Kind]):
     """The resize of an environment that was just opened and that nothing else uses yet.
 
     A crash at any moment leaves an environment that the next opening can resize: pages are dropped by transactions, and

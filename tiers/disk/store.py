@@ -31,7 +31,7 @@ from pagetier.tiers.base import (
 from pagetier.tiers.disk import file_system, reader, saved_lookups, writer
 from pagetier.tiers.disk.environment import Environment, ReadReport
 from pagetier.tiers.disk.read_priority import ReaderCount
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.disk.store_folder import Options, open_folder, prepare
 from pagetier.tiers.disk.writer import Applied, Share
 
@@ -55,7 +55,7 @@ class DiskStore:
 
     KIND: ClassVar[type[Environment]]
     """The environments of the store."""
-    RESIZE: ClassVar[type[Resize[Any]]]
+    RESIZE: ClassVar[type[EnvironmentResize[Any]]]
     """What makes one of them fit when it is opened."""
 
     def __init__(
@@ -110,12 +110,14 @@ class DiskStore:
 
     def read(self, page: Incoming) -> ReadResult:
         """Looks into each environment: that takes microseconds and needs no map of keys. Raises DoubtError."""
+        # An engine waits for a read and nothing waits for a write, so writers pause as long as a read is counted.
         try:
             with self._readers.reading():
                 report, environment = self._read(page)
         except DoubtError:
             self.distrust()
             raise
+        # A damaged page is dropped at once, so that the next lookup is a plain miss and the page can be stored again.
         if report.result.outcome is ReadOutcome.DAMAGED:
             self._drop_damaged(environment, page.key, report)
         return report.result
@@ -138,6 +140,9 @@ class DiskStore:
 
     def write(self, drops: Sequence[bytes], pages: Sequence[Outgoing]) -> Written:
         """Writes one batch at a time, in all environments in parallel. Failed drops are retried with later batches."""
+        # The batch is distributed over the environments before any of them changes: a page replaces an older one of its
+        # key in the same environment, and a new page goes where most frames are free. Then each environment drops
+        # before it stores, since the drops free the frames that the new pages need.
         with self._one_writes:
             tried = [*islice(self._undropped, _AGAIN), *drops]
             written = self._try_to_write(tried, pages)
@@ -173,6 +178,8 @@ class DiskStore:
         with self._count:
             self._begun += 1
         try:
+            # The state file says "dirty" durably before the first byte of a change: after a power loss it is the only
+            # sign that the environments may be torn.
             self._journal.mark_dirty()
             point("store.dirty")
             yield
@@ -187,10 +194,13 @@ class DiskStore:
             DoubtError: A sync failed. A later sync may report success without it, since the kernel reports an error
                 once.
         """
+        # The counts are read before the sync. If no change was running then, and none has begun when it ends, the sync
+        # covers all of them, and the state file may say "clean".
         when, begun, done = time.time_ns(), self._begun, self._done
         with self._doubting(), ThreadPoolExecutor(len(self._environments)) as threads:
             _results([threads.submit(environment.sync) for environment in self._environments])
             point("store.synced")
+            # A sync of a file that was replaced or cut by something else is worth nothing.
             self._check_files()
             with self._count:
                 clean = begun == done and self._begun == begun

@@ -1,4 +1,4 @@
-"""Opens a tier's folder: trusted environments are kept, others are rebuilt empty, and one line reports it."""
+"""Opens a store's folder: trusted environments are kept, others are rebuilt empty, and one line reports it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pagetier.tiers.disk import file_system, recovery, saved_lookups
 from pagetier.tiers.disk.environment import Environment
 from pagetier.tiers.disk.file_format import FORMAT, READABLE, About
 from pagetier.tiers.disk.recovery import Journal, State
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 
 _NEW: Final = "new"
 _OURS: Final = {"owner", "state", "state.tmp", saved_lookups.NAME, saved_lookups.BESIDE, "lost+found"}
@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cap_bytes: int
     frame_bytes: int
     kind: type[Environment]
-    resize: type[Resize[Any]]
+    resize: type[EnvironmentResize[Any]]
     environments: int = 4
     transaction_bytes: int = TRANSACTION_BYTES
     proof_seconds: float = 30.0
@@ -117,6 +117,9 @@ def _rebuild_empty(options: Options, how: str) -> OpenedFolder:
 
 
 def _reopen(options: Options, state: State) -> OpenedFolder:
+    # Recovery decides for each environment whether its files are kept. They are kept without verification if the host
+    # did not reboot since the last change, or if everything was synced: then no commit is lost, whatever happened to
+    # the processes. A file that is shorter than its meta pages promise is doubted in any case.
     began = clock.now()
     file_system.remove_copies(options.folder)
     folders = [options.folder / str(number) for number in range(options.environments)]
@@ -124,12 +127,15 @@ def _reopen(options: Options, state: State) -> OpenedFolder:
     how, doubted = state.as_left, [folder for folder in folders if short[folder]]
     unclean = state.boot != recovery.boot_id() and not state.clean
     journal = Journal(options.folder, state)
+    # The doubt is durable before a file is touched: a worker that dies from here on leaves it to the next one.
     if doubted and not unclean:
         journal.doubt()
+    # The proof must read the disk. After a failed write the page cache has content that the disk does not have.
     if unclean:
         _forget(folders)
     proofs = _proofs(folders if unclean else doubted, options)
     doubts = [short[folder] or proof if (proof := proofs.get(folder, short[folder])) else "" for folder in folders]
+    # What is not sound is removed before the journal marks the folder as trusted by this boot.
     _remove([folder for folder, doubt in zip(folders, doubts, strict=True) if doubt])
     if unclean:
         why = "after an unexpected failure" if state.doubted else "after an unclean host restart"

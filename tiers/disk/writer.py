@@ -94,7 +94,7 @@ def _twice(environment: Environment, change: Callable[[], None]) -> None:
         try:
             change()
         except (lmdb.PanicError, FullError, *DAMAGE):
-            raise
+            raise  # two more commits would not help
         except lmdb.Error:
             with contextlib.suppress(lmdb.MapFullError, lmdb.DiskError):
                 environment.age()

@@ -69,8 +69,12 @@ class ObjectCalls:
             def get() -> int | memoryview:
                 return self.store.get(name, buffer.memory)
 
+            # A call that is late keeps its thread and its buffer, which it may still write to, and the read is a
+            # failure. A call that failed at once is repeated while half of its time is left.
             got = self.calls.finish_or_repeat(self.calls.start(get, buffer, deadline), get, buffer)
             point("fleet.received")
+            # The judge copies the bytes to the frames first and verifies them there: other hosts and the library may
+            # change the buffer at any time, but not the frames.
             length, data = length_and_bytes(got, buffer.memory)
             return length, self._judge.judge(page, size, frames, length, data)
 

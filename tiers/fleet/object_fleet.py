@@ -109,6 +109,8 @@ class ObjectFleet:
                 _, result = self._objects.get(name, page.size, page.frames, deadline)
         except TierError as error:
             return ReadResult(ReadOutcome.FAILED, str(error))
+        # No host can read a damaged object, and no put replaces it: it is removed so that a host that has the page can
+        # store it again.
         if result.outcome is ReadOutcome.DAMAGED:
             self._objects.remove_damaged(name, deadline)
         return result

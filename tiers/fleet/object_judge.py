@@ -80,6 +80,7 @@ class ObjectJudge:
             return self._reject_foreign()
         wrong = wrong_header(header, name, len(data))
         if not wrong and frames:
+            # The bytes are verified where they stay, in frames that only this process uses.
             copy_to_frames(data[HEADER_BYTES:], frames)
             wrong = "" if self._codec.verify(header, frames) else "the checksum does not match"
         if not wrong:

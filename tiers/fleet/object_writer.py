@@ -28,12 +28,16 @@ class ObjectWriter:
 
     def write(self, pages: Sequence[Outgoing]) -> tuple[dict[int, bool], dict[int, str]]:
         """Returns for each page that is in the store whether it is new, and why pages that were tried are not."""
+        # 1. Ask in one call which pages are there: what another host has stored needs no upload.
         batch = _Batch(self._objects, pages)
         try:
             absent = batch.absent()
         except TierError as error:
             return {}, dict.fromkeys(range(len(pages)), str(error))
+        # 2. Put the absent ones. After a failure the others are not tried: each of them could wait for its timeout.
         self._put_all(absent, batch)
+        # 3. Look at objects that were there but may be torn. Only a host that has the page can replace them, and
+        # nothing waits for a write, so that is done here and not by reads.
         if not batch.failed and (broken := batch.broken()):
             self._put_all(broken, batch)
         return batch.done, batch.failed
@@ -58,11 +62,15 @@ class ObjectWriter:
         """Starts to store a page, and returns the function that waits for its end and raises TierError."""
         deadline, page_name = self._objects.deadline(), _name(page)
         name, calls = self._objects.name(page_name), self._objects.calls
+        # The object is packed into a bounce buffer, with its checksum or its tag computed from the frames. The store's
+        # library never sees the arena: it may still use the buffer after the call was given up.
         with self._objects.buffer(page.size, deadline) as buffer:
             self._codec.pack(page_name, page.size, page.frames, buffer.memory)
             point("fleet.packed")
             buffer.retain()
 
+        # The put creates the object as a whole or fails; no host replaces an object. It is the same call for S3, a
+        # folder and Mooncake: see put() in s3_object_store.py and its neighbours.
         def put() -> bool:
             return bool(self._objects.store.put(name, buffer.memory))
 

@@ -177,6 +177,7 @@ class EncryptedCodec:
         for part in _parts(frames, size):
             cipher.update_into(part, out[at : at + len(part)])
             at += len(part)
+        # The tag is known after the last byte, so the header is written last.
         cipher.finalize()
         out[:_COVERED] = fixed
         out[_COVERED:HEADER_BYTES] = _CHECKED.pack(cipher.tag, nonce, self.proof(page))

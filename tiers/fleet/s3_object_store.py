@@ -108,6 +108,8 @@ class S3ObjectStore:
 
     def put(self, name: str, data: memoryview) -> bool:
         """Creates an object."""
+        # "create" sends If-None-Match: the server refuses the put if another host was faster. One request without parts
+        # stores the object whole or not at all.
         try:
             with self._explained():
                 self._obstore.put(self._bucket, name, data, mode="create", use_multipart=False)

@@ -7,7 +7,7 @@ committed, then reuse of its slots, once their last reader has ended. Which slot
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 from pagetier.tiers.frame_files.resize import FilesResize
@@ -19,4 +19,4 @@ class FilesStore(DiskStore):
     """A store whose frames lie in files."""
 
     KIND: ClassVar[type[Environment]] = FilesEnvironment
-    RESIZE: ClassVar[type[Resize[FilesEnvironment]]] = FilesResize
+    RESIZE: ClassVar[type[EnvironmentResize[FilesEnvironment]]] = FilesResize

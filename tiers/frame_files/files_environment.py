@@ -113,7 +113,9 @@ class FilesEnvironment(Environment):
                 return reader.ABSENT
             if header == reader.NONSENSE:
                 break
-            # The record may have been deleted since: then another write owns the slots, or none does.
+            # The transaction has ended, so that reading the frames does not keep freed pages of LMDB from being reused.
+            # The record may have been deleted since: then another write owns the slots, or none does, and the lookup is
+            # repeated. Once the slots are marked as being read they are not reused until end_reading().
             if self.slots.begin_reading(header.serial, header.runs):
                 try:
                     whole = self.files.read(header.runs, page.frames)
@@ -124,11 +126,16 @@ class FilesEnvironment(Environment):
 
     def store_together(self, pages: Sequence[Outgoing], readers: ReaderCount) -> None:
         """Writes the bytes of pages, then their records in one transaction. Raises lmdb.Error, TierError."""
+        # 1. Allocate: the records' blocks come first, so that a full file system is found before anything is written.
         if not self.blocks.allocate_to(self.shape.map_bytes):
             raise FullError(self)
+        # 2. Take slots that no record names. No read reaches them before the commit, so a crash leaves only free slots
+        # with other bytes in them.
         sums = [page_checksum(page.key, page.size, page.frames) for page in pages]
         batch = self._place(pages)
         try:
+            # 3. Write the bytes, then commit the records that name them: a record never names bytes that were not
+            # written, and a process that dies in between has stored nothing.
             self.write_frames(batch.runs, list(chain.from_iterable(page.frames for page in pages)), readers)
             with self.changing() as txn:
                 self._batch = batch
@@ -137,6 +144,7 @@ class FilesEnvironment(Environment):
                     header = Header(number, page.size, page.stamp, checksum, write.runs, page.history, write.serial)
                     self.put(txn, page.key, header)
         except BaseException:
+            # 4. A failure after the commit must not free the slots: the records name them already.
             if not batch.recorded:
                 self._give_back(batch)
             raise
@@ -202,6 +210,8 @@ class FilesEnvironment(Environment):
     def _committed(self) -> None:
         if self._batch is not None:
             self._batch.recorded = True
+        # The slots of deleted records are free only now: before the commit a crash would bring the records back, which
+        # would then name the bytes of another page.
         for header in self._deleted_pages:
             self.slots.release(header.serial, header.runs)
         point("frames.released")

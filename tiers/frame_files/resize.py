@@ -14,11 +14,11 @@ from pagetier.shm.units import counted
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import Header
 from pagetier.tiers.disk.read_priority import ReaderCount
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.frame_files.files_environment import FilesEnvironment
 
 
-class FilesResize(Resize[FilesEnvironment]):
+class FilesResize(EnvironmentResize[FilesEnvironment]):
     """Empties the slots beyond the capacity, then cuts them off."""
 
     @property

@@ -7,7 +7,7 @@ MALLOC_ARENA_MAX to 1: LMDB allocates what it writes, frame by frame, in several
 from typing import ClassVar
 
 from pagetier.tiers.disk.environment import Environment
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.disk.store import DiskStore
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 from pagetier.tiers.lmdb.resize import LmdbResize
@@ -19,4 +19,4 @@ class LmdbStore(DiskStore):
     """A store whose frames lie in LMDB."""
 
     KIND: ClassVar[type[Environment]] = LmdbEnvironment
-    RESIZE: ClassVar[type[Resize[LmdbEnvironment]]] = LmdbResize
+    RESIZE: ClassVar[type[EnvironmentResize[LmdbEnvironment]]] = LmdbResize

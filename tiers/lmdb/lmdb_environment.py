@@ -63,6 +63,7 @@ class LmdbEnvironment(Environment):
 
     def read(self, page: Incoming) -> ReadReport:
         """Reads inside a transaction, so that what it reads is not reused. Raises lmdb.Error, OSError."""
+        # The open transaction keeps LMDB from reusing the pages of the file that the header names.
         with self.reading() as txn:
             header = reader.header_in(self, txn, page.key)
             if header is None or reader.is_other(header, page):

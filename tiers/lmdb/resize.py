@@ -17,14 +17,14 @@ from pagetier.tiers.capacity import PAGE
 from pagetier.tiers.disk import file_system, reader
 from pagetier.tiers.disk.file_format import Header, frames_of
 from pagetier.tiers.disk.read_priority import Patience, ReaderCount
-from pagetier.tiers.disk.resize import Resize
+from pagetier.tiers.disk.resize import EnvironmentResize
 from pagetier.tiers.lmdb.lmdb_environment import LmdbEnvironment
 
 _FOR_TREES: Final = 1.1
 _NO_READERS: Final = Patience(ReaderCount(), 0)  # no reads run while a store is opened
 
 
-class LmdbResize(Resize[LmdbEnvironment]):
+class LmdbResize(EnvironmentResize[LmdbEnvironment]):
     """Drops the coldest pages, then copies the file, since LMDB never gives a page of it back."""
 
     def is_needed(self) -> bool:
@@ -80,10 +80,8 @@ def _copy_pages(source: LmdbEnvironment, target: LmdbEnvironment) -> None:
 
 
 def _read_unverified(source: LmdbEnvironment, key: bytes, memory: list[memoryview]) -> Header | None:
-    """Reads a page into `memory`, which grows as needed. Returns its header, None if it cannot be read.
-
-    A page that is damaged is copied as it is: the next read finds it damaged, and drops it.
-    """
+    """Reads a page into `memory`, which grows as needed, and returns its header; None if it cannot be read."""
+    # A damaged page is copied with its damage: the next read finds it, and the page is dropped.
     with source.reading() as txn:
         header = reader.header_in(source, txn, key)
         if header is None or header == reader.NONSENSE:

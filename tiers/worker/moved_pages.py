@@ -18,11 +18,14 @@ _WHY_NOT: Final = {NO_ROOM: Stored.NO_ROOM, SKIPPED: Stored.SKIPPED}
 
 def write_pages(write: Writer, memory: WorkerArena, command: Write) -> Wrote:
     """Writes the pages that are still in memory, pinned. Raises TierError if the tier cannot continue."""
+    # The pins keep the frames from being evicted and reused while the tier reads them. A page whose serial has changed
+    # since the daemon's request is another one by now: it cannot be pinned, and is reported as gone.
     with memory.pinned(command.entries, command.serials) as there:
         point("worker.pinned")
         pages = outgoing(command, there, memory)
         written = write(drops_of(command), pages)
         point("worker.written")
+    # The report follows the end of the write: from then on the daemon may evict the page from memory.
     point("worker.unpinned")
     results = (_stored(written, number) for number in range(len(written.stored)))
     stored = bytes(next(results) if here else Stored.GONE for here in there)
@@ -40,11 +43,17 @@ def read_pages(read_one: Reader, memory: WorkerArena, task: ReadTask) -> HasRead
     """Reads the pages of a task; whatever happens to a page, its part is published or given up."""
     read, damaged, reason = bytearray(len(task)), b"", ""
     for page in range(len(task)):
+        # The daemon has granted these frames to the worker. Nothing else uses them until the page is published, so a
+        # read that fails, or that returns other bytes, does no harm.
         incoming = task.incoming(page, memory)
         result = read_one(incoming)
+        # Only a page whose checksum was verified in its frames is published. Clients find it from then on, before the
+        # daemon hears of it: the report only ends the request.
         if result.outcome is ReadOutcome.EXACT:
             read[page] = memory.publish(task.entries[page], task.serials[page])
             continue
+        # The frames of any other page go back to the daemon. Its key is reported as damaged if the tier does not have
+        # the page any more; after FAILED the page may still be there, and a later read may succeed.
         reason = reason or result.reason
         if result.outcome is not ReadOutcome.FAILED:
             damaged += incoming.key

@@ -29,6 +29,8 @@ def open_store(
 def open_as_trusted(command: Serve, frame_bytes: int) -> DiskStore:
     """Opens the requested store, after what the trust in its folder requires. Raises TierError."""
     folder = Path(command.folder)
+    # A worker takes the folder as it was left. After a crash or a failed sync the next one verifies all files first.
+    # If such workers crash as well, verification does not find the cause in the files, and they are discarded.
     if command.trust is Trust.PROVEN:
         doubt(folder)
     elif command.trust is Trust.NOTHING:

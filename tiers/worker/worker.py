@@ -49,6 +49,7 @@ class Worker:
 
     def report(self) -> None:
         """Reports the pages in the tier."""
+        # The index needs the capacity before the first page. serve() follows, so no write changes what is being listed.
         self._channel.send(Opened(self._tier.capacity, self._tier.state()))
         if (lookups := self._tier.take_lookups()) is not None:
             self._channel.send(SavedLookups(lookups))
@@ -113,6 +114,8 @@ class Worker:
         self._channel.end()
 
     def _sync(self, command: Sync) -> Synced:
+        # Writes and syncs have one thread, in the order of the commands: a sync covers all writes that were requested
+        # before it. A failed sync raises DoubtError and ends the worker, since the kernel reports the error only once.
         self._tier.sync()
         point("worker.synced")
         self._channel.send(StateReport(self._tier.state()))
