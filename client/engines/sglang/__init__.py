@@ -1,4 +1,4 @@
-"""Two doors into SGLang: an external linker of its radix cache, and a storage backend of its HiCache.
+"""Two interfaces of SGLang: an external linker of its radix cache, and a storage backend of its HiCache.
 
     --enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic
     --unified-cache-external-linker-config '{"linker": "PagetierLinker",
@@ -8,7 +8,7 @@
     --hicache-storage-backend-extra-config '{"backend_name": "pagetier", "class_name": "PagetierStorage",
         "module_path": "pagetier.client.engines.sglang", "interface_v1": 1}'
 
-linker/ is the one door and storage/ the other. Both know the engine by engine/ and its memory by pools/. Only
+linker/ implements the one and storage/ the other. Both know the engine by engine/ and its memory by pools/. Only
 linker/cache_hooks.py, linker/linker.py, engine/model.py and storage/backend.py import SGLang. The other modules
 recognise its objects by their attributes, so that they can be imported without SGLang.
 """

@@ -48,8 +48,8 @@ class ArrivingPages:
     in this step vLLM puts them into its cache. Up to 0.30 it may ask for a waiting request earlier in the step, and it
     finds a recurrent state from the next step on.
 
-    Keys form a chain: two prompts with the same key of one page agree in all tokens up to its end, and so in the keys
-    of all groups up to there. A load is therefore found under the keys of its first page and of each eighth page.
+    Keys form a hash chain: two prompts with the same key of one page agree in all tokens up to its end, and so in the
+    keys of all groups up to there. A load is therefore found under the keys of its first page and of each eighth page.
 
     Args:
         prefix_cache: Whether vLLM has that cache. Without it no request waits.

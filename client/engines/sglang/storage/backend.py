@@ -65,7 +65,7 @@ class PagetierStorage(HiCacheStorage):
             )
 
             self._pages = open_storage(self._config, self._hosts)
-        except Exception as error:  # noqa: BLE001  SGLang serves without a store
+        except Exception as error:  # noqa: BLE001  SGLang serves without a cache
             log_unsupported(log, error)
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
@@ -149,7 +149,7 @@ class PagetierStorage(HiCacheStorage):
             )
 
     def close(self) -> None:
-        """Leaves the daemon. SGLang calls it when the store is detached at run time."""
+        """Leaves the daemon. SGLang calls it when the backend is detached at run time."""
         pages, self._pages = self._pages, None
         if pages is not None:
             self._safely(None, pages.close)
