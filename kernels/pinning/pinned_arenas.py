@@ -124,7 +124,7 @@ class PinnedArenas:
             if pinned is not None and pinned.ending:
                 raise ValueError("the arena is being unpinned")
             if pinned is not None:
-                pinned.last[stream] = None
+                pinned.last[stream] = None  # before the copy: from here on the arena stays pinned until an event comes
             return pinned
 
     def recorded(self, pinned: _Pinned, stream: object, event: Event) -> None:
@@ -140,8 +140,8 @@ class PinnedArenas:
             return self._changed.wait_for(lambda: bool(self._leases) or not self._pinned, max(0.0, timeout))
 
     def _pin(self, session: Session, lease: Lease) -> _Pinned | None:
-        session.retain_arena()
-        if not session.usable:  # it was retired a moment ago
+        session.retain_arena()  # before the check: a session that is retired after it stays mapped
+        if not session.usable:
             session.release_arena()
             return None
         pinned = self._pinned[session] = _Pinned(session, lease.register, lease.unregister)
@@ -163,14 +163,14 @@ class PinnedArenas:
 
     def _run(self) -> None:
         """Runs the unpinning thread. It keeps no reference to a session while it waits, which would keep it mapped."""
-        while self._let_go_of_next():
+        while self._unpin_next():
             pass
 
-    def _let_go_of_next(self) -> bool:
+    def _unpin_next(self) -> bool:
         pinned = self._next()
         if pinned is None:
             return False
-        pinned.end()
+        pinned.end()  # without the lock: it takes seconds, and other arenas can be pinned at the same time
         with self._lock:
             del self._pinned[pinned.session]
             self._changed.wake_all()
@@ -183,7 +183,7 @@ class PinnedArenas:
                 unwanted = self._unwanted()
                 idle = next((pinned for pinned in unwanted if not pinned.in_flight), None)
                 if idle is not None:
-                    idle.ending = True
+                    idle.ending = True  # under the lock, so that no copy is enqueued between this and the unpinning
                     return idle
                 self._changed.wait(_LANDING_S if unwanted else _CHECK_EVERY_S)
             self._watching = False
