@@ -10,7 +10,8 @@ from pagetier.client.hints import NO_HINT, Hint
 from pagetier.client.keys import Keys, Namespace
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.paged_blocks import Blocks, Part
-from pagetier.client.pending_reservation import PendingReservation, Prefetch
+from pagetier.client.pending_reservation import PendingReservation
+from pagetier.client.prefetch import Prefetch
 from pagetier.client.registered_cache import IncompleteLoadError, RegisteredCache
 from pagetier.client.registered_groups import NO_BLOCK, RegisteredGroups
 from pagetier.client.registration import CacheGroup

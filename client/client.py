@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TypeVar, Unpack, overload
+from types import TracebackType
+from typing import Self, TypeVar, Unpack, overload
 
 from pagetier.client.page_client import PageClient
 from pagetier.client.reconnect import LinkEvent, log_event
@@ -22,6 +23,7 @@ from pagetier.client.registration import (
 from pagetier.kernels.layout.cache_layout import CacheLayout
 from pagetier.kernels.layout.named_layouts import KvCaches
 from pagetier.shm.clock import Deadline
+from pagetier.shm.socket_path import default_socket
 
 _R = TypeVar("_R", RegisteredCache, RegisteredGroups)
 
@@ -136,17 +138,36 @@ class Client(PageClient):
         ]
         return self._remember(RegisteredGroups(self, caches, [group.kind for group in groups]))
 
+    @property
+    def attached(self) -> bool:
+        """Whether the client is attached to a daemon now.
+
+        Without a daemon, pages that are already mapped are still matched and loaded, but stores are rejected.
+        """
+        return self._own_attachment().attached.is_set()
+
+    def wait_attached(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds until the client is attached, and returns whether it is."""
+        return self._own_attachment().attached.wait(timeout)
+
     def close(self) -> None:
         """Ends the copies of registered caches, then releases all pins, the mapped memory and the slot.
 
-        May be called again. Each of the two steps waits for running copies, at most the client's timeout; see
-        AttachedClient.close().
+        May be called again. Afterwards every match is a miss, matches made before can no longer be loaded, and stores
+        are rejected. The call waits for running copies: for those of registered caches and then for the others, each
+        time at most the client's timeout. If they take longer, the memory is released when they end. If no daemon
+        answers, a thread of this process returns the slot as soon as one does.
+
+        A client that is garbage collected is closed too, without waiting. Closing a client in a forked child does not
+        affect the parent.
         """
         try:
             deadline = Deadline(self.timeout)
             for registered in list(self._registered):
                 registered.close(deadline.left)
-            super().close()
+            self._closed = True
+            if not self._attachment.foreign:
+                self._attachment.stop(self._seconds(None))
         except BaseException:  # an exception of a signal handler; the rest happens in the background
             self._attachment.drop()
             raise
@@ -160,3 +181,18 @@ class Client(PageClient):
     def _remember(self, registered: _R) -> _R:
         self._registered.add(registered)
         return registered
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        path = self._socket or default_socket()
+        session = self._attachment.session
+        state = "closed" if self._closed else "attached" if self.attached else "without a daemon"
+        memory = f", slot {session.slot} of {session.arena_bytes / 2**30:.1f} GiB" if session is not None else ""
+        return f"<{type(self).__name__} {state}, {path}{memory}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +16,20 @@ from pagetier.shm.protocol import Answer, Locate, Located, Space
 
 NOTHING: Final = Located(0, b"")
 """No page is in the fleet, as far as is known."""
+
+
+class FleetPages(msgspec.Struct, frozen=True, eq=False):
+    """Which pages of a request the fleet has.
+
+    Attributes:
+        sizes: The size of each page, 0 if the fleet does not have it.
+        spaces: The namespace of each page, an index into `table`.
+        table: The namespaces.
+    """
+
+    sizes: npt.NDArray[np.uint64]
+    spaces: npt.NDArray[np.uint32]
+    table: tuple[Space, ...]
 
 
 class Location:
@@ -62,6 +77,22 @@ class Location:
 def space_of(keys: Keys) -> Space:
     """Returns the namespace of keys, as messages have it."""
     return Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
+
+
+def pages_in_fleet(keys: Keys, located: Location) -> FleetPages | None:
+    """Returns which of some keys the fleet has, of which only the last were asked for; None while that is not known.
+
+    Raises:
+        ValueError: The location is not of the last of these keys.
+    """
+    before = len(keys) - len(located.keys)
+    if before < 0 or keys[before:].data != located.keys.data:
+        raise ValueError("the location is not of the last of these keys")
+    asked = located.page_sizes
+    if not len(asked):
+        return None
+    sizes = np.concatenate((np.zeros(before, "<u8"), asked))
+    return FleetPages(sizes, np.zeros(len(keys), "<u4"), (space_of(keys),))
 
 
 def request_location(attachment: Attachment, keys: Keys, timeout: float) -> Location:

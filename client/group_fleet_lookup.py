@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.fleet_lookup import request_pages, space_of
+from pagetier.client.fleet_lookup import FleetPages, request_pages, space_of
 from pagetier.client.group_match import GroupKeys, GroupMatch
 from pagetier.client.groups import grain_of
 from pagetier.client.pending_request import PendingRequest
-from pagetier.client.pending_reservation import FleetPages
 from pagetier.shm._core import KEY_BYTES, Session
 from pagetier.shm.protocol import Located, Space
 
 _MOST_PAGES: Final = 4096
-"""The most pages of one question: the daemon answers within `remote.ask_timeout`, and a longer chain is rarely read."""
+"""The most pages of one question: the daemon answers within `remote.ask_timeout`, and more are rarely read."""
 
 
 class LocatedHit(msgspec.Struct, frozen=True, eq=False):
@@ -40,11 +39,36 @@ class LocatedHit(msgspec.Struct, frozen=True, eq=False):
 
 
 class _AskedGroup(msgspec.Struct, frozen=True, eq=False):
-    """The pages of one group that are asked for: their number in the question, from page `first_page` on."""
+    """The pages of one group that are asked for, from page `first_page` of the prompt on.
+
+    Attributes:
+        keys: The keys of all pages of the prompt.
+        first_page: The first page that is asked for. The match has found what a hit needs of the pages before it.
+        numbers: The number of each asked page in the question.
+    """
 
     keys: GroupKeys
     first_page: int
     numbers: npt.NDArray[np.intp]
+
+    def sums_over_needed(self, values: npt.NDArray[Any], hits: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns for each hit the sum of `values` over the asked pages of this group that it needs.
+
+        Args:
+            values: A value for each page of the question.
+            hits: The lengths of the hits in tokens.
+        """
+        # The sum over a range of pages is the sum up to its end minus that up to its begin, for all hits in one step.
+        up_to = np.concatenate(([0], np.cumsum(values[self.numbers], dtype=np.int64)))
+        begins, ends = self._needed(hits)
+        needed: npt.NDArray[np.int64] = up_to[ends] - up_to[begins]
+        return needed
+
+    def _needed(self, hits: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the first asked page that each hit needs, and the end of its pages, as Group.pages() has them."""
+        group = self.keys.group
+        begins = np.maximum(hits - group.needs, 0) // group.page_tokens - self.first_page
+        return np.maximum(begins, 0), hits // group.page_tokens - self.first_page
 
 
 class _GroupQuestion(msgspec.Struct, frozen=True, eq=False):
@@ -127,8 +151,8 @@ class GroupLocation:
         ends = np.arange(begins + grain, self._question.ends + 1, grain, dtype=np.int64)
         lacking, nbytes = np.zeros(len(ends), np.int64), np.zeros(len(ends), np.int64)
         for group in self._question.groups:
-            lacking += _sums(group, ends, ~on_host & (sizes == 0))
-            nbytes += _sums(group, ends, np.where(on_host, 0, sizes))
+            lacking += group.sums_over_needed(~on_host & (sizes == 0), ends)
+            nbytes += group.sums_over_needed(np.where(on_host, 0, sizes), ends)
         possible = np.flatnonzero((lacking == 0) & (nbytes <= most_bytes))
         return self._hit(int(ends[possible[-1]]), int(nbytes[possible[-1]]), sizes) if len(possible) else None
 
@@ -137,8 +161,7 @@ class GroupLocation:
         numbers = [question.pages.get(keys[at : at + KEY_BYTES], -1) for at in range(0, len(keys), KEY_BYTES)]
         located = np.array([sizes[number] if number >= 0 else 0 for number in numbers], "<u8")
         spaces = np.array([question.spaces[number] if number >= 0 else 0 for number in numbers], "<u4")
-        fleet = FleetPages(located.tobytes(), spaces.tobytes(), question.table)
-        return LocatedHit(tokens, fleet_bytes, keys, fleet)
+        return LocatedHit(tokens, fleet_bytes, keys, FleetPages(located, spaces, question.table))
 
     def __repr__(self) -> str:
         state = "answered" if self.ready else "requested"
@@ -190,14 +213,3 @@ def _end_of_question(match: GroupMatch) -> int:
     grain = grain_of(asked.group for asked in match.groups)
     pages = sum(grain // asked.group.page_tokens for asked in match.groups)
     return min(match.asked, match.available_tokens + max(1, _MOST_PAGES // pages) * grain)
-
-
-def _sums(
-    group: _AskedGroup, ends: npt.NDArray[np.int64], values: npt.NDArray[np.bool_] | npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Returns for hits of these lengths the sum of `values` of the pages of one group that each of them needs."""
-    kind = group.keys.group
-    sums = np.concatenate(([0], np.cumsum(values[group.numbers], dtype=np.int64)))
-    first = np.maximum(np.maximum(ends - kind.needs, 0) // kind.page_tokens - group.first_page, 0)
-    needed: npt.NDArray[np.int64] = sums[ends // kind.page_tokens - group.first_page] - sums[first]
-    return needed

@@ -178,6 +178,15 @@ def matched(session: Session, groups: Sequence[GroupKeys], limit: int | None) ->
     return GroupMatch(asked, *session.match_groups(Match, wanted, most))
 
 
+def sample(session: Session, match: GroupMatch) -> None:
+    """Lets the daemon learn what a request looked up, in the groups whose pages are useless without those before."""
+    for asked in match.groups:
+        if asked.group.needs == EVERYTHING:
+            page_tokens = asked.group.page_tokens
+            keys = asked.keys.data[: match.asked // page_tokens * KEY_BYTES]
+            session.sample(keys, min(match.available_tokens // page_tokens, len(keys) // KEY_BYTES))
+
+
 def _checked(groups: Sequence[GroupKeys]) -> tuple[GroupKeys, ...]:
     if not groups:
         raise ValueError("a match needs at least one group")

@@ -1,32 +1,276 @@
-"""Loading, prefetching and storing pages by their keys."""
+"""Matching, loading and storing pages by their keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
+from pagetier.client.attachment import Attachment, display_name
 from pagetier.client.destinations import destination_of, unpinned_prefix_of
+from pagetier.client.fleet_lookup import FleetPages, Location, pages_in_fleet, request_location
+from pagetier.client.flush import flush
+from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
+from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed, sample
 from pagetier.client.hints import NO_HINT, Hint, send_hint
 from pagetier.client.keys import Keys, Namespace
-from pagetier.client.match import Match
-from pagetier.client.misuse import require_keys, require_match, require_namespace, why_nothing_loaded
+from pagetier.client.match import Match, MatchHandle
+from pagetier.client.misuse import (
+    Misuse,
+    MisuseLog,
+    reject_keys,
+    require_keys,
+    require_match,
+    require_namespace,
+    require_timeout,
+    why_nothing_loaded,
+)
 from pagetier.client.paged_blocks import WHOLE, Blocks, Part, require_named
-from pagetier.client.pending_reservation import PendingReservation, flush_request, packed_sizes, reservation_request
-from pagetier.client.prefetching_client import PrefetchingClient
+from pagetier.client.pending_reservation import PageSizes, PendingReservation, packed_sizes, reservation_request
+from pagetier.client.prefetch import Prefetch, prefetch_request, prefetch_rest
+from pagetier.client.reconnect import LinkEvent, log_event
 from pagetier.client.reservation import Reservation
 from pagetier.client.store_result import StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffers, pages_of
+from pagetier.kernels.pinning.pinned_arenas import PinnedArenas
+from pagetier.shm._core import KEY_BYTES, Session, miss
 from pagetier.shm.clock import Deadline
 from pagetier.shm.failpoints import point
+from pagetier.shm.socket_path import default_socket
+
+_COPY_THREADS = 4
+_LONGEST_S = 1e6  # the daemon is not asked to wait for ever
 
 
-class PageClient(PrefetchingClient):
-    """A client that loads, prefetches and stores pages by their keys: the part of Client that needs no registration.
+class PageClient:
+    """A client that matches, loads and stores pages by their keys: the part of Client that needs no registration.
 
-    `timeout` is a number of seconds everywhere; None stands for the client's own timeout.
+    Client has the arguments. `timeout` is a number of seconds everywhere; None stands for the client's own timeout.
+
+    Attributes:
+        timeout: Seconds that a call may wait if the call itself has no `timeout`.
+        threads: The number of threads that a large copy may use, the calling thread included.
+        misuse: Logs wrong use where an exception could end an engine's forward pass.
     """
+
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        timeout: float = 1.0,
+        name: str = "",
+        threads: int = 0,
+        on_link: Callable[[LinkEvent], None] = log_event,
+    ) -> None:
+        require_timeout(timeout)
+        self.timeout = timeout
+        # A Path keeps its type, since the owner of a DefaultSocket is validated at each attempt to connect.
+        self._socket = socket if socket is None or isinstance(socket, Path) else Path(socket)
+        self._name, self._on_link = display_name(name), on_link
+        self.threads = threads or min(_COPY_THREADS, len(os.sched_getaffinity(0)))
+        self._closed = False
+        self.misuse = MisuseLog()
+        self._attachments: dict[int, Attachment] = {}
+        self._attachment = self._attach()
+
+    @property
+    def session(self) -> Session | None:
+        """The mapped segments, for code that copies pages on its own.
+
+        None until the client has attached for the first time, after close(), and after the daemon has released its
+        memory. The object changes when a daemon comes with other segments.
+        """
+        return self._own_attachment().session
+
+    @property
+    def arenas(self) -> PinnedArenas:
+        """The memory of the arena that this process has registered with GPU drivers, shared by all of its copiers."""
+        return self._own_attachment().arenas
+
+    def match(self, keys: Keys) -> Match:
+        """Returns the longest cached prefix of the keys, pinned until it is released.
+
+        The call sends no message and waits for no other process. It counts as one lookup; a request that matches again
+        calls rematch(). Pinned pages count as tokens from memory, pages after them in the tier where they were found
+        once load() has copied them, and all others as missed.
+
+        The prefix ends early at a page that this client has pinned 65,535 times already, and where the pins of this
+        process reach the quota `match.share`. Without a daemon, a process that was attached still finds the pages in
+        the segments that it has mapped; before its first attachment every key is a miss.
+
+        Args:
+            keys: The keys from the first page of the prompt on.
+        """
+        session = self._attachment.session
+        if session is None or not session.usable:
+            self._own_attachment()
+            return self._miss(keys)
+        try:
+            return session.match(Match, keys, keys.data, keys.namespace.page_tokens)
+        except AttributeError as error:
+            reject_keys(keys, error)
+
+    def find(self, keys: Keys) -> Match:
+        """Returns the same as match(), with the same argument, and does not count a lookup.
+
+        For an engine that counts a request with count_lookup(). Loading the match counts no tokens.
+        """
+        require_keys(keys, "find()")
+        session = self._attachment.session
+        if session is None or not session.usable:
+            self._own_attachment()
+            return self._miss(keys)
+        return self._rematch(session, keys, miss(Match, keys, 0))
+
+    def rematch(self, match: Match) -> Match:
+        """Returns a second match of the same keys for the same request, for example after a prefetch.
+
+        It does not count as another lookup. Pages that reached memory since then count in the tier where `match` found
+        them, unless `match` is released. Release both matches. A match that another process handed over has no keys:
+        the result is a miss. Never waits.
+        """
+        keys, session = match.keys, match.session
+        if keys is None or session is None or not session.usable:
+            return miss(Match, keys, match.asked)
+        longer = self._rematch(session, keys, match)
+        match.count_loaded(len(longer))
+        return longer
+
+    def match_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """Returns the longest hit on which all layer groups of a model agree, pinned until it is released.
+
+        The call sends no message and waits for nothing. It counts as one lookup, and all tokens after the hit count as
+        missed. An engine that matches a request several times uses find_groups() and count_lookup() instead. Raises
+        ValueError if there are no groups, or more than 64.
+
+        Args:
+            groups: The keys of one prompt in each group; at most 64.
+            limit: The number of tokens that the hit may have at most; None for no limit.
+        """
+        match = self.find_groups(groups, limit)
+        self.count_lookup(match.lookup)
+        self.sample_lookup(match)
+        return match
+
+    def find_groups(self, groups: Sequence[GroupKeys], limit: int | None = None) -> GroupMatch:
+        """Returns the same as match_groups(), with the same arguments and errors, and does not count a lookup."""
+        session = self._attachment.session
+        if session is None or not session.usable:
+            self._own_attachment()
+            return missed(groups)
+        return matched(session, groups, limit)
+
+    def count_lookup(self, lookup: Lookup) -> None:
+        """Counts the lookup of a request that was matched with find_groups(), once its outcome is known."""
+        session = self._attachment.session
+        if session is not None:
+            session.count_lookup(*msgspec.structs.astuple(lookup))
+
+    def sample_lookup(self, match: GroupMatch) -> None:
+        """Lets the daemon learn what a request looked up, for `pagetier advise`: once, with its first match.
+
+        It is for a match of find_groups(); match() and match_groups() do it themselves. Only groups count whose pages
+        are useless without those before them. Sends no message.
+        """
+        session = self._attachment.session
+        if session is not None:
+            sample(session, match)
+
+    def adopt(self, handle: MatchHandle) -> Match:
+        """Returns a match of another process of the same engine, pinned by this process too. Never waits.
+
+        The match ends before the first page that was evicted since the other process pinned it. It is empty if this
+        process is not attached to the same segments. Its `keys` are None, so load() copies pinned pages only.
+
+        Args:
+            handle: The handle that Match.to_handle(), or pickling the match, gave. The other process keeps its match
+                until this call has returned.
+        """
+        session = self._own_attachment().session
+        if session is None or session.segments_id != handle.segments_id:
+            return miss(Match, handle.page_tokens, len(handle))
+        return session.repin(Match, handle.page_tokens, handle.entries, handle.serials)
+
+    def locate(self, keys: Keys, timeout: float | None = None) -> Location:
+        """Asks which pages the fleet has, and returns without waiting for the response.
+
+        For pages that a match has found neither in memory nor on disk; prefetch() then reads them. Nothing is asked,
+        and the result is ready, without a fleet and while it does not answer. The call may wait for the daemon's
+        socket to take the request, at most the client's timeout.
+
+        Args:
+            keys: The keys of the pages, in order.
+            timeout: Seconds for sending.
+
+        Returns:
+            The pending location. The daemon answers within `remote.ask_timeout`.
+        """
+        require_keys(keys, "locate()")
+        return request_location(self._own_attachment(), keys, self._seconds(timeout))
+
+    def prefetch(self, keys: Keys, timeout: float | None = None, located: Location | None = None) -> Prefetch:
+        """Requests that the daemon reads pages from disk or the fleet into memory, and returns without waiting.
+
+        For an engine's scheduler, if `match.available_pages` exceeds `len(match)`; once the prefetch is ready,
+        rematch() pins the pages. Without a daemon it is ready at once. The call may wait for the daemon's socket to
+        take the request, at most the client's timeout.
+
+        Args:
+            keys: All keys from the first page of the prompt on, which keeps the recency of the pages in order. A page
+                that is in memory already costs one lookup.
+            timeout: Seconds that the disk and the fleet may take.
+            located: A location of the last of these keys that is ready: those that no tier of this host has are read
+                from the fleet.
+
+        Returns:
+            The pending prefetch. Dropping it does not cancel the prefetch.
+
+        Raises:
+            ValueError: The location is not of the last of these keys.
+        """
+        require_keys(keys, "prefetch()")
+        return self._prefetch(keys.data, timeout, pages_in_fleet(keys, located) if located is not None else None)
+
+    def locate_groups(self, match: GroupMatch, timeout: float | None = None) -> GroupLocation:
+        """Asks in one message which pages of all groups after a match the fleet has, and returns without waiting.
+
+        The daemon answers within `remote.ask_timeout`. Then `longest_hit()` of the result returns what memory, disk and
+        fleet allow together, and prefetch_groups() reads exactly the pages that it needs. At most 4,096 pages are asked
+        for, those nearest to the match. Nothing is asked, and the result is ready, without a fleet, while it does not
+        answer, and if the match lacks no page. Waits as prefetch() does.
+
+        Args:
+            match: A match of this client. It may be released once the call has returned.
+            timeout: Seconds for sending.
+
+        Returns:
+            The pending location.
+        """
+        return request_group_location(self._own_attachment(), match, self._seconds(timeout))
+
+    def prefetch_groups(
+        self, match: GroupMatch, timeout: float | None = None, located: LocatedHit | None = None
+    ) -> Prefetch:
+        """Requests in one message all pages that a hit needs and that are not pinned.
+
+        Waits as prefetch() does. Once all pages are in memory, match again with find_groups(), which also updates the
+        recency of the pages of all groups. After the first page that cannot be read the others are not read.
+
+        Args:
+            match: A match of this client.
+            timeout: Seconds that the disk and the fleet may take.
+            located: The hit, with pages of the fleet; None for the hit that memory and disk allow. It is from a
+                location of this match.
+
+        Returns:
+            The pending prefetch.
+        """
+        if located is None:
+            return self._prefetch(match.missing(), timeout, None)
+        return self._prefetch(located.keys, timeout, located.fleet)
 
     def load(self, match: Match, out: HostBuffers | Blocks, start_page: int = 0, timeout: float | None = None) -> int:
         """Copies pages of a match to host memory.
@@ -59,30 +303,27 @@ class PageClient(PrefetchingClient):
         if unpinned is None or (not unpinned.on_disk and not seconds):
             return destination.copy(match, 0) or self._nothing_loaded(match, out, start_page)
         deadline = Deadline(seconds)
-        prefetch = self._prefetch_rest(unpinned, deadline)
+        # 1. The daemon is asked first, so that disk and fleet work while pages in memory are copied.
+        prefetch = prefetch_rest(self._own_attachment(), unpinned, deadline)
         try:
-            prefetch.send(deadline.left)  # the disk works while pages in memory are copied
+            prefetch.send(deadline.left)
+            # 2. Pinned pages are copied. A page that cannot be copied ends the load: what follows it has no use.
             done = destination.copy(match, 0)
             if done >= len(match) - start_page:
                 point("client.waiting")
                 prefetch.wait(deadline.left)
             prefetch.leave()
-        except BaseException:
+        except BaseException:  # an exception of a signal handler
             prefetch.leave()
             raise
         if done < len(match) - start_page:
             return done
+        # 3. A prefetch pins nothing, so pages may have been evicted again: what a second match pins is copied.
         point("client.fetched")
         with self._rematch(unpinned.session, unpinned.all, match) as longer:
             done += destination.copy(longer, done)
         match.count_loaded(start_page + done)
         return done or self._nothing_loaded(match, out, start_page)
-
-    def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
-        """Returns 0, and logs once if that is the caller's mistake."""
-        if not isinstance(out, Blocks) and (why := why_nothing_loaded(match, out, start_page)):
-            self.misuse.report(why)
-        return 0
 
     def store(
         self,
@@ -120,6 +361,7 @@ class PageClient(PrefetchingClient):
                 raise ValueError(f"{part} was given for blocks, which determine the part on their own")
             return self._store_blocks(keys, pages, timeout, hint)
         memory = pages_of(pages, len(keys), Access.READ)
+        # Reserve, copy, publish, report: see Reservation. The with block abandons what an exception leaves unpublished.
         with self.reserve(keys, memory.sizes * part.count, part, timeout, hint) as reservation:
             point("client.reserved")
             reservation.write_all(memory, self.threads)
@@ -127,12 +369,7 @@ class PageClient(PrefetchingClient):
             return reservation.publish()
 
     def reserve(
-        self,
-        keys: Keys,
-        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
-        part: Part = WHOLE,
-        timeout: float | None = None,
-        hint: Hint = NO_HINT,
+        self, keys: Keys, sizes: PageSizes, part: Part = WHOLE, timeout: float | None = None, hint: Hint = NO_HINT
     ) -> Reservation:
         """Returns memory for pages: the first half of store(), for an engine that writes a page in pieces.
 
@@ -159,12 +396,7 @@ class PageClient(PrefetchingClient):
         return reservation_request(attachment, keys, sizes, part, hint).send_and_collect(deadline)
 
     def reserve_async(
-        self,
-        keys: Keys,
-        sizes: int | Sequence[int] | npt.NDArray[np.uint64],
-        part: Part = WHOLE,
-        timeout: float | None = None,
-        hint: Hint = NO_HINT,
+        self, keys: Keys, sizes: PageSizes, part: Part = WHOLE, timeout: float | None = None, hint: Hint = NO_HINT
     ) -> PendingReservation:
         """Returns a request for memory for pages, sent without waiting for the response: for a forward pass.
 
@@ -209,19 +441,29 @@ class PageClient(PrefetchingClient):
             Whether the daemon has confirmed in time that no page of the namespace is left. False without a daemon.
         """
         require_namespace(namespace)
-        seconds = self._seconds(timeout)
-        deadline = Deadline(seconds)
+        return flush(self._own_attachment(), namespace, Deadline(self._seconds(timeout)))
+
+    def _miss(self, keys: Keys) -> Match:
+        if self._closed:
+            self.misuse.report(Misuse.CLOSED)
+        if not isinstance(keys, Keys):
+            reject_keys(keys, AttributeError())
+        return miss(Match, keys, len(keys))
+
+    def _rematch(self, session: Session, keys: Keys, match: Match) -> Match:
+        return session.rematch(Match, keys, keys.data, match)
+
+    def _prefetch(self, keys: bytes, timeout: float | None, fleet: FleetPages | None) -> Prefetch:
         attachment = self._own_attachment()
-        attachment.wait_linked(seconds)
-        pending = flush_request(attachment, namespace)
-        try:
-            pending.send(deadline.left)
-            answer = pending.wait(deadline.left)
-            pending.leave()
-        except BaseException:  # an exception of a signal handler
-            pending.leave()
-            raise
-        return answer is not None and not answer.kept
+        pending = prefetch_request(attachment, keys, self._seconds(timeout), fleet)
+        pending.send_and_leave(self._seconds(None))
+        return Prefetch(pending, len(keys) // KEY_BYTES)
+
+    def _nothing_loaded(self, match: Match, out: HostBuffers | Blocks, start_page: int) -> int:
+        """Returns 0, and logs once if that is the caller's mistake."""
+        if not isinstance(out, Blocks) and (why := why_nothing_loaded(match, out, start_page)):
+            self.misuse.report(why)
+        return 0
 
     def _store_blocks(self, keys: Keys, pages: Blocks, timeout: float | None, hint: Hint) -> StoreResult:
         require_named(keys.namespace, pages.cache.page)
@@ -229,3 +471,29 @@ class PageClient(PrefetchingClient):
         with self.reserve(keys, pages.page_bytes, pages.part, timeout, hint) as reservation:
             reservation.gather(pages, self.threads)
             return reservation.publish()
+
+    def _seconds(self, timeout: float | None) -> float:
+        """Returns the seconds that a call with this `timeout` may wait."""
+        return min(max(0.0, self.timeout if timeout is None else timeout), _LONGEST_S)
+
+    def _attach(self) -> Attachment:
+        """Returns the attachment of this process. Threads that call this at the same time get the same one."""
+        socket = self._socket
+        fresh = Attachment(lambda: socket or default_socket(), self._name, self._on_link)
+        attachment = self._attachments.setdefault(os.getpid(), fresh)
+        if attachment is fresh:
+            weakref.finalize(self, attachment.drop).atexit = False
+            try:
+                attachment.start()
+            except BaseException:
+                attachment.drop()  # an interrupt: no caller has the client to close
+                raise
+        return attachment
+
+    def _own_attachment(self) -> Attachment:
+        """Returns the attachment of this process; the first call in a forked child makes one for the child."""
+        attachment = self._attachment
+        if attachment.foreign and not self._closed:
+            self._attachment = self._attach()
+            attachment.disown()
+        return self._attachment

@@ -1,29 +1,26 @@
-"""Requests whose response the daemon still owes: reservations, prefetches and flushes."""
+"""Asking the daemon for memory for pages: the request, and the handle of one whose response has not come yet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pagetier.client.attachment import Attachment
+from pagetier.client.fleet_lookup import space_of
 from pagetier.client.hints import NO_HINT, Hint, require_hint
-from pagetier.client.keys import Keys, Namespace
+from pagetier.client.keys import Keys
 from pagetier.client.paged_blocks import Part
 from pagetier.client.pending_request import PendingRequest
 from pagetier.client.reservation import Reservation
-from pagetier.shm import clock
-from pagetier.shm._core import KEY_BYTES
-from pagetier.shm.protocol import Answer, Fetch, Fetched, FetchOutcome, Flush, Flushed, Reserve, Reserved, Space
+from pagetier.shm.protocol import Answer, Reserve, Reserved
 
-RESPONSE_S: Final = 0.1
-"""Seconds within which a healthy daemon answers, beyond the time that the disk was given."""
+PageSizes: TypeAlias = "int | Sequence[int] | npt.NDArray[np.uint64]"
+"""The size of each page in bytes with all of its parts, or one size for all pages."""
 
 _SIZE_BYTES: Final = 8
-_IN_MEMORY: Final = bytes([FetchOutcome.IN_MEMORY])
 
 
 class PendingReservation:
@@ -91,7 +88,7 @@ class PendingReservation:
 def reservation_request(
     attachment: Attachment,
     keys: Keys,
-    sizes: int | Sequence[int] | npt.NDArray[np.uint64],
+    sizes: PageSizes,
     part: Part,
     hint: Hint = NO_HINT,
 ) -> PendingRequest[Reservation]:
@@ -111,7 +108,7 @@ def reservation_request(
     if hint is not NO_HINT:
         require_hint(hint)
     packed = packed_sizes(sizes, len(keys))
-    space = Space(keys.namespace.digest, keys.namespace.name, keys.namespace.page_tokens)
+    space = space_of(keys)
     linked, reservation = attachment.linked, Reservation(part)
 
     def request(number: int) -> Reserve:
@@ -128,7 +125,7 @@ def reservation_request(
     return PendingRequest(attachment.requests, linked.link if linked else None, request, accept, fail)
 
 
-def packed_sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int) -> bytes:
+def packed_sizes(sizes: PageSizes, count: int) -> bytes:
     """Returns the size of each page as little-endian u64.
 
     Raises:
@@ -143,94 +140,3 @@ def packed_sizes(sizes: int | Sequence[int] | npt.NDArray[np.uint64], count: int
     if given.ndim and given.shape != (count,):
         raise ValueError(f"{len(given)} sizes for {count} pages")
     return np.broadcast_to(given, count).tobytes()
-
-
-class Prefetch:
-    """A request to read pages of a chain from disk into memory. Made by Client.prefetch(). Thread-safe.
-
-    It pins nothing, and dropping it does not cancel the prefetch. The daemon may evict the pages again at any time:
-    they can be used once a match has pinned them. In a forked child it is ready, with no pages in memory.
-
-    Attributes:
-        pages: The number of pages that were requested.
-    """
-
-    def __init__(self, pending: PendingRequest[int], pages: int) -> None:
-        self.pages = pages
-        self._pending = pending
-
-    @property
-    def ready(self) -> bool:
-        """Whether wait() returns at once: the daemon has answered, or no response will come. Cheap to poll."""
-        return self._pending.ready
-
-    def wait(self, timeout: float) -> int:
-        """Returns how many pages, from the first on, were in memory when the daemon answered. May be called again.
-
-        Waits at most `timeout` seconds; 0 without a response by then.
-        """
-        return self._pending.wait(timeout)
-
-    def __repr__(self) -> str:
-        state = f"{self.wait(0.0)} in memory" if self.ready else "requested"
-        return f"<Prefetch of {self.pages} pages, {state}>"
-
-
-class FleetPages(msgspec.Struct, frozen=True):
-    """Which of some pages the fleet has.
-
-    Attributes:
-        sizes: The size of each page (u64), 0 if the fleet does not have it.
-        spaces: The namespace of each page, u32 indices into `table`.
-        table: The namespaces.
-    """
-
-    sizes: bytes
-    spaces: bytes
-    table: tuple[Space, ...]
-
-
-def prefetch_request(
-    attachment: Attachment, keys: bytes, disk_timeout: float, fleet: FleetPages | None = None
-) -> PendingRequest[int]:
-    """Returns a request to read pages from disk and from the fleet, which is not sent yet.
-
-    Its result is the number of pages, from the first on, that were in memory when the daemon answered.
-
-    Args:
-        attachment: The attachment of this process.
-        keys: The keys, 32 bytes each. Without keys no request is sent.
-        disk_timeout: Seconds that the disk and the fleet may take.
-        fleet: The pages that were located in the fleet.
-    """
-    linked = attachment.linked if keys else None
-    pages, due = len(keys) // KEY_BYTES, clock.now() + disk_timeout + RESPONSE_S
-
-    def request(number: int) -> Fetch:
-        if fleet is None:
-            return Fetch(number, keys, disk_timeout)
-        return Fetch(number, keys, disk_timeout, fleet.sizes, fleet.spaces, fleet.table)
-
-    def accept(answer: Answer) -> int | None:
-        return _in_memory(answer.outcomes[:pages]) if isinstance(answer, Fetched) else None
-
-    return PendingRequest(attachment.requests, linked.link if linked else None, request, accept, lambda _: 0, due)
-
-
-def _in_memory(outcomes: bytes) -> int:
-    return len(outcomes) - len(outcomes.lstrip(_IN_MEMORY))
-
-
-def flush_request(attachment: Attachment, namespace: Namespace) -> PendingRequest[Flushed | None]:
-    """Returns a request to drop a namespace's pages, which is not sent yet.
-
-    Its result is the response, or None. The daemon waits for the disk before it answers, which may take seconds: a
-    missing response does not count as a late daemon.
-    """
-    linked, digest = attachment.linked, namespace.digest.hex()
-
-    def accept(answer: Answer) -> Flushed | None:
-        return answer if isinstance(answer, Flushed) else None
-
-    link = linked.link if linked else None
-    return PendingRequest(attachment.requests, link, lambda number: Flush(number, digest), accept, lambda _: None)

@@ -15,7 +15,7 @@ from pagetier.client.client import Client
 from pagetier.client.engines.prefetch_thread import PrefetchThread
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit
 from pagetier.client.group_match import GroupMatch
-from pagetier.client.pending_reservation import Prefetch
+from pagetier.client.prefetch import Prefetch
 from pagetier.shm import clock
 
 _LATE_S: Final = 0.1  # by which a daemon that works is late at most

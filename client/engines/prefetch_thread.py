@@ -10,7 +10,7 @@ from pagetier.client.client import Client
 from pagetier.client.group_match import GroupMatch
 from pagetier.client.hints import Hint
 from pagetier.client.keys import Keys
-from pagetier.client.pending_reservation import Prefetch
+from pagetier.client.prefetch import Prefetch
 
 _MOST_HINTS: Final = 256
 

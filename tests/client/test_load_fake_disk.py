@@ -19,7 +19,7 @@ from fake_disk import FakeDiskDaemon
 from keyed_pages import pages_of, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client
-from pagetier.client.pending_reservation import RESPONSE_S
+from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES, TierFlag
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome
 from rescued_wait import HOUR_S

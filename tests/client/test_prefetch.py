@@ -20,7 +20,7 @@ from fake_disk import FakeDiskDaemon
 from keyed_pages import in_memory, prompt, store
 from link_fixtures import never_block
 from pagetier.client import Client, Keys, Prefetch
-from pagetier.client.pending_reservation import RESPONSE_S
+from pagetier.client.prefetch import RESPONSE_S
 from pagetier.shm._core import KEY_BYTES
 from pagetier.shm.protocol import Fetch, Fetched, FetchOutcome, Findings, Reserved
 from rescued_wait import HOUR_S
