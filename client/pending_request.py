@@ -1,45 +1,28 @@
-"""A request to the daemon whose response has not come yet."""
+"""The handle of a request to the daemon: sending it, and waiting for its response."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
+from pagetier.client.open_request import OpenRequest
+from pagetier.client.rpc import Requests
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link
 from pagetier.shm.protocol import Answer, Request
-from pagetier.shm.request_sender import Sending
-
-if TYPE_CHECKING:
-    from pagetier.client.rpc import Requests
 
 _NO_RESPONSE: Final = "the daemon did not answer in time"
 _FOREIGN: Final = "the request was sent by another process"
 _T = TypeVar("_T")
 
 
-class PendingRequest(Generic[_T]):
-    """A request to the daemon, and its result once it is known. Thread-safe.
+class PendingRequest(OpenRequest[_T]):
+    """A request to the daemon, for the caller that sends it. Thread-safe. In a forked child it counts as failed.
 
-    The result is known when the daemon has answered, or when it is certain that no response will come. In a forked
-    child the request counts as failed.
-
-    Attributes:
-        link: The connection over which the request is sent; None if there is none.
-        request: Makes the request from its number.
-        accept: Returns the result for a response, or None for a response of another type. Called under the lock of
-            `requests`, by any thread. An exception of a signal handler may end it; then it is called again.
-        fail: Returns the result for the reason why there is no response.
-        due: The clock's time by which a healthy daemon has answered, if the request waits for the disk.
-        number: The number of the request, once it is being sent.
-        sending: The bytes of the request; None before it is sent.
-        unsent: Whether the request could not be sent over this connection: the daemon never receives it.
-        done: Whether the result is known. Requests changes it under its lock, as the next two.
-        collected: Whether the caller has taken the result, or no longer waits for it. A result that comes later is
-            dropped, which releases what it refers to.
-        result: The result, until it is collected.
-        call: Called, in any thread, once the result is known and until it is collected. Never waits or raises.
+    After send() the caller either waits for the response itself, with wait() or collect(), or leaves it to the
+    background thread with leave(). An exception of a signal handler may come between these steps, so the methods that
+    do several of them leave or take the response then too: a response without a reader would stop the others.
     """
 
     def __init__(
@@ -51,19 +34,8 @@ class PendingRequest(Generic[_T]):
         fail: Callable[[str], _T],
         due: float = math.inf,
     ) -> None:
-        self.link, self.due = link, due
-        self.number = 0
-        self.sending: Sending | None = None
-        self.unsent = self.done = self.collected = False
-        self.result: _T | None = None
-        self.call: Callable[[], object] | None = None
-        self.request, self.accept, self.fail = request, accept, fail
+        super().__init__(link, request, accept, fail, due)
         self._requests = requests
-
-    @property
-    def sent(self) -> bool:
-        """Whether the whole request was sent."""
-        return self.sending is not None and self.sending.is_whole
 
     @property
     def ready(self) -> bool:
@@ -126,31 +98,3 @@ class PendingRequest(Generic[_T]):
     def leave(self) -> None:
         """Leaves the response to the background thread, because no thread waits for it now."""
         self._requests.leave(self)
-
-    def receive(self, answer: Answer) -> bool:
-        """Takes a response. Returns False if it is of another type. For Requests; may be called again."""
-        if not self.done:
-            result = self.accept(answer)
-            if result is None:
-                return False
-            self._set(result)
-        self._report()
-        return True
-
-    def finish(self, result: _T) -> None:
-        """Sets the result, or drops it if the request was collected before. For Requests."""
-        self._set(result)
-        self._report()
-
-    def _set(self, result: _T) -> None:
-        self.result = None if self.collected else result
-        self.done = True
-        self.accept = _nothing  # it refers to the result, which its owner may drop before this request
-
-    def _report(self) -> None:
-        if (call := self.call) is not None:
-            call()
-
-
-def _nothing(_answer: Answer) -> None:
-    """Accepts no response."""

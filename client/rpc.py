@@ -1,7 +1,23 @@
 """Requests to the daemon and their responses: sending, waiting with a timeout, and noticing a daemon that is late.
 
-Threads that wait for a response read the socket themselves, one of them for all. The client's background thread reads
-only while some response has no waiting thread (a stray): it is not waited for yet, or no longer.
+A request passes through these steps:
+
+1. ask() enters it into `_waiting` under a number, and sends it. The number comes back in the response.
+2. Threads that wait for a response read the socket themselves, one of them for all: handing each response from a
+   reading thread to a waiting one would cost a switch of threads for each request. The thread that reads delivers the
+   responses of the others too. After each read it wakes them, and one that still waits reads next.
+3. The client's background thread reads only while some response has no waiting thread (a stray): it is not waited for
+   yet, or no longer. Otherwise it would compete with the waiting threads for each response.
+4. _deliver() gives the response to its request and removes the request from all tables; a response whose request has
+   left them is dropped.
+5. take() collects the result. Without a result the request becomes a stray: a late response must still be read, since
+   the pages that it grants have to be abandoned.
+
+A request whose caller has waited in vain is overdue. While one is, further requests fail at once: one caller waits for
+a daemon that hangs, not every caller. The responses to the overdue requests end that.
+
+An exception of a signal handler (Ctrl-C) may come between any two steps. It may cost a second delivery of a response,
+which receive() allows, and never a response or a lock.
 """
 
 from __future__ import annotations
@@ -12,7 +28,7 @@ import math
 import os
 from typing import Any, TypeVar
 
-from pagetier.client.pending_request import PendingRequest
+from pagetier.client.open_request import OpenRequest
 from pagetier.shm import clock
 from pagetier.shm.clock import Deadline
 from pagetier.shm.daemon_link import Link, LinkError
@@ -34,12 +50,12 @@ class Requests:
         self._changed = SafeCondition()  # for threads that wait for one that reads
         self._lock = self._changed.lock
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, PendingRequest[Any]] = {}
-        self._overdue: set[PendingRequest[Any]] = set()
-        self._strays: set[PendingRequest[Any]] = set()
+        self._waiting: dict[int, OpenRequest[Any]] = {}  # by number: those that have no response yet
+        self._overdue: set[OpenRequest[Any]] = set()  # of these, those that a caller has waited for in vain
+        self._strays: set[OpenRequest[Any]] = set()  # of these, those that the background thread reads for
         self._last_answer = 0.0
-        self._silent_since = 0.0
-        self._logged = False
+        self._silent_since = 0.0  # when the first of the overdue requests was sent
+        self._logged = False  # whether the silence was logged
         self._pid = os.getpid()
 
     @property
@@ -47,7 +63,7 @@ class Requests:
         """Whether these requests are the parent's, seen from a forked child, which must not take their locks."""
         return self._pid != os.getpid()
 
-    def ask(self, pending: PendingRequest[_T], timeout: float) -> None:
+    def ask(self, pending: OpenRequest[_T], timeout: float) -> None:
         """Sends a request and returns without waiting for the response.
 
         If the request cannot be sent, or the daemon is late with others, `pending` fails at once.
@@ -64,16 +80,17 @@ class Requests:
             self._forget_unsent(pending)
             raise
 
-    def leave(self, pending: PendingRequest[_T]) -> None:
+    def leave(self, pending: OpenRequest[_T]) -> None:
         """Leaves the response to the background thread, because no thread waits for it now. May be called again."""
         with self._lock:
             if pending.link is None or pending.done or self._waiting.get(pending.number) is not pending:
                 return
             if pending not in self._strays:
+                # First the link: if an exception comes between the two, the next call repeats the first.
                 pending.link.expect_stray()
                 self._strays.add(pending)
 
-    def wait(self, pending: PendingRequest[_T], timeout: float) -> None:
+    def wait(self, pending: OpenRequest[_T], timeout: float) -> None:
         """Waits until the result is known, at most `timeout` seconds. One of the waiting threads reads for all."""
         deadline, link = Deadline(timeout), pending.link
         while not pending.done and (left := deadline.left):
@@ -81,19 +98,20 @@ class Requests:
             # that an exception of a signal handler ends may not wake the others.
             seconds = min(left, _READ_S)
             try:
+                # The thread reads until its own response comes. If another thread reads already, that one delivers it.
                 if link is None or not self._read(link, seconds):
                     self._sleep(pending, link, seconds)
             except LinkError:
                 link = None  # the background thread notices it too, and fails all open requests
 
-    def collect(self, pending: PendingRequest[_T], timeout: float) -> _T | None:
+    def collect(self, pending: OpenRequest[_T], timeout: float) -> _T | None:
         """Does what wait(), take() and log_silence() do."""
         self.wait(pending, timeout)
         result = self.take(pending, timeout)
         self.log_silence()
         return result
 
-    def take(self, pending: PendingRequest[_T], waited: float) -> _T | None:
+    def take(self, pending: OpenRequest[_T], waited: float) -> _T | None:
         """Returns the result and marks the request as collected; None if the result is unknown or already collected.
 
         Args:
@@ -103,6 +121,7 @@ class Requests:
         """
         with self._lock:
             if not pending.done and not pending.collected:
+                # No thread waits for it any more, and its response may still grant pages: it has to be read.
                 self.leave(pending)
                 self._mark_overdue(pending, waited)
             result, pending.result, pending.collected, pending.call = pending.result, None, True, None
@@ -111,11 +130,12 @@ class Requests:
     def pump(self, link: Link) -> None:
         """Reads responses that have arrived, or waits while another thread reads them. For the background thread.
 
-        If it returned at once, it would see the same responses again and again, and keep the core that the thread needs
-        to read them. Raises LinkError at the end of the connection.
+        Raises LinkError at the end of the connection.
         """
         if not self._read(link, 0.0):
             with self._lock:
+                # If it returned at once, it would see the same responses again and again, and keep the core that the
+                # thread needs to read them.
                 if link.reader:
                     self._changed.wait(_READ_S)
         self.log_silence()
@@ -145,8 +165,9 @@ class Requests:
         elif changed:
             log.info("the daemon answers again")
 
-    def _ask(self, pending: PendingRequest[_T], link: Link, timeout: float) -> None:
+    def _ask(self, pending: OpenRequest[_T], link: Link, timeout: float) -> None:
         pending.number = next(self._numbers)
+        # Before it is sent: another thread may read the response before send() returns.
         if not self._register(pending):
             return pending.finish(pending.fail("the daemon does not answer"))
         try:
@@ -157,18 +178,19 @@ class Requests:
             pending.unsent = True
             pending.finish(pending.fail(str(error)))
 
-    def _forget_unsent(self, pending: PendingRequest[_T]) -> None:
+    def _forget_unsent(self, pending: OpenRequest[_T]) -> None:
         with self._lock:
+            # If the whole request was sent, the daemon answers it, and the answer may grant pages: it stays open.
             if not pending.sent:
                 self._waiting.pop(pending.number, None)
 
-    def _sleep(self, pending: PendingRequest[_T], link: Link | None, seconds: float) -> None:
-        """Waits for the thread that reads."""
+    def _sleep(self, pending: OpenRequest[_T], link: Link | None, seconds: float) -> None:
+        """Waits for the thread that reads, unless it has delivered the response or has stopped reading by now."""
         with self._lock:
             if not pending.done and (link is None or link.reader):
                 self._changed.wait(seconds)
 
-    def _register(self, pending: PendingRequest[_T]) -> bool:
+    def _register(self, pending: OpenRequest[_T]) -> bool:
         """Registers the request, unless the daemon is late with earlier ones. Returns whether it did."""
         with self._lock:
             if not self._overdue and (pending.due == math.inf or not self._disk_is_late()):
@@ -190,6 +212,7 @@ class Requests:
         try:
             return link.deliver(seconds, self._deliver)
         finally:
+            # After deliver(), when the socket has no reader: of the threads that wake up, one reads next.
             if self._changed.is_awaited:
                 with self._lock:
                     self._changed.wake_all()
@@ -197,12 +220,13 @@ class Requests:
     def _deliver(self, answer: Answer) -> None:
         """Delivers a response to its request. An exception of a signal handler may end it; then it is called again."""
         with self._lock:
-            self._last_answer = clock.now()
+            self._last_answer = clock.now()  # also for other messages: the daemon is not silent
             if not isinstance(answer, (Reserved, Fetched, Located, Flushed)):
                 return
             pending = self._waiting.get(answer.number)
             if pending is None or not pending.receive(answer):
                 return
+            # receive() may be repeated, so the request leaves `_waiting` last: until then an exception repeats it all.
             point("client.answered")
             self._overdue.discard(pending)
             self._strays.discard(pending)
@@ -210,7 +234,7 @@ class Requests:
                 pending.link.expect_no_stray()
             self._waiting.pop(answer.number)
 
-    def _mark_overdue(self, pending: PendingRequest[_T], waited: float) -> None:
+    def _mark_overdue(self, pending: OpenRequest[_T], waited: float) -> None:
         if waited > 0:
             self._silent_since = self._silent_since if self._overdue else clock.now() - waited
             self._overdue.add(pending)
