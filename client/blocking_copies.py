@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from pagetier.client.async_copy.copier import AsyncCopier, open_copier
 from pagetier.client.destinations import reachable_pages
@@ -20,8 +19,11 @@ from pagetier.shm.clock import Deadline
 _POLL_S = 1.0  # seconds between two checks whether the device has failed
 
 
-class BlockingCopies(Protocol):
-    """The copies of one cache that the caller waits for. Thread-safe."""
+class HostCopies:
+    """The copies of a cache in host memory that the caller waits for. Thread-safe."""
+
+    def __init__(self, client: PageClient, cache: PagedCache) -> None:
+        self._client, self._cache = client, cache
 
     def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
         """Copies pages of a match into the cache, from `start_page` on, and returns how many were copied.
@@ -32,6 +34,7 @@ class BlockingCopies(Protocol):
             start_page: The first page to copy.
             timeout: Seconds to wait for pages on disk and in the fleet; None for the client's timeout.
         """
+        return self._client.load(match, Blocks(self._cache, slots), start_page, timeout)
 
     def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
         """Stores the pages that are not skipped.
@@ -41,35 +44,21 @@ class BlockingCopies(Protocol):
             slots: The slots of each key.
             timeout: Seconds to wait for the daemon; None for the client's timeout.
         """
-
-
-class HostCopies:
-    """Implements BlockingCopies for a cache in host memory."""
-
-    def __init__(self, client: PageClient, cache: PagedCache) -> None:
-        self._client, self._cache = client, cache
-
-    def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
-        """Implements BlockingCopies.load()."""
-        return self._client.load(match, Blocks(self._cache, slots), start_page, timeout)
-
-    def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
-        """Implements BlockingCopies.store()."""
         return self._client.store(keys, Blocks(self._cache, slots), timeout=timeout)
 
 
 class DeviceCopies:
-    """Implements BlockingCopies for a cache on a GPU, by asynchronous copies after the engine's current stream.
+    """The copies of a cache on a GPU that the caller waits for: asynchronous copies after the engine's current stream.
 
-    Loads and stores wait for the copies as long as the device works. The `reserve_timeout` of the copy settings limits
-    how long a store waits for the daemon.
+    Thread-safe. Loads and stores wait for the copies as long as the device works. The `reserve_timeout` of the copy
+    settings limits how long a store waits for the daemon.
     """
 
     def __init__(self, client: PageClient, copier: LazyCopier) -> None:
         self._client, self._copier = client, copier
 
     def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
-        """Implements BlockingCopies.load()."""
+        """Does what HostCopies.load() does."""
         copier = self._copier.open()
         seconds = self._client.timeout if timeout is None else timeout
         with self._read_rest(match, start_page + len(slots), seconds) as whole:
@@ -81,7 +70,7 @@ class DeviceCopies:
         return load.pages
 
     def store(self, keys: Keys, slots: SlotMap, timeout: float | None) -> StoreResult:
-        """Implements BlockingCopies.store()."""
+        """Does what HostCopies.store() does."""
         copier = self._copier.open()
         store = copier.store(keys, slots, copier.engine_event())
         while not store.ready:

@@ -8,8 +8,7 @@ from typing import Final, Self
 import msgspec
 
 from pagetier.client.attachment import Attachment
-from pagetier.client.keys import Keys
-from pagetier.client.misuse import require_keys
+from pagetier.client.keys import Keys, require_keys
 from pagetier.shm._core import KEY_BYTES, HintKind
 from pagetier.shm.daemon_link import LinkError
 from pagetier.shm.protocol import HINT_KEYS, HintPages

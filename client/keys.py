@@ -282,3 +282,12 @@ def _check_field(field: str, value: object) -> None:
 def _sized(text: str) -> bytes:
     encoded = text.encode()
     return len(encoded).to_bytes(4, "little") + encoded
+
+
+def require_keys(value: object, call: str) -> None:
+    """Raises TypeError if an argument of a call is not Keys."""
+    if not isinstance(value, Keys):
+        raise TypeError(
+            f"{call} takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or use what"
+            " register() returns, which takes token IDs"
+        )

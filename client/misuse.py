@@ -6,7 +6,7 @@ import logging
 from enum import Enum
 from typing import NoReturn
 
-from pagetier.client.keys import Keys, Namespace
+from pagetier.client.keys import Namespace, require_keys
 from pagetier.client.match import Match
 from pagetier.kernels.host.buffers import Access, HostBuffers, page_count, pages_of
 
@@ -49,15 +49,6 @@ def _fits(out: HostBuffers, page_bytes: int) -> bool:
     except ValueError:
         return False
     return count > 0 and int(pages_of(out, count, Access.WRITE).sizes[0]) == page_bytes
-
-
-def require_keys(value: object, call: str) -> None:
-    """Raises TypeError if an argument of a call is not Keys."""
-    if not isinstance(value, Keys):
-        raise TypeError(
-            f"{call} takes Keys, not {type(value).__name__}: make them with namespace.keys(token_ids), or use what"
-            " register() returns, which takes token IDs"
-        )
 
 
 def require_timeout(value: object) -> None:

@@ -16,13 +16,12 @@ from pagetier.client.flush import flush
 from pagetier.client.group_fleet_lookup import GroupLocation, LocatedHit, request_group_location
 from pagetier.client.group_match import GroupKeys, GroupMatch, Lookup, matched, missed, sample
 from pagetier.client.hints import NO_HINT, Hint, send_hint
-from pagetier.client.keys import Keys, Namespace
+from pagetier.client.keys import Keys, Namespace, require_keys
 from pagetier.client.match import Match, MatchHandle
 from pagetier.client.misuse import (
     Misuse,
     MisuseLog,
     reject_keys,
-    require_keys,
     require_match,
     require_namespace,
     require_timeout,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagetier.client.async_copy.copier import AsyncCopier
 from pagetier.client.async_copy.handles import LoadHandle, StoreHandle
-from pagetier.client.blocking_copies import BlockingCopies, DeviceCopies, HostCopies, LazyCopier
+from pagetier.client.blocking_copies import DeviceCopies, HostCopies, LazyCopier
 from pagetier.client.destinations import reachable_pages
 from pagetier.client.hash_inputs import Hashes, Tokens
 from pagetier.client.hints import Hint
@@ -55,7 +55,7 @@ class RegisteredCache:
         self.paged, self.namespace = paged, namespace
         self._client = client
         self._copier = LazyCopier(client, paged)
-        self.copies: BlockingCopies = HostCopies(client, paged)
+        self.copies: HostCopies | DeviceCopies = HostCopies(client, paged)
         if paged.cache.device != "cpu":
             self._copier.open()  # the arena is pinned in the background, and a missing GPU is reported now
             self.copies = DeviceCopies(client, self._copier)
