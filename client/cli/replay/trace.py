@@ -77,18 +77,18 @@ def read_trace(path: Path, block_tokens: int, first: int | None = None) -> Trace
         TraceError: The file is not a trace, has no request, or has blocks of another size.
         OSError: It cannot be read.
     """
-    chains: list[list[int]] = []
+    requests: list[list[int]] = []
     prompts: list[int] = []
     for location, line in _lines(path):
-        if len(chains) == first:
+        if len(requests) == first:
             break
-        chains.append(_full_blocks(line, block_tokens, location))
+        requests.append(_full_blocks(line, block_tokens, location))
         prompts.append(line.input_length)
-    if not chains:
+    if not requests:
         raise TraceError(f"{path}: no request in it")
-    flat = np.array([block for chain in chains for block in chain], dtype=np.int64)
+    flat = np.array([block for blocks in requests for block in blocks], dtype=np.int64)
     ids, numbers = np.unique(flat, return_inverse=True)
-    ends = np.cumsum([len(chain) for chain in chains], dtype=np.int64)
+    ends = np.cumsum([len(blocks) for blocks in requests], dtype=np.int64)
     return Trace(block_tokens, ids, numbers, ends, np.array(prompts, dtype=np.int64))
 
 
