@@ -131,6 +131,8 @@ class Attachment:
     def attach(self, link: Link, greeting: Greeting) -> None:
         """Attaches to the segments that the daemon sent, and keeps the old session if they are the same.
 
+        After a restart of the daemon they are: it has adopted them, so matches and granted pages stay valid.
+
         Raises:
             RefusedError: The segments cannot be mapped or used.
         """
@@ -143,6 +145,7 @@ class Attachment:
         finally:
             for descriptor in greeting.descriptors:
                 os.close(descriptor)
+        # The connection comes before the events: a thread that they wake finds it.
         self.linked = LinkedSession(link, session, self._granted, HINTS in greeting.welcome.extras)
         self._hangs = False
         self.attached.set()
@@ -154,6 +157,7 @@ class Attachment:
 
     def disconnected(self) -> None:
         """Detaches after the connection was lost. The session stays mapped."""
+        # The connection comes first: a request that begins from here on finds none. Those that are open fail below.
         self.attached.clear()
         self.linked = None
         self.requests.fail_all()
@@ -182,6 +186,7 @@ class Attachment:
             False if there is no slot to return: the segments were released with all slots, or a copy runs for too long,
             and the end of the process frees the slot.
         """
+        # Nothing new may begin before the session ends: matches need the session, stores the connection.
         session, self.session = self.session, None
         self.attached.clear()
         self.linked = None

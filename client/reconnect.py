@@ -85,6 +85,9 @@ class ReconnectListener(Protocol):
 class ReconnectThread:
     """The thread that keeps a client attached from start() to stop(). It reports each change of the state once.
 
+    Each attempt has the same steps: connect, send Attach, map the segments of the answer, listen until the connection
+    is lost or stop() is called. After each attempt there is a pause, which grows while no daemon accepts the client.
+
     The daemon may have assigned a slot from the moment when Attach was sent, even if its answer was not read. The
     daemon keeps a slot as long as the process lives. So the thread ends only when a daemon has confirmed that the slot
     is free: this daemon, or after its death the next one, which finds the slot in the segments.
@@ -176,6 +179,7 @@ class ReconnectThread:
                 self._report(LinkState.ATTACHED, f"{path} in slot {slot}")
                 self._listen(link)
         finally:
+            # Detach needs the connection, so it comes first. Open requests fail last: no thread can send any more then.
             self._link = None
             if self._leaving:
                 self._leave_over(link)
@@ -184,6 +188,8 @@ class ReconnectThread:
 
     def _greet(self, link: Link) -> int:
         """Attaches and returns the slot. The slot is returned at once if the segments cannot be used."""
+        # Set before Attach is sent: if its answer is lost, the daemon may have assigned a slot. A daemon that rejects
+        # the client has assigned none, but a slot from an earlier attempt stays ours.
         had_slot, self._has_slot = self._has_slot, True
         try:
             greeting = link.greet(self._listener.greeting(), _ANSWER_S)
@@ -212,7 +218,7 @@ class ReconnectThread:
 
     def _leave_over(self, link: Link) -> None:
         """Detaches, also if Attach was not answered yet: the daemon reads Detach after it."""
-        self._leave()
+        self._leave()  # pins and memory first: after Detach the daemon may assign the slot to another process
         if not self._has_slot:
             return
         try:
@@ -220,7 +226,7 @@ class ReconnectThread:
         except LinkError as error:
             log.debug("cannot report to the daemon that the slot is free: %s", error)
             return
-        self._released.set()
+        self._released.set()  # stop() now waits only a moment more, for the daemon's confirmation
         self._has_slot = not link.wait_detached()
         point("client.gone")
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pagetier.client.attachment import LinkedSession
 from pagetier.client.paged_blocks import Blocks, Part
-from pagetier.client.store_result import Outcome, StoreResult
+from pagetier.client.store_result import CODES, Outcome, StoreResult
 from pagetier.kernels.host.buffers import Access, HostBuffer, HostPages, pages_of
 from pagetier.kernels.layout.transfer import Transfer
 from pagetier.shm._core import ReserveOutcome, Session
@@ -21,19 +21,10 @@ from pagetier.shm.failpoints import point
 from pagetier.shm.protocol import Reserved
 
 _T = TypeVar("_T", bound=np.generic)
-_OUTCOME_OF: Final = {
-    ReserveOutcome.GRANTED: Outcome.STORED,
-    ReserveOutcome.PRESENT: Outcome.PRESENT,
-    ReserveOutcome.PENDING: Outcome.PENDING,
-    ReserveOutcome.REFUSED_FULL: Outcome.REFUSED,
-    ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
-    ReserveOutcome.LEFT_OUT: Outcome.LEFT_OUT,
-}
 _Entries = npt.NDArray[np.uint32]
 _Serials = npt.NDArray[np.uint64]
 _NOTHING: Final = Reserved(0, b"", b"", b"")
 _GRANTED: Final = int(ReserveOutcome.GRANTED)
-_OUTCOMES: Final = bytes.maketrans(bytes(_OUTCOME_OF), bytes(_OUTCOME_OF.values()))
 _FIRST_PAGES: Final = np.arange(256)
 _FIRST_PAGES.flags.writeable = False
 
@@ -52,9 +43,18 @@ def _at(values: npt.NDArray[_T], pages: npt.NDArray[np.intp]) -> npt.NDArray[_T]
 
 
 class Reservation:
-    """Memory for pages, which is written and then published or abandoned.
+    """Memory for pages, which is written and then published or abandoned. A `with` block abandons the rest.
 
-    A `with` block abandons what was not published.
+    A store has four stages. Only the first sends a message, so a daemon that hangs delays no store that has its memory.
+
+    1. Reserve: the daemon grants frames, and makes an entry for each page that no match finds yet.
+    2. Copy: the writer fills its part. The daemon does not use the frames for another page until each writer has
+       published or abandoned its part, or is dead.
+    3. Publish: the writer marks its part as done in shared memory. The last part makes the page readable, for the next
+       match in any process: so the bytes must be there before.
+    4. Report: a page that was doomed in between, because it took too long or was flushed, counts as rejected.
+
+    After a death before the third stage no match has seen the page: the daemon dooms it, and its frames return.
 
     Pages are counted from 0 in the order of the keys; len() is the number of keys. Several threads may use a
     reservation if each page is used by one thread at a time. Dropping it abandons it.
@@ -84,7 +84,8 @@ class Reservation:
         Returns:
             The reservation.
         """
-        granted, codes = _granted_pages(answer.outcomes), bytearray(answer.outcomes.translate(_OUTCOMES))
+        granted, codes = _granted_pages(answer.outcomes), bytearray(answer.outcomes.translate(CODES))
+        # A greeting names these serials from now on: a daemon that this process attaches to next keeps the frames too.
         serials = linked.granted.setdefault(self._part.index, set())
         if len(granted) == len(answer.outcomes):  # arrays would take longer
             serials.update(memoryview(answer.serials).cast("Q"))
@@ -117,7 +118,7 @@ class Reservation:
             raise ValueError(f"page {page} is not granted, or is published or abandoned already")
         memory = pages_of(buffer, 1, Access.READ)
         written = offset >= 0 and self._copy(np.array([page]), memory, offset, 1) == 1
-        if not written and self._usable:
+        if not written and self.session is not None and self.session.usable:
             raise ValueError(f"{memory.nbytes} bytes at offset {offset} do not fit into page {page}")
 
     def write_all(self, pages: HostPages, threads: int) -> None:
@@ -196,10 +197,6 @@ class Reservation:
         self._reject(self.open)
         self._close(self.open)
 
-    @property
-    def _usable(self) -> bool:
-        return self.session is not None and self.session.usable
-
     def _copy(self, which: npt.NDArray[np.intp], memory: HostPages, offset: int, threads: int) -> int:
         """Returns how many of these pages were copied, from the first on."""
         if self.session is None:
@@ -240,7 +237,10 @@ class Reservation:
             raise
 
     def _finished(self, pages: npt.NDArray[np.intp], published: bytes | None) -> None:
-        """Closes pages and rejects those that were not published. May be called again."""
+        """Closes pages and rejects those that were not published. May be called again.
+
+        It comes after the call in shared memory: a greeting may name a page too many, and never one too few.
+        """
         self._granted_serials.difference_update(_at(self._serials, pages).tolist())
         if published is None:
             point("client.gave_up")

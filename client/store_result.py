@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import msgspec
+
+from pagetier.shm._core import ReserveOutcome
 
 
 class Outcome(IntEnum):
@@ -23,6 +26,18 @@ class Outcome(IntEnum):
     PENDING = 2
     REFUSED = 3
     LEFT_OUT = 4
+
+
+_AFTER_RESERVE: Final = {
+    ReserveOutcome.GRANTED: Outcome.STORED,
+    ReserveOutcome.PRESENT: Outcome.PRESENT,
+    ReserveOutcome.PENDING: Outcome.PENDING,
+    ReserveOutcome.REFUSED_FULL: Outcome.REFUSED,
+    ReserveOutcome.REFUSED_SIZE: Outcome.REFUSED,
+    ReserveOutcome.LEFT_OUT: Outcome.LEFT_OUT,
+}
+CODES: Final = bytes.maketrans(bytes(_AFTER_RESERVE), bytes(_AFTER_RESERVE.values()))
+"""Translates the daemon's outcomes to codes. A granted page counts as stored unless its writer fails."""
 
 
 class StoreResult(msgspec.Struct, frozen=True):

@@ -1,4 +1,15 @@
-"""A load as a copy job: pinned pages, copied layer by layer."""
+"""A load as a copy job: pinned pages, copied layer by layer.
+
+1. pinned_source() retains the arena, which stays mapped until the load has ended, and pins the pages for the load
+   itself, in the engine's thread: the engine may release its match as soon as the load was started.
+2. next() returns one layer after the other, and many may be in flight. An engine waits for the event of the layer that
+   it needs, so it computes with the first layers while the last are copied.
+3. completed() counts the layers. The pages stay pinned until the last event has come, also after a cancel: the device
+   reads their frames until then, and the daemon could give the frames of an unpinned page to another one.
+
+After a failure of the device, whose events never come, they stay pinned until the process ends. If the process dies,
+the daemon releases its pins; the pages are not changed.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +61,7 @@ def pinned_source(session: Session | None, match: Match | MatchHandle, transfer:
     """
     if session is None:
         return None
-    session.retain_arena()
+    session.retain_arena()  # before `usable` is read: a session that ends in between stays mapped until release_arena()
     if session.usable and first >= 0:
         source = _pinned(session, match, transfer, first)
         if len(source.frames.table):

@@ -1,4 +1,23 @@
-"""A store as a copy job: it reserves memory, copies the granted pages in chunks, and publishes each chunk."""
+"""A store as a copy job: it reserves memory, copies the granted pages in chunks, and publishes each chunk.
+
+The stream queue calls these steps in its thread, in this order:
+
+1. prepare() sends the request for memory, and is called again until the daemon has answered or its time is over.
+2. _take() retains the arena, which stays mapped until the store has ended, and abandons the pages that are not copied.
+   It cuts the others into chunks.
+3. next() returns a chunk. The queue enqueues its copies after the engine's event, before which the blocks do not have
+   their content, and records an event of its own behind them.
+4. completed() is called when that event has come. Only now are the bytes in the arena, so only now is the chunk
+   published: a page that became readable before would be served with bytes of whatever was in its frames.
+5. After the last chunk the arena is released, and the result is final.
+
+A page is abandoned only when nothing that was enqueued can still write to it, because the daemon may use its frames for
+another page at once. So after a cancel, or a copy that failed, chunks in flight are abandoned in step 4; and after a
+failure of the device, whose events never come, they are kept until the process ends.
+
+If the process dies, what was published stays: a prefix of the prompt, which is useful without the rest. The daemon
+dooms the other pages, and does not use their frames for a while (`store.quarantine`), since a device may still write.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +188,10 @@ class StoringJob(CopyJob):
         return bool(self._in_flight)
 
     def _take(self, reservation: Reservation) -> None:
-        """Accepts the response: cuts the granted pages into chunks, as far as the backlog has room."""
+        """Accepts the response: cuts the granted pages into chunks, as far as the backlog has room.
+
+        What there is no room for is dropped from the end, since a page is of no use without those before it.
+        """
         self._reservation = reservation
         if reservation.session is not None:
             reservation.session.retain_arena()
