@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     disk_frames: int
 
 
-class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """The raw result of a replay.
 
     Attributes:

@@ -16,7 +16,7 @@ import msgspec
 from pagetier.client.cli.replay.clients import ClientPool, RateLimit, ReplayJob, UnreachableError
 from pagetier.client.cli.replay.daemon_counters import DaemonCounters
 from pagetier.client.cli.replay.private_daemon import DaemonError, PrivateDaemon, PrivateDisk
-from pagetier.client.cli.replay.report import ReplayRun, progress_bar, show
+from pagetier.client.cli.replay.report import ReplayResult, progress_bar, show
 from pagetier.client.cli.replay.trace import Trace, TraceError, read_trace
 from pagetier.client.keys import Namespace
 from pagetier.shm import clock
@@ -67,15 +67,15 @@ def main(arguments: ReplayArguments) -> int:
     except (TraceError, OSError) as error:
         return _fail(error, Exit.USAGE)
     try:
-        run = replay(arguments, trace)
+        result = replay(arguments, trace)
     except (LinkError, ShmError, UnreachableError) as error:
         return _fail(f"cannot reach the daemon: {error}", Exit.UNREACHABLE)
     except DaemonError as error:
         return _fail(error, error.code)
-    return _print_report(run, arguments)
+    return _print_report(result, arguments)
 
 
-def replay(arguments: ReplayArguments, trace: Trace) -> ReplayRun:
+def replay(arguments: ReplayArguments, trace: Trace) -> ReplayResult:
     """Replays a trace.
 
     Returns:
@@ -95,7 +95,7 @@ def replay(arguments: ReplayArguments, trace: Trace) -> ReplayRun:
             began = clock.now()
             counts = pool.replay(len(trace), progress)
             seconds = clock.now() - began
-        return ReplayRun(
+        return ReplayResult(
             counts=counts,
             seconds=seconds,
             counters=daemon_counters.deltas(),
@@ -127,18 +127,18 @@ def job_of(arguments: ReplayArguments, trace: Trace, socket: Path) -> ReplayJob:
     return ReplayJob(socket, trace, namespace, trace.keys(namespace), arguments.page_bytes)
 
 
-def _print_report(run: ReplayRun, arguments: ReplayArguments) -> int:
-    report = run.report()
+def _print_report(result: ReplayResult, arguments: ReplayArguments) -> int:
+    report = result.report()
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
         show(report)
-    for death in run.deaths:
+    for death in result.deaths:
         sys.stderr.write(f"pagetier replay: {death}\n")
     if report.wrong_pages:
         wrong = f"{report.wrong_pages} of {report.pages_loaded} loaded pages have wrong content"
         sys.stderr.write(f"pagetier replay: {wrong}\n")
-    return Exit.WRONG if run.deaths or report.wrong_pages else Exit.OK
+    return Exit.WRONG if result.deaths or report.wrong_pages else Exit.OK
 
 
 def _fail(error: Exception | str, code: int) -> int:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pagetier.client.cli.replay import replay as replay_command
 from pagetier.client.cli.replay.page_content import Pattern, wrong_pages
 from pagetier.client.cli.replay.private_daemon import frame_bytes
-from pagetier.client.cli.replay.report import CounterDeltas, ReplayCounts, ReplayRun, show
+from pagetier.client.cli.replay.report import CounterDeltas, ReplayCounts, ReplayResult, show
 from pagetier.client.cli.replay.run import ReplayArguments, job_of
 from pagetier.client.cli.replay.trace import TraceError, read_trace
 from pagetier.client.keys import Keys
@@ -115,7 +115,7 @@ def test_pages_that_a_policy_leaves_out_are_reported(tmp_path: Path) -> None:
 def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     counts = ReplayCounts(requests=10, prompt_tokens=20_480, asked=40, loaded=10, wrong=2, stored=30, load_seconds=0.5)
     counts.left_out = 3
-    run = ReplayRun(
+    result = ReplayResult(
         counts=counts,
         counters=CounterDeltas(evicted=7),
         disk_frames=0,
@@ -125,7 +125,7 @@ def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[st
         page_bytes=PAGE,
         deaths=["one"],
     )
-    rows = rows_of(run, capsys)
+    rows = rows_of(result, capsys)
     assert rows["hit in memory"] == "5,120 (25.00%)"
     assert rows["loaded and verified"] == "10 (40.0 KiB, 80.0 KiB/s)"
     assert rows["wrong content"] == "2" and rows["evicted"] == "7" and rows["left out"] == "3"
@@ -136,7 +136,7 @@ def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[st
     counters = CounterDeltas(
         evicted=7, disk_read=5, disk_read_bytes=5 * PAGE, disk_written=9, disk_written_bytes=9 << 20, disk_lost=2
     )
-    rows = rows_of(msgspec.structs.replace(run, counters=counters, disk_frames=100), capsys)
+    rows = rows_of(msgspec.structs.replace(result, counters=counters, disk_frames=100), capsys)
     assert rows["hit in memory"] == "3,072 (15.00%)"
     assert rows["hit on disk"] == "2,048 (10.00%)"
     assert rows["hit in either"] == "5,120 (25.00%)"
@@ -144,9 +144,9 @@ def test_the_table_has_the_counts_of_the_report(capsys: pytest.CaptureFixture[st
     assert (rows["loaded from disk"], rows["evicted unwritten"]) == ("4", "2")
 
 
-def rows_of(run: ReplayRun, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+def rows_of(result: ReplayResult, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     """Returns the table's values by the names of its rows."""
-    show(run.report())
+    show(result.report())
     lines = capsys.readouterr().out.splitlines()
     return {cells[0].strip(): cells[1].strip() for line in lines if len(cells := line.strip("│").split("│")) == 2}
 
