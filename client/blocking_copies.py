@@ -26,13 +26,16 @@ class HostCopies:
         self._client, self._cache = client, cache
 
     def load(self, match: Match, slots: SlotMap, start_page: int, timeout: float | None) -> int:
-        """Copies pages of a match into the cache, from `start_page` on, and returns how many were copied.
+        """Copies pages of a match into the cache, from `start_page` on.
 
         Args:
             match: A match that is not released.
             slots: The slots of one page or more.
             start_page: The first page to copy.
             timeout: Seconds to wait for pages on disk and in the fleet; None for the client's timeout.
+
+        Returns:
+            How many pages were copied.
         """
         return self._client.load(match, Blocks(self._cache, slots), start_page, timeout)
 
@@ -43,6 +46,9 @@ class HostCopies:
             keys: The keys of the pages from the first page of the prompt on.
             slots: The slots of each key.
             timeout: Seconds to wait for the daemon; None for the client's timeout.
+
+        Returns:
+            What became of each page.
         """
         return self._client.store(keys, Blocks(self._cache, slots), timeout=timeout)
 

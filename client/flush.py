@@ -10,9 +10,10 @@ from pagetier.shm.protocol import Answer, Flush, Flushed
 
 
 def flush(attachment: Attachment, namespace: Namespace, deadline: Deadline) -> bool:
-    """Drops a namespace's pages, and returns whether the daemon has confirmed before the deadline that none is left.
+    """Drops a namespace's pages. Waits for an attachment in progress, and then for the response.
 
-    Waits for an attachment in progress, and then for the response.
+    Returns:
+        Whether the daemon has confirmed before the deadline that no page is left.
     """
     attachment.wait_linked(deadline.left)
     pending = _flush_request(attachment, namespace)
