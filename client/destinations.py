@@ -22,7 +22,7 @@ class Destination(ABC):
         self.start_page = start_page
 
     @abstractmethod
-    def room(self, page_bytes: int) -> int:
+    def page_count(self, page_bytes: int) -> int:
         """Returns the number of pages of this size that fit.
 
         Raises TypeError or ValueError for memory that is not writable.
@@ -32,7 +32,7 @@ class Destination(ABC):
         """Copies the pages of a match except for the first `done`, and returns how many."""
         session = match.session
         sizes = match.page_sizes[self.start_page :]
-        count = min(self.room(int(sizes[0])), len(sizes)) if len(sizes) else 0
+        count = min(self.page_count(int(sizes[0])), len(sizes)) if len(sizes) else 0
         return self._copy(session, match, done, sizes[:count]) if session is not None and count > done else 0
 
     @abstractmethod
@@ -51,8 +51,8 @@ class BufferDestination(Destination):
         self._out = out
         self._threads = threads
 
-    def room(self, page_bytes: int) -> int:
-        """Implements Destination.room(). Returns 0 if one buffer does not hold whole pages of this size."""
+    def page_count(self, page_bytes: int) -> int:
+        """Implements Destination.page_count(). Returns 0 if one buffer does not hold whole pages of this size."""
         try:
             return page_count(self._out, page_bytes)
         except ValueError:
@@ -60,7 +60,7 @@ class BufferDestination(Destination):
             return 0
 
     def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
-        memory = _fitting(pages_of(self._out, self.room(int(sizes[0])), Access.WRITE), sizes)
+        memory = _fitting(pages_of(self._out, self.page_count(int(sizes[0])), Access.WRITE), sizes)
         addresses = memory.addresses[done:]
         return session.copy_out(match, self.start_page + done, addresses, memory.sizes[done:], self._threads)
 
@@ -77,8 +77,8 @@ class BlockDestination(Destination):
         self._transfer = out.loading
         self._threads = threads
 
-    def room(self, page_bytes: int) -> int:
-        """Implements Destination.room(). The size does not matter: a page of another size is a miss."""
+    def page_count(self, page_bytes: int) -> int:
+        """Implements Destination.page_count(). The size does not matter: a page of another size is a miss."""
         return len(self._transfer.slots)
 
     def _copy(self, session: Session, match: Match, done: int, sizes: npt.NDArray[np.uint64]) -> int:
@@ -136,7 +136,7 @@ def unpinned_prefix_of(match: Match, out: Destination) -> UnpinnedPrefix | None:
 
     Pages that are not on disk are among them while the fleet can be asked for them.
 
-    If no page is pinned, the page size is unknown, and one buffer counts as room for all pages.
+    If no page is pinned, the page size is unknown, and one buffer counts as large enough for all pages.
     """
     keys, session = match.keys, match.session
     if keys is None or not match.pinned or session is None or not session.usable:
@@ -146,7 +146,7 @@ def unpinned_prefix_of(match: Match, out: Destination) -> UnpinnedPrefix | None:
         return None
     sizes = match.page_sizes
     page_bytes = int(sizes[min(out.start_page, len(sizes) - 1)]) if len(sizes) else 1
-    ends = min(available, out.start_page + out.room(page_bytes))
+    ends = min(available, out.start_page + out.page_count(page_bytes))
     if ends <= max(out.start_page, len(match)):
         return None
     on_disk = min(ends, match.available_pages) - len(match)

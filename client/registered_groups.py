@@ -220,8 +220,8 @@ class RegisteredGroups:
     @contextmanager
     def _read_rest(self, match: GroupMatch, tables: Sequence[_Table], timeout: float | None) -> Iterator[GroupMatch]:
         """Yields the longer hit if its pages on disk or in the fleet, for which there are blocks, came in time."""
-        room = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
-        limit, seconds = min(room, match.asked), self._client.timeout if timeout is None else timeout
+        most = min(len(table) // _entries(cache) * cache.page_tokens for cache, table in self._with(tables))
+        limit, seconds = min(most, match.asked), self._client.timeout if timeout is None else timeout
         session = self._client.session
         asks = session is not None and session.asks_fleet
         if limit <= match.tokens or not (asks or match.available_tokens > match.tokens):

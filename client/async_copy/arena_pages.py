@@ -57,11 +57,11 @@ def bytes_of_pages(transfers: Iterable[Transfer], count: int) -> npt.NDArray[np.
 def chunks_of(pages: Indices, sizes: npt.NDArray[np.int64], most: int) -> list[Indices]:
     """Returns the pages, in order, in chunks of at most `most` bytes, or of one page."""
     chunks: list[list[int]] = []
-    room = 0
+    left = 0
     for page, size in zip(pages.tolist(), sizes[pages].tolist(), strict=True):
-        if not chunks or size > room:
+        if not chunks or size > left:
             chunks.append([])
-            room = most
+            left = most
         chunks[-1].append(page)
-        room -= size
+        left -= size
     return [np.array(chunk, np.intp) for chunk in chunks]

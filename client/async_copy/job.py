@@ -63,7 +63,7 @@ class CopyJob(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether no copies of the job are running and it holds no pages.
+        """Whether no copies of the job are running and it has no pages reserved or pinned.
 
         If the device failed during them, this stays False.
         """

@@ -29,7 +29,7 @@ from pagetier.shm._core import Pins, Session
 
 
 class Source(msgspec.Struct, frozen=True, eq=False):
-    """Pages that are pinned for one load, and their destination. The session is held until release()."""
+    """Pages that are pinned for one load, and their destination. The arena is retained until release()."""
 
     session: Session
     pins: Pins

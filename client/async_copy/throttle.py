@@ -46,8 +46,8 @@ class CopyBacklog:
         too low could otherwise never be corrected.
         """
         rate = min(self._rate.value, self._cap or np.inf)
-        room = self._seconds * rate - self.queued
-        count = int(np.searchsorted(np.cumsum(sizes), room, side="right"))
+        free = self._seconds * rate - self.queued
+        count = int(np.searchsorted(np.cumsum(sizes), free, side="right"))
         if not count and not self.queued:
             count = min(1, len(sizes))
         self.queued += int(sizes[:count].sum())
