@@ -1,128 +1,116 @@
-"""One device of the disk tier: its worker, and what the worker's start, reports and end mean for the index."""
+"""One device of the disk tier: its worker, what is written to it, and what the worker's reports and end mean.
+
+The life of a device follows its worker's:
+
+1. The supervisor starts a worker (`started`), which opens the files and reports their inventory (`hear`). When the
+   inventory is in the index, the device takes commands (`_load`, `begin`).
+2. WriteBehind chooses pages, the device sends them (`write`), and the worker reports what it wrote (`hear`). The steps
+   and their reasons are described in write_behind.py. DiskReads sends the reads.
+3. The worker ends (`ended`): the pages on the device leave the index. The files keep them, and the next worker's
+   inventory brings them back. So a death needs no reconciliation, and no order of events can bring back bytes of
+   another page: the index knows of a page on disk only by a report of the worker that runs.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import logging
+from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable, Collection
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol
-
-import msgspec
+from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.common.log_throttle import FaultLog
 from pagetier.daemon.config.capacity import frames_of_device
 from pagetier.daemon.config.disk_options import DeviceOptions
-from pagetier.daemon.config.validation import beyond_its_disk
-from pagetier.daemon.disk.device_writes import STALLED_S
+from pagetier.daemon.disk.commands_in_flight import STALLED_S, CommandsInFlight
+from pagetier.daemon.disk.device_health import DeviceHealth
+from pagetier.daemon.disk.device_opening import DeviceOpening, OpeningStage
+from pagetier.daemon.disk.device_status import DeviceStatus
 from pagetier.daemon.disk.pending_flushes import DeviceFlushes, PendingFlushes
-from pagetier.daemon.disk.reads import DiskReads
-from pagetier.daemon.disk.saved_lookups import restore_lookups
-from pagetier.daemon.disk.write_behind import WriteBehind
-from pagetier.daemon.status.disk_report import DeviceReport, Standing, with_state
+from pagetier.daemon.disk.surroundings import Surroundings
+from pagetier.daemon.disk.write_batch import WriteBatch, stamp_offset, write_command
+from pagetier.daemon.status.disk_report import Standing
 from pagetier.daemon.workers.supervisor import Supervisor
 from pagetier.daemon.workers.worker_process import CommandSender, no_worker
-from pagetier.shm._core import KEY_BYTES, Owner, WriteRule
+from pagetier.shm._core import KEY_BYTES, Owner
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
-from pagetier.shm.protocol import ProtocolError
 from pagetier.shm.segments import Segments
-from pagetier.shm.units import counted, format_size
-from pagetier.tiers.worker_protocol import (
-    Complete,
-    HasRead,
-    InventoryPart,
-    Opened,
-    OpenFailed,
-    Report,
-    SavedLookups,
-    StateReport,
-    Synced,
-    Trust,
-    Wrote,
-)
-
-if TYPE_CHECKING:
-    from pagetier.daemon.disk.inventory import Inventory
+from pagetier.tiers.worker_protocol import Complete, HasRead, Opened, Report, StateReport, Sync, Synced, Write, Wrote
 
 log = logging.getLogger("pagetierd.disk")
 
-
-class _Stage(Enum):
-    """How far the worker is with opening the device and reporting its inventory."""
-
-    STARTED = 0
-    OPENED = 1
-    COMPLETE = 2
-
-
-class SharedTier(Protocol):
-    """What the devices of a tier share. See DiskTier."""
-
-    write_behind: WriteBehind
-    reads: DiskReads
-
-    @property
-    def rule(self) -> WriteRule:
-        """The rule by which pages are written now."""
-
-    def changed(self) -> None:
-        """Publishes the status, because a device has changed."""
-
-    def ends(self) -> None:
-        """Takes note that the worker of a device ended, before the index forgets its pages."""
-
-    def release_stores(self) -> None:
-        """Releases the stores that waited for the disk and need not any more."""
-
-    def others_open(self, device: DiskDevice) -> bool:
-        """Returns whether pages can be found on another device."""
+_IN_FLIGHT: Final = 2
+_MOST_DROPS: Final = 1 << 20  # in one command, because the size of a message is limited
 
 
 class DiskDevice:
-    """One device, a Watcher of its worker. On the loop's thread only.
+    """One device, the Watcher of its worker. On the loop's thread only.
 
     Attributes:
         number: Its number in the index.
         options: The settings that are in force.
-        report: The status, as it was noted last.
+        status: What is published of the device.
         send: Sends the worker a command; the command is lost if there is no worker.
+        ready: Whether the worker accepts writes and drops.
+        commands: The writes, drops and the sync that are in progress.
+        health: Whether the device writes and syncs.
         flushes: What was flushed and may still be on the device.
-        refused: The last worker could not open the device, or could not be started.
+        device_bytes: Bytes that the workers of this daemon handed to the file system.
     """
 
     def __init__(
-        self, number: int, options: DeviceOptions, tier: SharedTier, segments: Segments, loop: asyncio.AbstractEventLoop
+        self, number: int, options: DeviceOptions, tier: Surroundings, segments: Segments, loop: AbstractEventLoop
     ) -> None:
         self._owner: Owner = segments.owner
         self._loop = loop
         self._tier = tier
         self.number = number
         self.options = options
-        self.send: CommandSender = no_worker
         self.supervisor = Supervisor(segments, options, self, loop)
-        self.writes = tier.write_behind.add(number, str(options.path))
+        self.send: CommandSender = no_worker
+        self.ready = False
+        self.commands = CommandsInFlight()
+        self.health = DeviceHealth(str(options.path))
         self.flushes = DeviceFlushes(loop)
-        self.refused = False
-        self._contents = _new_inventory(self._owner, number)  # imports numpy now, while no engine waits for the loop
-        self._stage, self._began = _Stage.STARTED, 0.0
-        self._unverified = False  # the last worker ended because the next one has to verify the files
-        self._loading: asyncio.Task[None] | None = None
-        name = str(options.path)
-        self._faults = FaultLog(name.replace("%", "%%") + ": %s", f"{name}: the disk answers again")
-        self.report = DeviceReport(folder=str(options.path))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether pages can be found on the device."""
-        return self.report.standing is Standing.OPEN
+        self.device_bytes = 0
+        self.status = DeviceStatus(number, options, self._owner, tier)
+        self._opening = DeviceOpening(self._owner, number)
+        self._loading: Task[None] | None = None
+        self._numbers = itertools.count(1)
+        self._awaited_until = loop_clock.now() + STALLED_S
+        self._offset = 0  # stamp of a page on disk minus its tick in memory
 
     @property
     def expected(self) -> bool:
         """Whether the device is open or soon will be."""
-        coming = self.supervisor.has_worker or not self.refused
-        return self.is_open or (self.supervisor.goes_on and coming)
+        coming = self.supervisor.has_worker or not self._opening.refused
+        return self.status.is_open or (self.supervisor.goes_on and coming)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the device has not said yet which pages it has, and soon will."""
+        return self._awaited_until > 0.0 and loop_clock.now() < self._awaited_until  # asked for each store
+
+    @property
+    def accepts(self) -> bool:
+        """Whether another batch may be sent to the device."""
+        return self.ready and len(self.commands) < _IN_FLIGHT
+
+    @property
+    def paused(self) -> bool:
+        """Whether pages should rather go to other devices, because this one failed to write or does not answer."""
+        return self.health.paused or bool(self.commands.stalled())
+
+    @property
+    def writing(self) -> bool:
+        """Whether pages are being written without trouble."""
+        return bool(self.commands) and not self.health.trouble and not self.commands.stalled()
+
+    @property
+    def busy(self) -> bool:
+        """Whether pages are being written or synced, or wait for a sync."""
+        return bool(self.commands) or self.commands.syncing or self.commands.unsynced
 
     def start(self) -> None:
         """Starts the worker."""
@@ -131,105 +119,175 @@ class DiskDevice:
         self.supervisor.start()
 
     def resize(self, options: DeviceOptions) -> None:
-        """Changes the size: a new worker replaces the current one and drops pages that do not fit."""
+        """Changes the size: a new worker replaces the current one and drops pages that do not fit.
+
+        The current worker completes its commands and ends (`ended`), so its pages leave the index. Only the next worker
+        changes the files, and reports what is left of them.
+        """
         self.options = options
         self.supervisor.renew(options)
-
-    def flushed(self, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
-        """Drops flushed pages from the device. See DiskTier.flushed()."""
-        self._drop(self.flushes.namespaces, digests, then)
-
-    def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
-        """Drops single pages from the device. See DiskTier.forgotten()."""
-        self._drop(self.flushes.pages, [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)], then)
-
-    def _drop(self, flushes: PendingFlushes, digests: Collection[bytes] | None, then: Callable[[str], None]) -> None:
-        if not self.writes.ready:
-            flushes.keep(digests, then)
-        elif command := self.writes.drop_now():
-            flushes.wait(digests, command, then)
-        else:
-            then("")
-
-    def note(self, **news: object) -> None:
-        """Takes over the fields in `news` and the current values of the others, and publishes them."""
-        stalled = self._stalled()
-        if stalled or (self.send is not no_worker and self._stage is not _Stage.STARTED):  # no worker, no answer
-            self._faults.report(stalled)
-        known = self.report.trouble if not self.is_open and "standing" not in news else ""
-        room = self.writes.room
-        news |= {
-            "trouble": news.get("trouble") or stalled or self.writes.trouble or known,
-            "device_bytes": self.writes.device_bytes,
-            "restarts": self.supervisor.restarts,
-            "used_frames": room.used_frames,
-            "pages": room.pages,
-            "bytes": room.bytes,
-        }
-        self.report = msgspec.structs.replace(self.report, **news)
-        self._tier.changed()
 
     def started(self, slot: int, send: CommandSender) -> None:
         """Implements Watcher.started()."""
         self._tier.reads.begin(self.number, slot, send)
         self.send = send
-        self._began = loop_clock.now()
-        self._stage, self.refused, self._unverified = _Stage.STARTED, False, False
-        self._contents = _new_inventory(self._owner, self.number)
+        self._opening = DeviceOpening(self._owner, self.number)
 
     def hear(self, report: Report) -> None:
         """Implements Watcher.hear(). Raises ProtocolError for a report that is invalid now."""
         match report:
             case Wrote():
-                self._tier.write_behind.wrote(self.writes, report)
-                self.flushes.done(report.number, report.reason)
-                self._tier.release_stores()
+                self._wrote(report)
             case HasRead():
                 self._tier.reads.has_read(self.number, report)
             case Synced():
-                self.writes.synced(report)
+                self.commands.end_sync()
+                self.health.synced(report.reason)
             case StateReport():
-                self.report = with_state(self.report, report.state)
+                self.status.note_state(report.state)
             case _:
                 self._hear_opening(report)
 
     def _hear_opening(self, report: Report) -> None:
-        match report, self._stage:
-            case Opened(), _Stage.STARTED:
-                self._stage = _Stage.OPENED
-                self._owner.disk_open(report.capacity, self._tier.rule, self.number)
-                point("disk.opened")
-                self.report = with_state(self.report, report.state)
-            case SavedLookups(), _Stage.OPENED:
-                restore_lookups(self._owner, report.data)
-            case InventoryPart(), _Stage.OPENED:
-                self._contents.add(report)
-            case Complete(), _Stage.OPENED:
-                self._stage = _Stage.COMPLETE
+        self._opening.hear(report, self._tier.write_behind.rule)
+        match report:
+            case Opened():
+                self.status.note_state(report.state)
+            case Complete():
                 self._loading = self._loop.create_task(self._load())
-            case OpenFailed(), _:  # the process keeps the reason for the supervisor, and the end of the worker follows
-                self._unverified = report.trust is not Trust.AS_LEFT  # the next worker verifies the files, then opens
-                self.refused = self._stage is not _Stage.COMPLETE and not self._unverified
-            case _:
-                raise ProtocolError(f"{type(report).__name__} at the wrong time")
+
+    async def _load(self) -> None:
+        """Loads the inventory of the device into the index, then starts to write and to drop pages."""
+        drops, newest = await self._opening.load(self.flushes)
+        self.flushes.again(self.begin(drops, newest))
+        point("disk.begun")
+        self.status.log_open(self.options, self._opening.seconds)
+        self.note(standing=Standing.OPEN, trouble="")  # last: who sees it finds the lines in the log
+
+    def begin(self, drops: bytes, newest: int = 0) -> int:
+        """Starts to send commands to a new worker. Pages that the previous worker did not drop are dropped again.
+
+        Args:
+            drops: The keys of pages to drop before anything else.
+            newest: The latest stamp on the device.
+
+        Returns:
+            The number of the command that drops the last of these keys; 0 if there are none.
+        """
+        self._offset = self._offset or stamp_offset(newest)
+        self._owner.disk_drop(self.commands.lost_drops, self.number)
+        self.commands.lost_drops = b""
+        self.ready, self._awaited_until = True, 0.0
+        self.health.try_again()
+        return self._drop(drops) if drops else 0
 
     def ended(self, slot: int, why: str) -> None:
-        """Implements Watcher.ended(): the device has no pages until the next worker has opened it."""
+        """Implements Watcher.ended(): the device has no pages until the next worker has opened it.
+
+        The order matters. The worker's pins and grants return first, so that pages whose frames it held are complete or
+        gone. Then the index forgets the pages of the device: a page only on it is a miss, and a page that was being
+        written counts as unwritten again, whether or not the dead worker committed it. Only then are the requests
+        answered that waited for the worker, since an engine that hears of it may ask again at once.
+        """
         if self._loading is not None:
             self._loading.cancel()
-        self._tier.ends()
-        self.refused |= self._stage is _Stage.STARTED and not (self.supervisor.renewing or self._unverified)
+        self._tier.worker_ends()
+        if not self.supervisor.renewing:
+            self._opening.give_up()
         self._owner.reap(slot)
         point("disk.reaped")
         self._owner.disk_close(self.number)
         point("disk.closed")
-        self.send = no_worker
-        self._tier.write_behind.lost(self.writes)
+        self.send, self.ready, self._awaited_until = no_worker, False, 0.0
+        self.commands.lose()
+        self.health.forget()  # the reason why there is no worker matters more than failed writes
+        self._tier.write_behind.note_work()
         self.flushes.lost()
-        self._tier.release_stores()
+        self._tier.backpressure.release_ready()
         self._tier.reads.lost(self.number)
         point("disk.lost")
         self._report_down(why)
+
+    def failed(self, why: str) -> None:
+        """Implements Watcher.failed()."""
+        self._opening.refused = True
+        self.note(standing=Standing.DOWN, trouble=why)
+        self.status.log_down(why)
+
+    def write(self, batch: WriteBatch, drops: bytes, paid: int) -> None:
+        """Sends a batch, of which `paid` bytes are charged to the budget already.
+
+        The drops go with it, because the batch was given the room of the pages that it evicted: the worker drops first.
+        """
+        spaces = self._owner.spaces() if len(batch) else []
+        self._put(write_command(next(self._numbers), batch, drops, self._offset, spaces), paid)
+        point("write_behind.sent")
+
+    def _wrote(self, report: Wrote) -> None:
+        """Handles a completed write command. Raises ProtocolError if there is no such command."""
+        write = self.commands.end(report)
+        point("write_behind.reported")
+        self.device_bytes += report.disk_bytes
+        self.health.wrote(report, write.drops)  # before more is sent: a device that failed is left out
+        self._tier.write_behind.wrote(self.number, write, report)
+        self.flushes.done(report.number, report.reason)
+        self._tier.backpressure.release_ready()  # last: pages that were just written may leave for a store
+
+    def tidy(self, sync_s: float) -> None:
+        """Sends due drops, and a sync if none was sent for `sync_s` seconds. Called a few times a second."""
+        if not self.ready:
+            return
+        if drops := self._owner.disk_drops(self.number):
+            self._drop(drops)
+        if self.commands.sync_due(sync_s):
+            self._sync()
+
+    def sync_soon(self) -> None:
+        """Syncs as soon as no page is being written."""
+        if self.ready and self.commands.unsynced and not self.commands and not self.commands.syncing:
+            self._sync()
+
+    def _sync(self) -> None:
+        self.commands.begin_sync()
+        self.send(Sync(next(self._numbers)))
+
+    def _drop(self, drops: bytes) -> int:
+        """Asks the worker to drop these keys and returns the number of the last command."""
+        number = 0
+        for first in range(0, len(drops), KEY_BYTES * _MOST_DROPS):
+            number = next(self._numbers)
+            self._put(Write(number, drops[first : first + KEY_BYTES * _MOST_DROPS]), 0)
+            point("write_behind.dropped")
+        return number
+
+    def _put(self, command: Write, paid: int) -> None:
+        self.commands.add(command, paid)
+        self.send(command)
+
+    def drop_flushed(
+        self, flushes: PendingFlushes, digests: Collection[bytes] | None, then: Callable[[str], None]
+    ) -> None:
+        """Drops flushed pages from the device, or remembers them in `flushes` until it is back. See DiskTier.flushed().
+
+        The index listed their keys as drops. The last write may have taken the keys along already: then the newest
+        command that drops pages completes the flush.
+        """
+        if not self.ready:
+            flushes.keep(digests, then)
+            return
+        drops = self._owner.disk_drops(self.number)
+        if command := self._drop(drops) if drops else self.commands.last_drop:
+            flushes.wait(digests, command, then)
+        else:
+            then("")
+
+    def note(self, **news: object) -> None:
+        """Publishes the status, with the fields in `news`."""
+        stalled = (self.supervisor.has_worker and self._opening.stalled()) or self.commands.stalled()
+        if stalled or (self.send is not no_worker and self._opening.stage is not OpeningStage.STARTED):
+            self.health.answers.report(stalled)  # without a worker there is no answer, and no fault either
+        news |= {"device_bytes": self.device_bytes, "restarts": self.supervisor.restarts}
+        self.status.note(stalled or self.health.trouble, **news)
 
     def _report_down(self, why: str) -> None:
         if self.supervisor.renewing:
@@ -238,63 +296,4 @@ class DiskDevice:
             return
         self.note(standing=Standing.DOWN, trouble=why)
         if not self.supervisor.leaving:
-            self._log_down(why)
-
-    def _log_down(self, why: str) -> None:
-        if self._tier.others_open(self):
-            line = "the disk tier in %s is down: %s; its pages are misses until it is back"
-            log.warning(line, self.options.path, why, extra=event("disk_device_down"))
-        else:
-            log.warning("no disk tier: %s; serving from memory only", why, extra=event("disk_down"))
-
-    def failed(self, why: str) -> None:
-        """Implements Watcher.failed()."""
-        self.refused = True
-        self.note(standing=Standing.DOWN, trouble=why)
-        self._log_down(why)
-
-    async def _load(self) -> None:
-        """Loads the inventory of the device into the index, then starts to write and to drop pages."""
-        contents, self._contents = self._contents, _new_inventory(self._owner, self.number)
-        drops = await contents.load_into_index(self.flushes.namespaces.among, self.flushes.pages.digests)
-        self._owner.disk_complete(self.number)
-        point("disk.known")
-        self.flushes.again(self.writes.begin(self.send, drops, contents.newest))
-        point("disk.begun")
-        self._log_open()
-        self.note(standing=Standing.OPEN, trouble="")  # last: who sees it finds the lines in the log
-
-    def _log_open(self) -> None:
-        room, frame = self.writes.room, self._owner.header().frame_bytes
-        log.info(
-            "disk tier in %s: %s, %s of %s in %s frames (cap %s), %s; ready after %.2f s",
-            self.options.path,
-            counted(room.pages, "page"),
-            format_size(room.bytes),
-            format_size(room.frames * frame),
-            f"{room.frames:,}",
-            format_size(self.options.size),
-            self.report.opened,
-            loop_clock.now() - self._began,
-            extra=event("disk_open", pages=room.pages),
-        )
-        if too_large := self.too_large():
-            log.warning("%s", too_large, extra=event("disk_size"))
-
-    def too_large(self) -> str:
-        """Returns a warning if the device may outgrow its file system, else ""."""
-        return beyond_its_disk(self.options, self.report.disk_total)
-
-    def _stalled(self) -> str:
-        """Returns a sentence if the device has not answered for long, be it a command or the opening; else ""."""
-        waited = loop_clock.now() - self._began
-        if self._stage is _Stage.STARTED and self.supervisor.has_worker and waited > STALLED_S:
-            return f"the disk has not answered for {waited:.0f} s: it is still being opened"
-        return self.writes.stalled()
-
-
-def _new_inventory(owner: Owner, device: int) -> Inventory:
-    """Returns an empty inventory. It imports numpy, which a daemon without a disk does not need."""
-    from pagetier.daemon.disk.inventory import Inventory
-
-    return Inventory(owner, device)
+            self.status.log_down(why)

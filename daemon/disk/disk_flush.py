@@ -6,8 +6,7 @@ import logging
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
-from pagetier.daemon.config.disk_options import DiskOptions
-from pagetier.daemon.disk.write_behind import RULES, WriteBehind
+from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.shm._core import Owner, UnwrittenPages, WriteRule
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
@@ -19,9 +18,8 @@ _ASKED_AGAIN_S: Final = 2.0
 class DiskFlush:
     """A flush of all pages to an open tier. On the loop's thread only."""
 
-    def __init__(self, owner: Owner, options: DiskOptions, write_behind: WriteBehind) -> None:
+    def __init__(self, owner: Owner, write_behind: WriteBehind) -> None:
         self._owner, self._write_behind = owner, write_behind
-        self._rule = RULES[options.write]
         self._until = 0.0
 
     def ask(self, number: int) -> Saved:
@@ -33,7 +31,7 @@ class DiskFlush:
         if not self._write_behind.flush_all or number == 0:
             self._write_behind.flush_all = True
             self._write_behind.try_again()
-            self._owner.disk_rule(WriteRule.THROUGH)
+            self._owner.disk_rule(self._write_behind.rule)
         self._write_behind.write_due()
         left = self._owner.unwritten()
         if not left.pages:
@@ -51,7 +49,7 @@ class DiskFlush:
         """Ends the flush when no client has polled for two seconds. Called a few times a second."""
         if self._write_behind.flush_all and loop_clock.now() > self._until:
             self._write_behind.flush_all = False
-            self._owner.disk_rule(self._rule)
+            self._owner.disk_rule(self._write_behind.rule)
 
     @property
     def memory_only_reason(self) -> str:

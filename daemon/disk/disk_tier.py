@@ -15,21 +15,20 @@ from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.disk_flush import DiskFlush, in_memory, log_lost, missing_on_disk
 from pagetier.daemon.disk.pending_flushes import Answers
 from pagetier.daemon.disk.reads import DiskReads
-from pagetier.daemon.disk.saved_lookups import save_lookups
 from pagetier.daemon.disk.stop_progress import StopProgress
-from pagetier.daemon.disk.write_behind import RULES, WriteBehind
+from pagetier.daemon.disk.write_behind import WriteBehind
 from pagetier.daemon.disk.write_budget import Budget
 from pagetier.daemon.status.disk_report import DiskCounters, Standing
 from pagetier.daemon.status.huge_page_report import HugePageReport
 from pagetier.daemon.status.phase import PhaseProgress
 from pagetier.daemon.status.publisher import StatusPublisher
-from pagetier.shm._core import DISK_DEVICES, Owner, UnwrittenPages, WriteRule
+from pagetier.shm._core import DISK_DEVICES, KEY_BYTES, Owner, UnwrittenPages
 from pagetier.shm.failpoints import point
 from pagetier.shm.log_format import event
 from pagetier.shm.protocol import Saved
 from pagetier.shm.segments import Segments
 from pagetier.shm.units import spell_duration
-from pagetier.tiers.worker_protocol import GetState
+from pagetier.tiers.worker_protocol import GetState, SaveLookups
 
 log = logging.getLogger("pagetierd.disk")
 
@@ -41,7 +40,7 @@ _MORE_WORKERS: Final = 1  # restarts of the worker that a stop waits for
 class DiskTier:
     """The disk tier as the service sees it. On the loop's thread only.
 
-    Without a configured disk it finds no page, delays no store and has no effect. Implements SharedTier.
+    Without a configured disk it finds no page, delays no store and has no effect. Implements Surroundings.
 
     Attributes:
         write_behind: Decides which pages are written.
@@ -58,12 +57,12 @@ class DiskTier:
         self._populated = config.arena.prefault == "populate"
         self._options = config.disk
         self.budget = Budget(config.disk.budget if config.disk.size else 0)
-        self.write_behind = WriteBehind(self._owner, config.disk, self.budget)
+        self._devices: list[DiskDevice] = []
+        self.write_behind = WriteBehind(self._owner, config.disk, self.budget, self._devices)
         self.reads = DiskReads(self._owner, int(config.store.reservation_timeout * 1e9), loop)
         self.backpressure = BackPressure(self._owner, self.write_behind, config.disk.store_timeout, loop)
-        self.flush = DiskFlush(self._owner, config.disk, self.write_behind)
+        self.flush = DiskFlush(self._owner, self.write_behind)
         self.published = StatusPublisher(self._owner)
-        self._devices: list[DiskDevice] = []
         self._leaving = False
         self._lost: UnwrittenPages | None = None  # what the tier lacked when its first worker ended during a stop
         self._removals: set[asyncio.Task[None]] = set()
@@ -89,27 +88,19 @@ class DiskTier:
     # For the devices.
 
     @property
-    def rule(self) -> WriteRule:
-        """The rule by which pages are written now."""
-        return WriteRule.THROUGH if self.write_behind.flush_all else RULES[self._options.write]
+    def is_open(self) -> bool:
+        """Whether pages can be found on a device."""
+        return any(device.status.is_open for device in self._devices)
 
     def changed(self) -> None:
-        """Implements SharedTier.changed()."""
-        if reports := [device.report for device in self._devices]:
+        """Implements Surroundings.changed()."""
+        if reports := [device.status.report for device in self._devices]:
             self.published.note(reports, self._options.write, self.budget.report())
 
-    def ends(self) -> None:
-        """Implements SharedTier.ends()."""
+    def worker_ends(self) -> None:
+        """Implements Surroundings.worker_ends()."""
         if self._leaving and self._lost is None:
             self._lost = missing_on_disk(self._owner)
-
-    def release_stores(self) -> None:
-        """Implements SharedTier.release_stores()."""
-        self.backpressure.release_ready()
-
-    def others_open(self, device: DiskDevice) -> bool:
-        """Implements SharedTier.others_open()."""
-        return any(other.is_open for other in self._devices if other is not device)
 
     def _add(self, options: DeviceOptions) -> DiskDevice:
         taken = {device.number for device in self._devices}
@@ -118,10 +109,6 @@ class DiskTier:
         device.supervisor.populated = self._populated
         self._devices.append(device)
         return device
-
-    @property
-    def _is_open(self) -> bool:
-        return any(device.is_open for device in self._devices)
 
     @property
     def _restarts(self) -> int:
@@ -137,16 +124,25 @@ class DiskTier:
         ends = self._loop.time() + timeout
         await self._save_all(ends)
         point("disk.saved")
-        is_open, left = self._is_open, ends - self._loop.time()
+        is_open, left = self.is_open, ends - self._loop.time()
         over = "" if left > 0 else f"disk.stop_timeout = {spell_duration(timeout)} is over"
         why = ", ".join(filter(None, (over, self._why_unsaved())))
-        save_lookups(self._owner, (device.send for device in self._devices if device.is_open))
+        self._save_lookups()
         self._leaving = True
         await asyncio.gather(
-            *(device.supervisor.stop(max(_PAUSE_S, left) if device.is_open else _PAUSE_S) for device in self._devices)
+            *(
+                device.supervisor.stop(max(_PAUSE_S, left) if device.status.is_open else _PAUSE_S)
+                for device in self._devices
+            )
         )
         lost = (self._lost or missing_on_disk(self._owner)) if is_open else in_memory(self._owner)
         log_lost(lost, why or (self.flush.memory_only_reason if lost.skipped else "they were stored during the stop"))
+
+    def _save_lookups(self) -> None:
+        """Keeps what is known of lookups on a device, because the stop releases the memory that has it."""
+        device = next((device for device in self._devices if device.status.is_open), None)
+        if device is not None and (lookups := self._owner.save_lookups()):
+            device.send(SaveLookups(lookups))
 
     async def _save_all(self, ends: float) -> None:
         if self.published.report.standing is Standing.NONE and self._owner.header().pages:
@@ -154,7 +150,7 @@ class DiskTier:
         polls, last_try = 0, self._restarts + _MORE_WORKERS
         with StopProgress(self.published, ends - self._loop.time()) as progress:
             while self._expected() and self._restarts <= last_try and self._loop.time() < ends:
-                is_open = self._is_open
+                is_open = self.is_open
                 if is_open and progress.show(self.save(polls)).synced:
                     return
                 polls = polls + 1 if is_open else 0
@@ -164,10 +160,10 @@ class DiskTier:
     def _expected(self) -> bool:
         """Returns whether the tier is open, or soon will be for unwritten pages."""
         expected = any(device.expected for device in self._devices)
-        return self._is_open or (expected and self._owner.header().pages > 0)
+        return self.is_open or (expected and self._owner.header().pages > 0)
 
     def _why_unsaved(self) -> str:
-        if not self._is_open:
+        if not self.is_open:
             return f"the disk tier is not open ({self._trouble})"
         return self.write_behind.stalled() or self.write_behind.trouble
 
@@ -231,7 +227,6 @@ class DiskTier:
     async def _end(self, device: DiskDevice) -> None:
         await device.supervisor.retire()
         self._devices.remove(device)
-        self.write_behind.remove(device.writes)
         self._add_missing()
         self.changed()
 
@@ -265,17 +260,18 @@ class DiskTier:
         """
         answers = Answers(len(self._devices), then)
         for device in self._devices:
-            device.flushed(digests, answers.of(device.options.path))
+            device.drop_flushed(device.flushes.namespaces, digests, answers.of(device.options.path))
 
     def forgotten(self, keys: bytes, then: Callable[[str], None]) -> None:
         """Drops single pages, which have left the index, from disk, as flushed() drops those of namespaces."""
         answers = Answers(len(self._devices), then)
+        pages = [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
         for device in self._devices:
-            device.forgotten(keys, answers.of(device.options.path))
+            device.drop_flushed(device.flushes.pages, pages, answers.of(device.options.path))
 
     def save(self, number: int) -> Saved:
         """Returns the progress of writing all pages to disk. The daemon continues while a client polls."""
-        if not self._is_open:
+        if not self.is_open:
             why = "there is no disk tier: set disk.path and disk.size" if not self.configured else self._trouble
             return Saved(number, 0, 0, synced=False, trouble=why)
         return self.flush.ask(number)
@@ -289,4 +285,4 @@ class DiskTier:
 
     def too_large(self) -> str:
         """Returns a warning if a device may outgrow its file system, else ""."""
-        return next(filter(None, (device.too_large() for device in self._devices)), "")
+        return next(filter(None, (device.status.too_large(device.options) for device in self._devices)), "")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from typing import Final
 
 import msgspec
 
+from pagetier.shm import clock
 from pagetier.shm._core import HISTORY_BYTES, KEY_BYTES, NamespaceRecord
 from pagetier.shm.protocol import Space
 from pagetier.tiers.worker_protocol import Write
+
+_NS: Final = 1e9
 
 
 class WriteBatch(msgspec.Struct, frozen=True):
@@ -61,6 +65,15 @@ def write_command(number: int, pages: WriteBatch, drops: bytes, offset: int, spa
         tuple(_space(known[space]) for space in used),
         pages.histories,
     )
+
+
+def stamp_offset(newest: int) -> int:
+    """Returns the difference between ticks and stamps, which order the pages on disk across restarts of the host.
+
+    A later write gets a later stamp even if the host's clock was set back, or is wrong until the network is up.
+    Otherwise the newest pages would be the first to leave the disk.
+    """
+    return max(int(clock.date() * _NS), newest) - clock.now_ns()
 
 
 def _space(record: NamespaceRecord) -> Space:

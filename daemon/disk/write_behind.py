@@ -1,16 +1,39 @@
-"""Write-behind: writes the coldest pages to disk before they have to leave memory, and chooses the device of each."""
+"""Write-behind: writes the coldest pages to disk before they have to leave memory, and chooses the device of each.
+
+The steps of one batch, in this order:
+
+1. *Chosen* (`_write_batch`). The index marks each page, takes it off the lists of eviction and reserves frames on the
+   device. So the page keeps its frames until step 4, and the device has room for it.
+2. *Sent* (`DiskDevice.write`). The command is recorded before it is sent: any report finds it.
+3. *Written*, by the worker. It pins each page by entry and serial, so a page that was dropped since, and whose entry
+   may have another page by now, is not written but reported as gone. It copies nothing: the bytes go from the arena to
+   the file, and the pin keeps them unchanged. Then it commits the record of the page and its checksum, and unpins.
+4. *Reported* (`DiskDevice.hear`). The device finds the command, and an invalid report ends the worker.
+5. *Ended* (`wrote`). Only now the index says that the page is on disk, and the page may leave memory. So there is no
+   moment at which the index names bytes that are not committed.
+
+What a death between two steps leaves:
+
+- The worker dies before step 5: the index unmarks the page (`DiskDevice.ended`), and it is written again. If the bytes
+  were committed, the next worker's inventory names them. A key determines the bytes of a page and each read verifies
+  the checksum, so these bytes are either the right ones or a miss.
+- The daemon dies: the next one finds marks in the index and clears them when it adopts. Its worker reports the files as
+  they are.
+- A flush does not end a write: between steps 1 and 5 a page is in use, and the flush counts it as kept.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from pagetier.daemon.common import loop_clock
 from pagetier.daemon.config.disk_options import DiskOptions
 from pagetier.daemon.config.schema import BATCH_BYTES, SMALLEST_PART
 from pagetier.daemon.disk.busy_time import BusyTime
-from pagetier.daemon.disk.device_writes import DeviceWrites
+from pagetier.daemon.disk.commands_in_flight import PendingWrite
+from pagetier.daemon.disk.disk_device import DiskDevice
 from pagetier.daemon.disk.store_rate import StoreRate
 from pagetier.daemon.disk.write_batch import WriteBatch
 from pagetier.daemon.disk.write_budget import Budget
@@ -18,7 +41,7 @@ from pagetier.shm._core import Owner, WriteResult, WriteRule
 from pagetier.shm.failpoints import point
 from pagetier.tiers.worker_protocol import Stored, Wrote
 
-RULES: Final[Mapping[str, WriteRule]] = {
+_RULES: Final[Mapping[str, WriteRule]] = {
     "evict": WriteRule.EVICTED,
     "through": WriteRule.THROUGH,
     "second": WriteRule.SECOND,
@@ -35,7 +58,7 @@ _TRIED_ELSEWHERE: Final = bytes.maketrans(
 
 
 class WriteBehind:
-    """Decides which pages are written, when, and to which device. On the loop's thread only.
+    """Decides which pages are written, when, and to which device. Implements SharedWrites. On the loop's thread only.
 
     A batch goes to a device that has room, among those to the one with the fewest frames on their way, among equals to
     the one with the largest free share, so that devices of different sizes fill up together. When all are full, the one
@@ -43,18 +66,17 @@ class WriteBehind:
     failed or does not answer is left out for a while as long as another one writes.
 
     Attributes:
-        devices: The devices.
         stores: How much engines store.
         flush_all: All pages are to be written, by a flush to disk.
         at_work: How long writes were in progress.
     """
 
-    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget) -> None:
+    def __init__(self, owner: Owner, options: DiskOptions, budget: Budget, devices: Sequence[DiskDevice]) -> None:
         header = owner.header()
         self._owner = owner
         self._options = options
         self._budget = budget
-        self.devices: list[DeviceWrites] = []
+        self._devices = devices
         self._frames = header.frames
         self._frame_bytes = header.frame_bytes
         self._least_ahead = max(1, int(header.frames * options.write_behind))
@@ -65,116 +87,113 @@ class WriteBehind:
         self._checked_at = 0.0
         self.at_work = BusyTime()
 
-    def add(self, number: int, folder: str) -> DeviceWrites:
-        """Adds a device, which takes no pages before it begins."""
-        device = DeviceWrites(self._owner, number, folder, self._options.sync)
-        self.devices.append(device)
-        return device
-
-    def remove(self, device: DeviceWrites) -> None:
-        """Removes a device that has no worker any more."""
-        self.devices.remove(device)
+    @property
+    def rule(self) -> WriteRule:
+        """The rule by which pages are written now."""
+        return WriteRule.THROUGH if self.flush_all else _RULES[self._options.write]
 
     @property
     def in_flight(self) -> int:
         """The number of pages that are being written."""
-        return sum(device.in_flight for device in self.devices)
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes that the workers of this daemon handed to the file systems."""
-        return sum(device.device_bytes for device in self.devices)
+        return sum(device.commands.pages for device in self._devices)
 
     @property
     def trouble(self) -> str:
         """The reason why pages or a sync failed, "" if none did. Pages that another device takes did not fail."""
-        writes = [device.write_trouble for device in self.devices if device.ready]
-        syncs = (device.sync_trouble for device in self.devices)
+        writes = [device.health.writes.reason for device in self._devices if device.ready]
+        syncs = (device.health.syncs.reason for device in self._devices)
         return (next(filter(None, writes), "") if all(writes) else "") or next(filter(None, syncs), "")
 
     @property
     def refusal(self) -> str:
         """The reason of a page or sync that failed, until the next flush or worker; "" if there was none."""
-        return next((device.refusal for device in self.devices if device.refusal), "")
-
-    @property
-    def ready(self) -> bool:
-        """Whether a device has a worker that accepts commands."""
-        return any(device.ready for device in self.devices)
+        return next(filter(None, (device.health.refusal for device in self._devices)), "")
 
     @property
     def writing(self) -> bool:
         """Whether pages are being written without trouble."""
-        return any(device.writing for device in self.devices)
+        return any(device.writing for device in self._devices)
 
     @property
     def busy(self) -> bool:
         """Whether pages are being written or synced, or wait for a sync."""
-        return any(device.busy for device in self.devices)
+        return any(device.busy for device in self._devices)
 
     def stalled(self) -> str:
         """Returns that a device has not completed a command for long, "" if all have."""
-        return next(filter(None, (device.stalled() for device in self.devices)), "")
+        return next(filter(None, (device.commands.stalled() for device in self._devices)), "")
 
     def try_again(self) -> None:
         """Forgets earlier errors, so that all pages are tried again."""
-        for device in self.devices:
-            device.try_again()
+        for device in self._devices:
+            device.health.try_again()
 
     def write_due(self) -> None:
         """Sends the writes that are due. Cheap, for a call after every reservation.
 
         While a new device is being opened, nothing is written: it may have the pages that would be written to others.
         """
-        if any(device.awaited for device in self.devices):
+        if any(device.awaited for device in self._devices):
             return
-        while any(device.accepts for device in self.devices) and self._due():
+        while any(device.accepts for device in self._devices) and self._due():
             if not any(self._write_batch(device) for device in self._in_order()):
                 break
-        self._note_work()
+        self.note_work()
 
     def tidy(self) -> None:
         """Sends due writes, drops and syncs. Called a few times a second."""
         self.write_due()
-        for device in self.devices:
-            device.tidy()
-        self._note_work()
+        for device in self._devices:
+            device.tidy(self._options.sync)
+        self.note_work()
         self._forget_if_done()
 
     def sync_soon(self) -> None:
         """Syncs each device as soon as no page is being written to it."""
-        for device in self.devices:
+        for device in self._devices:
             device.sync_soon()
 
-    def wrote(self, device: DeviceWrites, report: Wrote) -> None:
-        """Handles a completed write command. Raises ProtocolError if there is no such command.
+    def wrote(self, device: int, write: PendingWrite, report: Wrote) -> None:
+        """Ends the writes of a command in the index, charges the budget, and sends the writes that are due.
 
         Pages that the device could not write are tried on another one.
+
+        Args:
+            device: The number of the device.
+            write: The command.
+            report: What the worker wrote of it.
         """
-        others = any(other is not device and other.ready and not other.paused for other in self.devices)
-        self._budget.spend(device.wrote(report, _TRIED_ELSEWHERE if others else _FINAL))
-        self._note_work()
+        others = any(other.number != device and other.ready and not other.paused for other in self._devices)
+        self._owner.end_writes(write.entries, report.stored.translate(_TRIED_ELSEWHERE if others else _FINAL))
+        point("write_behind.ended")
+        if Stored.NO_ROOM in report.stored:
+            self._shrink(device, write.entries, report.stored.index(Stored.NO_ROOM))
+        # Trees and padding cost more than was paid; pages that failed cost nothing, and their payment comes back.
+        self._budget.spend(report.disk_bytes - write.paid)
+        self.note_work()
+        # The pages of this command can leave memory now, so the device and the stores that come may want the next ones.
         self.write_due()
 
-    def lost(self, device: DeviceWrites) -> None:
-        """Forgets the commands of a device whose worker is gone."""
-        device.lost()
-        self._note_work()
+    def _shrink(self, device: int, entries: bytes, page: int) -> None:
+        """Shrinks a device by a page's size: its free space is fragmented, and no fragment can take the page."""
+        (size,) = array("Q", self._owner.sizes(entries[4 * page : 4 * page + 4]))
+        self._owner.disk_shrink(-(-size // self._frame_bytes), device)
+        point("write_behind.shrunk")
 
-    def _note_work(self) -> None:
-        self.at_work.note(sum(device.commands for device in self.devices))
+    def note_work(self) -> None:
+        """Takes note of whether pages are being written, for the time that the metrics show."""
+        self.at_work.note(sum(len(device.commands) for device in self._devices))
 
-    def _in_order(self) -> Iterable[DeviceWrites]:
+    def _in_order(self) -> Iterable[DiskDevice]:
         """Returns the devices that accept a batch, the best place first."""
-        working = [device for device in self.devices if device.ready and not device.paused]
-        usable = working or self.devices
+        working = [device for device in self._devices if device.ready and not device.paused]
+        usable = working or self._devices
         return sorted((device for device in usable if device.accepts), key=self._rank)
 
-    @staticmethod
-    def _rank(device: DeviceWrites) -> tuple[bool, int, float]:
-        room = device.room
-        free = room.frames - room.used_frames - room.ordered_frames
-        return free <= 0, room.ordered_frames, -free / room.frames if free > 0 else room.coldest
+    def _rank(self, device: DiskDevice) -> tuple[bool, int, float]:
+        usage = self._owner.disk_device(device.number)
+        free = usage.frames - usage.used_frames - usage.ordered_frames
+        return free <= 0, usage.ordered_frames, -free / usage.frames if free > 0 else usage.coldest
 
     def _due(self) -> bool:
         if self.flush_all or self._options.write == "through":
@@ -200,10 +219,10 @@ class WriteBehind:
         All devices together have as much on its way as one would have. So a prompt of some batches is spread over them,
         and those that hang keep no more of the arena.
         """
-        devices = len(self.devices)
+        devices = len(self._devices)
         return max(1, min(BATCH_BYTES // self._frame_bytes // devices, self._frames // (SMALLEST_PART * devices)))
 
-    def _write_batch(self, device: DeviceWrites) -> bool:
+    def _write_batch(self, device: DiskDevice) -> bool:
         """Sends a batch to a device. Returns False if there was nothing to write."""
         batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES, device.number))
         point("write_behind.chosen")
@@ -227,11 +246,15 @@ class WriteBehind:
     def _forget_if_done(self) -> None:
         """Clears the fault of failed writes once all pages are on disk, because no later write would clear it."""
         now = loop_clock.now()
-        waiting = [device for device in self.devices if device.ready and device.waits_for_success]
+        waiting = [
+            device
+            for device in self._devices
+            if device.ready and device.health.has_failed_pages and not device.commands
+        ]
         if not waiting or now - self._checked_at < _RECHECK_S:
             return
         self._checked_at = now
         left = self._owner.unwritten()
         if not left.pages and not left.skipped:
             for device in waiting:
-                device.forget_failures()
+                device.health.writes.forget()

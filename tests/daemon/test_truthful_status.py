@@ -24,7 +24,7 @@ from pagetier.shm.protocol import BUILD
 from pagetier.shm.segments import SegmentRequest, take
 from refused_starts import shared_memory
 
-SOON_STALLED = "from pagetier.daemon.disk import device_writes; device_writes.STALLED_S = 0.3"
+SOON_STALLED = "from pagetier.daemon.disk import commands_in_flight; commands_in_flight.STALLED_S = 0.3"
 MIB = 1 << 20
 
 

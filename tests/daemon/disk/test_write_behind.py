@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from anonymous_segments import Memory, attach
+from disk_without_workers import disk_tier
 from numbered_pages import GEOMETRY, store
 from pagetier.daemon.config.disk_options import DiskOptions
-from pagetier.daemon.disk.device_writes import _FIRST_PAUSE_S, _IDLE_S, STALLED_S, DeviceWrites
-from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S, DiskFlush
-from pagetier.daemon.disk.write_behind import _RECHECK_S, WriteBehind
-from pagetier.daemon.disk.write_budget import Budget
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.commands_in_flight import _IDLE_S, STALLED_S
+from pagetier.daemon.disk.device_health import _FIRST_PAUSE_S
+from pagetier.daemon.disk.disk_device import DiskDevice
+from pagetier.daemon.disk.disk_flush import _ASKED_AGAIN_S
+from pagetier.daemon.disk.write_behind import _RECHECK_S
 from pagetier.shm import clock
 from pagetier.shm._core import Owner, Session, TierFlag, WriteRule
 from pagetier.tiers.worker_protocol import Command, Stored, Sync, Synced, Write, Wrote
@@ -26,20 +29,24 @@ SYNC_S = 5.0
 
 
 class Scene:
-    """A write-behind whose worker is the test."""
+    """A disk tier with one device, whose worker is the test."""
 
-    def __init__(self, owner: Owner, session: Session, newest: int) -> None:
+    def __init__(self, owner: Owner, session: Session, newest: int, folders: str, loop: OwnTimeLoop) -> None:
         self.owner, self._session = owner, session
         self._commands: list[Command] = []
-        self.options = DiskOptions(path=(Path("/d"),), size=(1 << 30,), write="through", sync=SYNC_S)
-        self.write_behind = WriteBehind(owner, self.options, Budget(0))
-        self.device = self.write_behind.add(0, "/d")
-        owner.disk_open(1000, WriteRule.THROUGH)
+        paths = tuple(Path("/") / folder for folder in folders)
+        options = DiskOptions(path=paths, size=(1 << 30,), write="through", sync=SYNC_S)
+        self.tier = disk_tier(owner, Config(disk=options), loop)
+        self.write_behind = self.tier.write_behind
+        self.device, *self.others = self.tier._devices
         self.begin(newest)
 
     def begin(self, newest: int) -> None:
         """Starts a worker whose disk has this latest stamp."""
-        self.device.begin(self._commands.append, b"", newest)
+        self.owner.disk_open(1000, WriteRule.THROUGH)
+        self.slot = attach(self.owner, 0)
+        self.device.started(self.slot, self._commands.append)
+        self.device.begin(b"", newest)
 
     def store(self, *numbers: int) -> None:
         store(self.owner, self._session, list(numbers))
@@ -59,9 +66,7 @@ class Scene:
         self._commands.clear()
         assert commands
         for command in commands:
-            self.write_behind.wrote(
-                self.device, Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0)
-            )
+            self.device.hear(Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0))
 
     def sync(self, reason: str = "") -> None:
         self.write_behind.sync_soon()
@@ -76,7 +81,7 @@ class Scene:
         """Completes the sync."""
         (command,) = [command for command in self._commands if isinstance(command, Sync)]
         self._commands.clear()
-        self.device.synced(Synced(command.number, reason))
+        self.device.hear(Synced(command.number, reason))
 
 
 @pytest.fixture
@@ -86,12 +91,18 @@ def newest() -> int:
 
 
 @pytest.fixture
-def scene(newest: int, virtual_time: OwnTimeLoop) -> Iterator[Scene]:
+def folders() -> str:
+    """The folder of each device, a letter each."""
+    return "d"
+
+
+@pytest.fixture
+def scene(newest: int, folders: str, virtual_time: OwnTimeLoop) -> Iterator[Scene]:
     memory = Memory(GEOMETRY)
     owner = memory.adopted()
     slot = attach(owner, 1)
     session = memory.session(slot)
-    yield Scene(owner, session, newest)
+    yield Scene(owner, session, newest, folders, virtual_time)
     session.retire()
     owner.reap(slot)
     assert owner.check_integrity() == []
@@ -150,15 +161,15 @@ def test_a_device_that_does_not_answer_is_named_after_a_while(scene: Scene, virt
     scene.store(1)
     scene.write_behind.tidy()
     virtual_time.passes(0.99 * STALLED_S)
-    assert not scene.write_behind.stalled() and not scene.device.paused
+    assert not scene.device.commands.stalled() and not scene.device.paused
     virtual_time.passes(0.01 * STALLED_S)
-    assert scene.write_behind.stalled() == "the disk has not answered for 10 s" and scene.device.paused
+    assert scene.device.commands.stalled() == "the disk has not answered for 10 s" and scene.device.paused
     scene.write(Stored.DONE)
-    assert not scene.write_behind.stalled()
+    assert not scene.device.commands.stalled()
 
 
 def test_a_flush_to_disk_ends_when_no_client_polls(scene: Scene, virtual_time: OwnTimeLoop) -> None:
-    flush = DiskFlush(scene.owner, scene.options, scene.write_behind)
+    flush = scene.tier.flush
     flush.ask(0)
     for seconds, goes_on in ((0.99 * _ASKED_AGAIN_S, True), (0.02 * _ASKED_AGAIN_S, False)):
         virtual_time.passes(seconds)
@@ -195,8 +206,7 @@ def test_a_fault_of_writes_ends_when_no_page_is_left_unwritten(scene: Scene, vir
 def test_the_end_of_a_worker_clears_its_fault(scene: Scene) -> None:
     scene.store(1)
     scene.write(Stored.FAILED, FULL)
-    scene.owner.disk_close()
-    scene.write_behind.lost(scene.device)
+    scene.device.ended(scene.slot, "its worker ended")
     assert (scene.write_behind.trouble, scene.write_behind.refusal) == ("", FULL)
 
 
@@ -209,59 +219,58 @@ def test_later_writes_get_later_stamps(scene: Scene, newest: int) -> None:
     assert len(scene.stamps()) == 2
     assert all(began <= stamp < began + YEAR_NS for stamp in scene.stamps())
     before = scene.stamps()
-    scene.write_behind.lost(scene.device)
-    scene.owner.disk_close()
-    scene.owner.disk_open(1000, WriteRule.THROUGH)
+    scene.device.ended(scene.slot, "its worker ended")
     scene.begin(max(before) + YEAR_NS)
     assert sorted(scene.stamps()[2:]) == sorted(before), "one daemon has one offset"
 
 
 class TwoDevices(Scene):
-    """A write-behind with a second device of eight frames, whose worker is the test, too."""
+    """A disk tier with a second device of eight frames, whose worker is the test, too."""
 
-    def __init__(self, owner: Owner, session: Session) -> None:
-        super().__init__(owner, session, 0)
-        self.other = self.write_behind.add(1, "/e")
+    def __init__(self, owner: Owner, session: Session, loop: OwnTimeLoop) -> None:
+        super().__init__(owner, session, 0, "de", loop)
+        (self.other,) = self.others
         self.of_other: list[Command] = []
         owner.disk_open(8, WriteRule.THROUGH, 1)
-        self.other.begin(self.of_other.append, b"")
+        self.other.started(attach(owner, 0), self.of_other.append)
+        self.other.begin(b"")
 
     def batches(self) -> tuple[int, int]:
         """Returns how many pages were sent to each device."""
-        return self.device.in_flight, self.other.in_flight
+        return self.device.commands.pages, self.other.commands.pages
 
-    def end(self, device: DeviceWrites, result: Stored, reason: str = "") -> None:
+    def end(self, device: DiskDevice, result: Stored, reason: str = "") -> None:
         """Completes the first command of a device with this result."""
         commands = self._commands if device is self.device else self.of_other
         command = commands.pop(0)
         assert isinstance(command, Write)
         report = Wrote(command.number, bytes([result]) * (len(command.entries) // 4), reason, 0)
-        self.write_behind.wrote(device, report)
+        device.hear(report)
 
 
 @pytest.fixture
-def two(scene: Scene) -> TwoDevices:
+def two(scene: Scene, virtual_time: OwnTimeLoop) -> TwoDevices:
     scene.owner.disk_close()
-    return TwoDevices(scene.owner, scene._session)
+    return TwoDevices(scene.owner, scene._session, virtual_time)
 
 
 def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, virtual_time: OwnTimeLoop) -> None:
     two.store(1)
     two.write_behind.tidy()
-    first, other = (two.device, two.other) if two.device.in_flight else (two.other, two.device)
+    first, other = (two.device, two.other) if two.device.commands.pages else (two.other, two.device)
     two.end(first, Stored.FAILED, FULL)
-    assert other.in_flight == 1 and first.in_flight == 0 and first.trouble == FULL
+    assert other.commands.pages == 1 and first.commands.pages == 0 and first.health.trouble == FULL
     assert two.write_behind.trouble == "", "the page did not fail: another device takes it"
     two.end(other, Stored.DONE)
     two.store(2, 3)
     two.write_behind.tidy()
-    assert other.in_flight and not first.in_flight, "a device that failed is left out for a while"
+    assert other.commands.pages and not first.commands.pages, "a device that failed is left out for a while"
     virtual_time.passes(0.99 * _FIRST_PAUSE_S)
     assert first.paused
     virtual_time.passes(0.01 * _FIRST_PAUSE_S)
     two.store(4, 5, 6)
     two.write_behind.tidy()
-    assert first.in_flight, "it is tried again"
+    assert first.commands.pages, "it is tried again"
     two.end(first, Stored.FAILED, FULL)
     virtual_time.passes(1.99 * _FIRST_PAUSE_S)
     assert first.paused, "the pause doubles"
@@ -272,7 +281,7 @@ def test_pages_of_a_device_that_fails_go_to_another_one(two: TwoDevices, virtual
 def test_pages_that_no_device_can_write_fail(two: TwoDevices) -> None:
     two.store(1)
     two.write_behind.tidy()
-    first, other = (two.device, two.other) if two.device.in_flight else (two.other, two.device)
+    first, other = (two.device, two.other) if two.device.commands.pages else (two.other, two.device)
     two.end(first, Stored.FAILED, FULL)
     two.end(other, Stored.FAILED, FULL)
     assert two.write_behind.in_flight == 0 and two.write_behind.trouble == FULL
@@ -290,8 +299,8 @@ def test_a_full_device_waits_for_one_with_room(two: TwoDevices) -> None:
     assert two.owner.header().disk_evicted <= 2, "the larger device has room"
 
 
+@pytest.mark.parametrize("folders", ["de"])
 def test_nothing_is_written_before_each_device_has_said_what_it_has(scene: Scene, virtual_time: OwnTimeLoop) -> None:
-    scene.write_behind.add(1, "/e")
     scene.store(1)
     virtual_time.passes(0.99 * STALLED_S)
     scene.write_behind.tidy()

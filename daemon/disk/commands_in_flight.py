@@ -1,0 +1,105 @@
+"""The commands of one device that its worker has not answered yet."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pagetier.daemon.common import loop_clock
+from pagetier.shm.protocol import ProtocolError
+from pagetier.tiers.worker_protocol import Write, Wrote
+
+STALLED_S: Final = 10.0
+_IDLE_S: Final = 1.0
+
+
+class PendingWrite(msgspec.Struct, frozen=True):
+    """A write command without a report.
+
+    Attributes:
+        entries: The entries of its pages, u32 each; b"" if it only drops pages.
+        drops: The keys of the pages that the worker drops before it writes.
+        paid: The bytes for which the budget was charged when the pages were chosen.
+    """
+
+    entries: bytes
+    drops: bytes
+    paid: int
+
+
+class CommandsInFlight:
+    """The writes, drops and the sync that a device has not completed. On the loop's thread only.
+
+    Attributes:
+        syncing: Whether a sync is in progress.
+        unsynced: Whether the worker was asked to change the disk since the last sync was sent.
+        lost_drops: The keys of pages that an earlier worker was asked to drop and may not have dropped.
+    """
+
+    def __init__(self) -> None:
+        self._writes: dict[int, PendingWrite] = {}
+        self.syncing = self.unsynced = False
+        self.lost_drops = b""
+        self._wrote_at = self._synced_at = loop_clock.now()
+        self._moved_at = loop_clock.now()  # when a command ended, or the first one was sent to an idle worker
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    @property
+    def pages(self) -> int:
+        """The number of pages that are being written."""
+        return sum(len(write.entries) for write in self._writes.values()) // 4
+
+    @property
+    def last_drop(self) -> int:
+        """The number of the last command that drops pages, 0 if there is none."""
+        return max((number for number, write in self._writes.items() if write.drops), default=0)
+
+    def add(self, command: Write, paid: int) -> None:
+        """Records a command that is about to be sent, so that its report finds it."""
+        self._begin_waiting()
+        self.unsynced = True
+        self._writes[command.number] = PendingWrite(command.entries, command.drops, paid)
+
+    def end(self, report: Wrote) -> PendingWrite:
+        """Removes the command that this report answers. Raises ProtocolError if there is no such command."""
+        write = self._writes.get(report.number)
+        if write is None or len(write.entries) != 4 * len(report.stored):
+            raise ProtocolError("a report on pages without a write command")
+        self._wrote_at = self._moved_at = loop_clock.now()
+        return self._writes.pop(report.number)
+
+    def sync_due(self, longest_s: float) -> bool:
+        """Returns whether to sync: the device is idle, or was not synced for `longest_s` although it changed."""
+        now = loop_clock.now()
+        idle = not self._writes and now - self._wrote_at > _IDLE_S
+        return self.unsynced and not self.syncing and (idle or now - self._synced_at > longest_s)
+
+    def begin_sync(self) -> None:
+        """Records a sync that is about to be sent. What is written while it runs needs another one."""
+        self._begin_waiting()
+        self.syncing, self.unsynced = True, False
+
+    def end_sync(self) -> None:
+        """Takes note that the sync has ended."""
+        self.syncing = False
+        self._synced_at = self._moved_at = loop_clock.now()
+
+    def lose(self) -> None:
+        """Forgets all commands, as their worker is gone. Their drops are kept: the pages may still be on the device."""
+        self.lost_drops += b"".join(write.drops for write in self._writes.values())
+        self._writes.clear()
+        self.syncing = self.unsynced = False
+
+    def stalled(self) -> str:
+        """Returns that the device has not completed a command for long, "" if it has."""
+        waited = loop_clock.now() - self._moved_at
+        if waited < STALLED_S or not (self._writes or self.syncing):
+            return ""
+        return f"the disk has not answered for {waited:.0f} s"
+
+    def _begin_waiting(self) -> None:
+        if not self._writes and not self.syncing:
+            self._moved_at = loop_clock.now()

@@ -1,0 +1,134 @@
+"""The opening of a device: what its worker reports before the daemon may write to the device.
+
+A worker reports in this order: Opened, what was saved of lookups, the inventory in parts, Complete. While it does, the
+device is open in the index but not complete, and nothing is written to it or dropped from it.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pagetier.daemon.common import loop_clock
+from pagetier.daemon.disk.commands_in_flight import STALLED_S
+from pagetier.daemon.disk.pending_flushes import DeviceFlushes
+from pagetier.shm._core import Owner, WriteRule
+from pagetier.shm.failpoints import point
+from pagetier.shm.log_format import event
+from pagetier.shm.protocol import ProtocolError
+from pagetier.tiers.worker_protocol import (
+    Complete,
+    InventoryPart,
+    Opened,
+    OpenFailed,
+    Report,
+    SavedLookups,
+    Trust,
+)
+
+if TYPE_CHECKING:
+    from pagetier.daemon.disk.inventory import Inventory
+
+log = logging.getLogger("pagetierd.disk")
+
+
+class OpeningStage(Enum):
+    """How far a worker is with opening its device and reporting the inventory."""
+
+    STARTED = 0
+    OPENED = 1
+    COMPLETE = 2
+
+
+class DeviceOpening:
+    """The opening of a device by one worker. On the loop's thread only.
+
+    Attributes:
+        stage: How far the worker is.
+        refused: It could not open the device, and no other worker is expected to.
+        unverified: It ended because the next worker has to verify the files first.
+    """
+
+    def __init__(self, owner: Owner, device: int) -> None:
+        self._owner = owner
+        self._device = device
+        self._inventory = _new_inventory(owner, device)  # imports numpy now, while no engine waits for the loop
+        self.stage = OpeningStage.STARTED
+        self._began = loop_clock.now()
+        self.refused = False
+        self.unverified = False
+
+    def hear(self, report: Report, rule: WriteRule) -> None:
+        """Handles a report.
+
+        Args:
+            report: The report of the worker.
+            rule: The rule by which pages are written once the device is open.
+
+        Raises:
+            ProtocolError: The report is invalid now.
+        """
+        match report, self.stage:
+            case Opened(), OpeningStage.STARTED:
+                # The index has no page of the device yet. From now on pages in memory count as unwritten, because the
+                # device may take them, although none is sent to it before its inventory is loaded.
+                self.stage = OpeningStage.OPENED
+                self._owner.disk_open(report.capacity, rule, self._device)
+                point("disk.opened")
+            case SavedLookups(), OpeningStage.OPENED:
+                self._restore_lookups(report.data)
+            case InventoryPart(), OpeningStage.OPENED:
+                self._inventory.add(report)
+            case Complete(), OpeningStage.OPENED:
+                self.stage = OpeningStage.COMPLETE
+            case OpenFailed(), _:  # the process keeps the reason for the supervisor, and the end of the worker follows
+                self.unverified = report.trust is not Trust.AS_LEFT  # the next worker verifies the files, then opens
+                self.refused = self.stage is not OpeningStage.COMPLETE and not self.unverified
+            case _:
+                raise ProtocolError(f"{type(report).__name__} at the wrong time")
+
+    async def load(self, flushes: DeviceFlushes) -> tuple[bytes, int]:
+        """Loads the inventory into the index, in batches between requests of engines.
+
+        Pages that were flushed while the device was away do not come back: they are left out here and dropped by the
+        first command. A flush that arrives while this runs is heeded, too, since `flushes` is asked for each batch.
+
+        Args:
+            flushes: What was flushed and may still be on the device.
+
+        Returns:
+            The keys of the flushed pages on the device, and the latest stamp of a page on it, 0 if there is none.
+        """
+        inventory, self._inventory = self._inventory, _new_inventory(self._owner, self._device)
+        drops = await inventory.load_into_index(flushes.namespaces.among, flushes.pages.digests)
+        self._owner.disk_complete(self._device)
+        point("disk.known")
+        return drops, inventory.newest
+
+    def stalled(self) -> str:
+        """Returns that the worker, which runs, has not opened the device for long; "" if it has."""
+        if self.stage is OpeningStage.STARTED and self.seconds > STALLED_S:
+            return f"the disk has not answered for {self.seconds:.0f} s: it is still being opened"
+        return ""
+
+    def give_up(self) -> None:
+        """Takes note that the worker ended: if it has not opened the device by now, it could not."""
+        self.refused |= self.stage is OpeningStage.STARTED and not self.unverified
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the worker was started."""
+        return loop_clock.now() - self._began
+
+    def _restore_lookups(self, lookups: bytes) -> None:
+        if not self._owner.restore_lookups(lookups):
+            line = "what the disk has of earlier lookups is damaged, or of another format or frame size: it is ignored"
+            log.warning(line, extra=event("lookups_dropped"))
+
+
+def _new_inventory(owner: Owner, device: int) -> Inventory:
+    """Returns an empty inventory. It imports numpy, which a daemon without a disk does not need."""
+    from pagetier.daemon.disk.inventory import Inventory
+
+    return Inventory(owner, device)

@@ -1,0 +1,24 @@
+"""A disk tier of the daemon whose workers are not started: the test sends their reports."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import msgspec
+
+from pagetier.daemon.config.schema import Config
+from pagetier.daemon.disk.disk_tier import DiskTier
+from pagetier.shm._core import Owner
+from pagetier.shm.segments import Segments
+
+
+class _OwnerOnly(msgspec.Struct):
+    """Segments of which only a worker would need more than the owner."""
+
+    owner: Owner
+
+
+def disk_tier(owner: Owner, config: Config, loop: asyncio.AbstractEventLoop) -> DiskTier:
+    """Returns a disk tier above this index. Nothing starts its workers."""
+    return DiskTier(cast("Segments", _OwnerOnly(owner)), config, loop)
