@@ -1,4 +1,8 @@
-"""Delays stores briefly while the disk catches up, so that fewer pages leave memory unwritten."""
+"""Delays stores briefly while the disk catches up, so that fewer pages leave memory unwritten.
+
+A store waits before it is granted anything, so a waiting store has no frames and the disk's progress frees some. It is
+served after a short time in any case: back-pressure saves pages on their way to disk, but never rejects a store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Writes all pages in memory to disk while a client polls for the progress, and counts the pages that a stop loses."""
+"""Writes all pages in memory to disk while a client polls for the progress, and counts the pages that a stop loses.
+
+A flush changes no step of write-behind, only the rule: all pages are written, not only those that are about to leave.
+When none is left, the devices are synced, and only then the flush reports that all is done: what it reports survives a
+power loss. It ends by itself if the client no longer polls, because nothing else would restore the rule.
+"""
 
 from __future__ import annotations
 

@@ -118,6 +118,10 @@ class DiskTier:
         """Writes what is unwritten, syncs and ends the worker, all within about `timeout` seconds.
 
         Waits for a tier that is still being opened, or that the next worker opens again. Logs the pages that are lost.
+
+        The pages are written first, while workers may still be restarted. From `_leaving` on none is: each worker is
+        asked to leave after its commands, and syncs. What the tier lacks is counted when the first worker ends, before
+        the index forgets its pages (`worker_ends`); afterwards nothing tells which pages were on disk.
         """
         if not self.configured:
             return
@@ -218,7 +222,11 @@ class DiskTier:
                 self._add(new).start()
 
     def _remove(self, device: DiskDevice) -> None:
-        """Ends the worker of a device. Until it has ended, the device keeps its number."""
+        """Ends the worker of a device. Until it has ended, the device keeps its number.
+
+        A hung disk may keep the worker alive for long. As long as it lives, it may write into frames that it was
+        granted, so the number, and with it what the index has of the device, goes to no other device.
+        """
         log.info("disk tier in %s: removed, its files stay", device.options.path, extra=event("disk_device_removed"))
         task = self._loop.create_task(self._end(device))
         self._removals.add(task)

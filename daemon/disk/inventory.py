@@ -1,4 +1,12 @@
-"""Loads the inventory of the disk into the index: the oldest pages as the coldest, in batches between requests."""
+"""Loads the inventory of the disk into the index: the oldest pages as the coldest, in batches between requests.
+
+The worker reports all pages first (`add`), then they are loaded (`load_into_index`), because the order of eviction
+needs the stamps of all. Engines are served while this runs. A page that they stored before it was loaded has an entry
+already; it keeps that entry, which then says that the page is on disk, too. This is safe: a key determines the bytes.
+
+A page that the index has no room for is not lost silently: the index lists its key as a drop, so that the disk never
+has pages that the index does not know of and could not evict.
+"""
 
 from __future__ import annotations
 
@@ -91,11 +99,13 @@ class Inventory:
             at = np.arange(first, min(first + _AT_ONCE, len(order)))
             at = at[~self._among(flushed)[spaces[order[at]]] & ~_among_pages(keys[order[at]], forgotten())]
             which, ticks = order[at], (at + 1).astype("<u8").tobytes()
+            # Looked up for each batch: while others were loaded, the index may have reused the record of a namespace.
             numbers = self._numbers(spaces[which], fitting)[spaces[which]].tobytes()
             self._owner.disk_report(keys[which].tobytes(), sizes[which].tobytes(), numbers, ticks, self._device)
             point("inventory.loaded")
             await loop_clock.give_way()
         await self._load_histories(keys)
+        # Asked again at the end: these are the pages of flushes that came before or while the pages were loaded.
         drops: bytes = keys[self._among(flushed)[spaces] | _among_pages(keys, forgotten())].tobytes()
         return drops
 

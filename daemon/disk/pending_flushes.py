@@ -1,4 +1,13 @@
-"""Remembers flushed namespaces until their pages have left the disk, so that no later worker brings them back."""
+"""Remembers flushed namespaces until their pages have left the disk, so that no later worker brings them back.
+
+A flush removes pages from the index first: from then on no match finds them. The index lists their keys as drops, the
+device sends these to its worker, and the flush is answered when the worker has reported them as dropped.
+
+Between the first and the last step the files still have the pages. If the worker ends there, the next one reports them
+in its inventory, and they would be found again. So the flush is remembered until a report confirms it: the inventory is
+loaded without its pages (`DeviceOpening.load`), and the first command to the new worker drops them (`again`). If the
+daemon ends as well, the pages can be found again; the request was answered with that reason.
+"""
 
 from __future__ import annotations
 
@@ -76,6 +85,7 @@ class PendingFlushes:
             command: The number of the command.
             reason: Why pages of it are still on disk, or "". The next worker drops these.
         """
+        # A command that failed may have dropped some of its pages. Which ones is unknown, so all are remembered.
         left = {digest: _NO_COMMAND for digest, number in self._commands.items() if number == command} if reason else {}
         self._commands = {digest: number for digest, number in self._commands.items() if number != command} | left
         self._answer(command, f"some flushed pages are still on disk: {reason}" if reason else "")

@@ -1,4 +1,19 @@
-"""Reads pages from disk and the fleet for engines; a request is answered when its pages are there, or in time."""
+"""Reads pages from disk and the fleet for engines; a request is answered when its pages are there, or in time.
+
+The steps of one request, in this order:
+
+1. *Granted* (`ask`). The index grants the worker of a page's device frames for it, as it grants an engine frames for a
+   store. The page has a writer and no readers, so no match finds it, and a second request waits for the same read.
+2. *Sent* (`_read_from`). The command names entries and serials, and is recorded before it is sent.
+3. *Read*, by the worker: it reads into the frames, verifies the checksum, and only then publishes the page. A page that
+   fails is abandoned, which returns the frames, and is reported as damaged.
+4. *Reported* (`has_read`). A damaged page first leaves the index and the disk (`disk_damaged`). Then the requests that
+   wait for the page are answered: what an engine does next must not find the damaged page again.
+
+The answer only says when to match again. Engines read bytes of pages that a match has pinned, so a report that is wrong
+or late costs a miss and serves no other bytes. The same holds when the worker dies between two steps: the index takes
+its frames back (`DiskDevice.ended`), then its requests are answered as misses (`lost`).
+"""
 
 from __future__ import annotations
 
@@ -87,6 +102,8 @@ class DiskReads:
         Returns:
             The number of frames that were granted.
         """
+        # A device that has read nothing for long gets at most one frame for a request, to find out when it reads again,
+        # and no request waits for it: a disk that hangs takes neither the arena nor the time of engines.
         now = self._loop.time()
         stalled = {number for number, device in self._devices.items() if device.stalled(now)}
         room = array("Q", self._room(stalled, most_frames))
@@ -102,6 +119,7 @@ class DiskReads:
         waiting = WaitingFetch(request, outcomes.translate(_FETCH_OUTCOMES), reply)
         granted = self._read(request, outcomes, entries, serials)
         point("disk_reads.sent")
+        # Pages that other requests asked for before are waited for like the ones that were granted now.
         for page, serial in enumerate(array("Q", serials)):
             if outcomes[page] not in _BEING_READ or serial not in self._reading:
                 continue
@@ -141,7 +159,7 @@ class DiskReads:
             device.frames -= self._frames_of(job.sizes[page])
             self._complete(job.serials[page], FetchOutcome.IN_MEMORY if flag else FetchOutcome.ABSENT, report.reason)
         point("disk_reads.completed")
-        if not any(serial in self._reading for serial in job.serials):
+        if not any(serial in self._reading for serial in job.serials):  # the reports of a command arrive in parts
             device.end(report.number, job.at)
         self._note_work()
         read = report.read.count(1)
@@ -164,7 +182,7 @@ class DiskReads:
         self.at_work.note(sum(len(device.jobs) for number, device in self._devices.items() if number != FLEET))
 
     def lost(self, number: int) -> None:
-        """Completes all reads of a device as failed: its worker is gone."""
+        """Completes all reads of a device as failed: its worker is gone, and the index has taken its frames back."""
         self._devices.pop(number, None)
         for serial in [serial for serial, page in self._reading.items() if page.device == number]:
             name = "fleet's" if number == FLEET else "disk"

@@ -224,9 +224,12 @@ class WriteBehind:
 
     def _write_batch(self, device: DiskDevice) -> bool:
         """Sends a batch to a device. Returns False if there was nothing to write."""
+        # From here on each page of the batch is marked, and only end_writes() unmarks it: now, if the budget does not
+        # allow it, else when the worker has reported it or is gone.
         batch = WriteBatch(*self._owner.start_writes(self._batch, _BATCH_PAGES, device.number))
         point("write_behind.chosen")
         allowed = self._within_budget(batch)
+        # The room for the batch was made by evicting pages of the device: their keys are among these drops.
         drops = self._owner.disk_drops(device.number)
         if len(allowed) or drops:
             device.write(allowed, drops, 0 if self.flush_all else sum(array("Q", allowed.sizes)))

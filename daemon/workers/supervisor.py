@@ -1,4 +1,18 @@
-"""Keeps a worker running: restarts it when it ends, each time after a longer pause if it did not last."""
+"""Keeps a worker running: restarts it when it ends, each time after a longer pause if it did not last.
+
+The life of one worker, in this order (`_run_once`):
+
+1. A process is started, or connects, and is attached to a slot of the index, like an engine. Only then it is sent the
+   segments: whatever it does to them from now on is attributed to its slot.
+2. The watcher learns its slot, before the worker can send a report.
+3. The worker is sent its configuration and reports to the watcher, until its process ends. A connection that closes, an
+   invalid report or a timeout only lead to its end; they never count as its end, since a process that runs may still
+   write into frames.
+4. The process has ended, as its pidfd says: nothing of it accesses the segments any more. Now the watcher frees the
+   slot with everything that the worker had pinned or was granted (`Watcher.ended`), and the next worker may start.
+
+So two workers never have the same files open, and no frame is given away that a worker may still fill.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +44,9 @@ LASTING_S: Final = 2.0
 LEAVING_S: Final = 10.0
 _DYING_S: Final = 1.0
 STEADY_S: Final = 60.0
-# How far the next worker trusts the files, by the number of consecutive crashes within STEADY_S of a start.
+# How far the next worker trusts the files, by the number of consecutive crashes within STEADY_S of a start. The first
+# may be damage that a verification finds. If workers crash on verified files, too, the contents are discarded: a cache
+# that is empty is better than one that never opens.
 _TRUST: Final = (Trust.AS_LEFT, Trust.PROVEN, Trust.PROVEN, Trust.NOTHING)
 
 
@@ -104,7 +120,7 @@ class Supervisor:
         self.leaving = True
         worker, task = self._worker, self._task
         if worker is not None:
-            worker.send(Leave())
+            worker.send(Leave())  # after its commands, so that it completes them and syncs
             await asyncio.wait([worker.ended], timeout=timeout)
             worker.kill()
             await asyncio.wait([worker.ended], timeout=_DYING_S)  # a hung disk may keep it from dying
@@ -157,6 +173,9 @@ class Supervisor:
 
     async def _keep_running(self) -> None:
         pause = FIRST_PAUSE_S
+        # A worker that is replaced on purpose (`renewing`) is followed at once and is no restart. Every other end is
+        # followed after a pause, which grows while workers end soon after their start: files or a disk that cannot be
+        # used must not keep the host busy with starts.
         while not self.leaving:
             began = self._loop.time()
             try:
@@ -191,6 +210,8 @@ class Supervisor:
         finally:
             self._worker = None
             if not worker.ended.done():
+                # The task was cancelled, since the daemon leaves. The process may still run, so its slot stays taken:
+                # the next daemon frees it when the process has ended.
                 worker.abandon()
             else:
                 self._count_crash(worker, self._loop.time() - began)
@@ -203,6 +224,7 @@ class Supervisor:
         self._crashes += worker.crashed
 
     def _keep_doubt(self, worker: WorkerProcess) -> None:
+        """Remembers how far a worker mistrusted the files, until one opens them: those in between may just crash."""
         if worker.opened:
             self._doubt = Trust.AS_LEFT
         if worker.failure is not None:

@@ -1,4 +1,9 @@
-"""Where workers come from: the daemon starts a child, or a process of a service of its own connects to a socket."""
+"""Where workers come from: the daemon starts a child, or a process of a service of its own connects to a socket.
+
+Both give the supervisor the same three things, by which it follows a worker's life without asking the worker: a socket
+for commands and reports, the process, and a pidfd, which is readable as soon as the process has ended. The pidfd is
+opened before anything is sent, so that a process number that is used again is never taken for the worker.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +72,11 @@ class ChildLink:
     """A child of the daemon with this environment, connected by a socket pair. Raises OSError if it cannot start."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        # A step that fails undoes the earlier ones: no child is left without a supervisor, and none is left a zombie.
         with contextlib.ExitStack() as undo:
             self.socket, theirs = socket.socketpair()
             undo.callback(self.socket.close)
-            with theirs:
+            with theirs:  # the daemon keeps no copy of the child's end: when the child closes it, the daemon notices
                 self._child = _start(theirs, environ)
                 point("disk.started")
             undo.callback(self._child.wait)
@@ -152,6 +158,7 @@ class PeerWorkers:
         absence = loop.call_later(
             _ABSENT_S, self._absent, f"no worker came to {self._path}: start pagetierd-remote.service"
         )
+        # The socket's file may be removed while the daemon waits. It is restored, or no worker could connect any more.
         try:
             while True:
                 if (before := bound.restore()) is not None:
